@@ -65,7 +65,7 @@ def distance(a: float, b: float) -> float:
 
 def merged(agg: Agg, parts: list[pl.DataFrame]) -> pl.DataFrame:
     """The accumulators of several groups as those of one."""
-    return pl.DataFrame(agg.fold(pl.concat(parts), np.array([0])))
+    return pl.DataFrame(agg.merge_adjacent(pl.concat(parts), np.array([0])))
 
 
 def folded(agg: Agg, numbers: list[float], chance: random.Random) -> pl.DataFrame:

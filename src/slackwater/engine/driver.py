@@ -40,7 +40,10 @@ PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the re
 
 
 class Driver:
-    """One pipeline on one engine. Call `start` first, then `run_batch`, `tick` and `flush` from one thread at a time."""
+    """One pipeline on one engine.
+
+    Call `start` first, then `run_batch`, `tick` and `flush` from one thread at a time.
+    """
 
     def __init__(
         self,
@@ -142,7 +145,10 @@ class Driver:
     # -- epochs --------------------------------------------------------------------------------------------------
 
     def run_batch(self, batch: Batch, quiet_us: int) -> None:
-        """Run a data epoch: everything in `batch` becomes part of the state, or nothing. A committed batch is skipped."""
+        """Run a data epoch: everything in `batch` becomes part of the state, or nothing.
+
+        A committed batch is skipped.
+        """
         if batch.id is not None and self.state.batch is not None and _is_committed(self.state, batch):
             return
         self.publishing.publish_pending(self.state)
@@ -179,8 +185,9 @@ class Driver:
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
-        """Run one epoch. If it fails, its staged files are removed immediately, so that a full disk has room for the next
-        attempt.
+        """Run one epoch.
+
+        If it fails, its staged files are removed immediately, so that a full disk has room for the next attempt.
         """
         try:
             self._advance(context)

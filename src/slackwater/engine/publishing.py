@@ -62,8 +62,9 @@ def bind_targets(
 
 @dataclass(frozen=True)
 class Publisher:
-    """Publishes to the targets of a pipeline and to its dead letters. `unavailable`: targets that could not be opened, with the
-    error.
+    """Publishes to the targets of a pipeline and to its dead letters.
+
+    `unavailable`: targets that could not be opened, with the error.
 
     `found_marks`: see `destinations.with_targets`.
     """
@@ -98,8 +99,9 @@ class Publisher:
     # -- a start -------------------------------------------------------------------------------------------------
 
     def roll_forward(self, latest: Commit) -> None:
-        """Publish the pending output of a previous run's latest commit. Raises StartError if this config would publish it
-        elsewhere.
+        """Publish the pending output of a previous run's latest commit.
+
+        Raises StartError if this config would publish it elsewhere.
         """
         if not self.is_pending(latest):
             self.check_available()
@@ -166,8 +168,9 @@ class Publisher:
         return commit.model_copy(update={"reached": tuple(joined)}), publish
 
     def _publish(self, commit: Commit, phase: Phase) -> None:
-        """Write to each target without its part, and record it. A target that fails does not keep the others from their
-        parts.
+        """Write to each target without its part, and record it.
+
+        A target that fails does not keep the others from their parts.
         """
         failed: list[str] = []
         missing = commit.missing(self.store.reached())

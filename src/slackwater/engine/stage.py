@@ -116,8 +116,9 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         timer: Timer,
     ) -> StageResult:
-        """Add an epoch's rows, advance the watermark and stage what is due. Raises SlackwaterError if it may not be
-        committed.
+        """Add an epoch's rows, advance the watermark and stage what is due.
+
+        Raises SlackwaterError if it may not be committed.
 
         `clocks`: those of the inputs before the rows, with quiet times that were not committed. `upstream`: the output
         of earlier stages.
@@ -260,8 +261,9 @@ class StageRunner:
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """Return the output watermark at a watermark that no row moved. `since`: the previous one, by default the
-        commit's.
+        """Return the output watermark at a watermark that no row moved.
+
+        `since`: the previous one, by default the commit's.
         """
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
@@ -274,7 +276,10 @@ class StageRunner:
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> KnownWatermark | None:
-        """Return the new watermark if it is known before the rows, else None. Results of other stages do not move it."""
+        """Return the new watermark if it is known before the rows, else None.
+
+        Results of other stages do not move it.
+        """
         read = batch.payload.keys() - upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}
         if (

@@ -62,8 +62,9 @@ def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
 def added_target_columns(
     pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
 ) -> dict[str, dict[str, str | None]]:
-    """Return the columns that a start adds to targets, by name. `results`: the columns of stages, as far as they are
-    known.
+    """Return the columns that a start adds to targets, by name.
+
+    `results`: the columns of stages, as far as they are known.
     """
     if commit is None or not commit.targets:
         return {}

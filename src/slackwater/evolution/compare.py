@@ -154,8 +154,9 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
 
 
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the changes of SQL and queries, of which the state has hashes. It cannot tell whether other SQL means the
-    same.
+    """Yield the changes of SQL and queries, of which the state has hashes.
+
+    It cannot tell whether other SQL means the same.
     """
     hashes = state.texts
 

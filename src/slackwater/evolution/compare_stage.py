@@ -170,8 +170,9 @@ class StageComparison:
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """Yield the changes of settings that are not in the fingerprint. The state is only rewritten if its emission
-        changes.
+        """Yield the changes of settings that are not in the fingerprint.
+
+        The state is only rewritten if its emission changes.
         """
         was, now = commit_from_config.stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False

@@ -174,7 +174,10 @@ def changed_destinations(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """Return what has changed for targets without their part of a commit. `growing`: targets that may get added columns."""
+    """Return what has changed for targets without their part of a commit.
+
+    `growing`: targets that may get added columns.
+    """
     if commit.output and not commit.targets:
         return ["target"]
     current = with_current_names(commit, stages, list(now))

@@ -110,8 +110,9 @@ def with_common_aggregations(former: WindowOperator, state: StageState) -> Windo
 
 @dataclass(frozen=True)
 class StageMigration:
-    """One stage on its way from a commit to the next. `rows` and `before` are as `read_stage` returns them; empty for a
-    join.
+    """One stage on its way from a commit to the next.
+
+    `rows` and `before` are as `read_stage` returns them; empty for a join.
     """
 
     operator: Operator

@@ -33,12 +33,18 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
 
 
 def matches_description(logic: Operator, stage: StageState) -> bool:
-    """Return whether the stored rows match the description. They do not in a commit that rewrote them for another config."""
+    """Return whether the stored rows match the description.
+
+    They do not in a commit that rewrote them for another config.
+    """
     return bool(commit_from_config.stored_emission(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
-    """Return how the fingerprint of a stage contradicts its description; empty if it does not. `operator`: as described."""
+    """Return how the fingerprint of a stage contradicts its description; empty if it does not.
+
+    `operator`: as described.
+    """
     wrote, described = dict(state.fingerprint), operator.fingerprint
     wrong = [key for key in described if wrote.get(key) != described[key]]
     return f"has a fingerprint and a description that differ in {', '.join(wrong)}" if wrong else ""

@@ -33,8 +33,9 @@ class StageMatch:
 
 
 def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
-    """Match the stages of a config with those of a commit. `former_names`: `formerly` of each running stage by name, in
-    order.
+    """Match the stages of a config with those of a commit.
+
+    `former_names`: `formerly` of each running stage by name, in order.
     """
     state = {s.name: s for s in commit.stages}
     origins: dict[str, str] = {}

@@ -36,7 +36,10 @@ class ExpectedMarks:
 def expected_marks(
     commit: Commit, name: str, location: TargetLocation | None, writer: str, missing: bool
 ) -> ExpectedMarks:
-    """Return the marks that a target, or LETTERS, may hold. `missing`: its part of this commit may not have reached it."""
+    """Return the marks that a target, or LETTERS, may hold.
+
+    `missing`: its part of this commit may not have reached it.
+    """
     if name == LETTERS:
         same, marks = commit.letters_to == location, commit.letters_marks
     else:
@@ -78,8 +81,9 @@ def _is_same(one: TargetMark, other: TargetMark) -> bool:
 
 
 def branch_off(commit: Commit, branch: str, held: Mapping[str, TargetMark | None], missing: Collection[str]) -> Commit:
-    """Return the commit as the first one of a branch, which is another state for the targets. `held`: the current mark of
-    each target.
+    """Return the commit as the first one of a branch, which is another state for the targets.
+
+    `held`: the current mark of each target.
 
     The branch publishes the parts that are `missing`.
     """

@@ -265,7 +265,10 @@ def _evict_oldest(
     sink: Sink,
     tally: SideCounts,
 ) -> BufferChange:
-    """Evict the oldest rows of these hashes. Outer rows without a partner are emitted, since they can no longer find one."""
+    """Evict the oldest rows of these hashes.
+
+    Outer rows without a partner are emitted, since they can no longer find one.
+    """
     fields = list(side.schema)
     held = []
     for run in buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):

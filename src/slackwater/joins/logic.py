@@ -64,7 +64,10 @@ class JoinSide:
 
 @dataclass(frozen=True)
 class JoinLogic:
-    """A join, bound to the columns of its sides. `event_time`: which time a joined row has: "later", "left" or "right"."""
+    """A join, bound to the columns of its sides.
+
+    `event_time`: which time a joined row has: "later", "left" or "right".
+    """
 
     pipeline: str
     left: JoinSide

@@ -18,8 +18,9 @@ from slackwater.core.arrays import Int64s
 
 @dataclass(frozen=True)
 class SortedRows:
-    """Buffered rows of one side, sorted by (`kh`, `ts`). `take` returns the rows at these positions, with all their
-    columns.
+    """Buffered rows of one side, sorted by (`kh`, `ts`).
+
+    `take` returns the rows at these positions, with all their columns.
     """
 
     kh: Int64s

@@ -93,8 +93,9 @@ class Operator(Protocol):
 
     @property
     def is_preaggregated(self) -> bool:
-        """Return whether rows are pre-aggregated before a shard gets them. Then the batch is read a second time to find
-        late rows.
+        """Return whether rows are pre-aggregated before a shard gets them.
+
+        Then the batch is read a second time to find late rows.
         """
         ...
 
@@ -123,13 +124,17 @@ class Operator(Protocol):
         ...
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        """Return the lowest event time that a result may still have at this watermark. `holds` are those of all shards."""
+        """Return the lowest event time that a result may still have at this watermark.
+
+        `holds` are those of all shards.
+        """
         ...
 
     @property
     def passes_late(self) -> bool:
-        """Return whether rows behind the watermark are emitted with their original event time. Then the stages that read
-        them decide whether they are late.
+        """Return whether rows behind the watermark are emitted with their original event time.
+
+        Then the stages that read them decide whether they are late.
         """
         ...
 
@@ -168,15 +173,17 @@ class Operator(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a state depends on, with its `kind`. A change of it needs a new state. It is readable and part of
-        every commit.
+        """Return what a state depends on, with its `kind`.
+
+        A change of it needs a new state. It is readable and part of every commit.
         """
         ...
 
     @property
     def emission(self) -> dict[str, Any]:
-        """Return how results are emitted, as far as it affects the state. A change of it does not need a new state, but a
-        migration (`evolution.migrate`).
+        """Return how results are emitted, as far as it affects the state.
+
+        A change of it does not need a new state, but a migration (`evolution.migrate`).
         """
         ...
 

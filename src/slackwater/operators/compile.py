@@ -33,7 +33,10 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOper
 
 
 def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind keys and aggregations of the window of a pipeline with this name. Raises StartError, with one line per problem."""
+    """Bind keys and aggregations of the window of a pipeline with this name.
+
+    Raises StartError, with one line per problem.
+    """
     problems: list[str] = []
 
     def find(name: str, where: str) -> Field | None:
@@ -132,8 +135,9 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
 def bind_keyed(
     pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
 ) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-    """Return the keys of a keyed step, and all columns except the event time. Raises StartError, with one line per
-    problem.
+    """Return the keys of a keyed step, and all columns except the event time.
+
+    Raises StartError, with one line per problem.
     """
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
@@ -207,8 +211,9 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _key_problems(where: str, left: Field, right: Field) -> list[str]:
-    """Return the problems of a pair of keys. Keys are compared by hash, so both must have one type; integers of all widths
-    match.
+    """Return the problems of a pair of keys.
+
+    Keys are compared by hash, so both must have one type; integers of all widths match.
     """
     pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):

@@ -43,8 +43,9 @@ class PaneOperator(PaneLogic, WindowOperator):
         return panes.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add lifted panes (see `windows.panes.lift_rows`). Each stands for several raw rows, so the engine stages their
-        letters.
+        """Add lifted panes (see `windows.panes.lift_rows`).
+
+        Each stands for several raw rows, so the engine stages their letters.
         """
         if rows.is_empty():
             return empty_report(task)

@@ -73,7 +73,10 @@ class WindowOperator(WindowLogic):
         return [*self.output, Field(EVENT_TIME, "timestamp")]
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Add `_event_ts`, the last instant of each window. A window that is open at a watermark does not end before it."""
+        """Add `_event_ts`, the last instant of each window.
+
+        A window that is open at a watermark does not end before it.
+        """
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 

@@ -26,7 +26,10 @@ from slackwater.windows.logic import WindowLogic
 
 
 class Corrections:
-    """The corrections that rows cause, by shard. `refused`: `__group` and the reason, for rows that cannot be applied."""
+    """The corrections that rows cause, by shard.
+
+    `refused`: `__group` and the reason, for rows that cannot be applied.
+    """
 
     def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state

@@ -161,7 +161,10 @@ def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
-    """Read the letters again, as an epoch would, and split off those that are bad again. Equal letters are treated alike."""
+    """Read the letters again, as an epoch would, and split off those that are bad again.
+
+    Equal letters are treated alike.
+    """
     read, numbers = _number_letters(letters)
     rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
     verdict = rows.group_by("__letter").agg(

@@ -220,9 +220,9 @@ def first_of_each(key: Int64s) -> Int64s:
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
-def per_key(fold: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
-    """Reduce `values` per key with `fold`; `key` is sorted and dense."""
-    result: Int64s = fold.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
+def per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
+    """Reduce `values` per key with `ufunc`; `key` is sorted and dense."""
+    result: Int64s = ufunc.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 

@@ -245,7 +245,10 @@ def _is_gone(horizon: int) -> pl.Expr:
 
 
 def _may_be_cut(logic: SessionLogic) -> pl.Expr:
-    """Select stored sessions that end at the cap. They may have been cut there, and then their last event is unknown."""
+    """Select stored sessions that end at the cap.
+
+    They may have been cut there, and then their last event is unknown.
+    """
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 

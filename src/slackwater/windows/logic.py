@@ -156,7 +156,7 @@ class WindowLogic(KeyedState):
         heads = np.flatnonzero(np.diff(group, prepend=group[0] - 1))
         merged = frame
         if len(heads) < frame.height:
-            columns = {c.name: c for a in self.aggs for c in a.fold(frame, heads)}
+            columns = {c.name: c for a in self.aggs for c in a.merge_adjacent(frame, heads)}
             remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
             merged = (
                 frame.with_columns(pl.Series("__g", group).set_sorted())
@@ -185,7 +185,7 @@ class WindowLogic(KeyedState):
         """
         merged = parts[heads]
         if len(heads) < parts.height:
-            columns = {c.name: c for a in self.aggs for c in a.fold(parts, heads)}
+            columns = {c.name: c for a in self.aggs for c in a.merge_adjacent(parts, heads)}
             remaining = [a for a in self.aggs if not set(a.accumulators) <= set(columns)]
             revisions = [c for c in self.revisions if c in parts.columns]  # new rows have none
             if remaining or revisions:

@@ -94,7 +94,10 @@ def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> 
 
 
 def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
-    """Merge panes per key and window; `spread` has one row per pane and window. `__changed` is true if any pane changed."""
+    """Merge panes per key and window; `spread` has one row per pane and window.
+
+    `__changed` is true if any pane changed.
+    """
     if spread.is_empty():
         return spread
     groups = spread.select("__start", *logic.key_names)

@@ -40,7 +40,10 @@ def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
 
 
 def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Replace the notes of panes; `notes` is as `pane_notes` returns them. The largest revision counts for each window."""
+    """Replace the notes of panes; `notes` is as `pane_notes` returns them.
+
+    The largest revision counts for each window.
+    """
     row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop
     note = nth * _NTH + (rev + 1) * _REVISION + notes["__holds"].to_numpy()

@@ -37,7 +37,10 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueQuery, In
 
 @dataclass(frozen=True)
 class PaneLogic(WindowLogic):
-    """A compiled tumbling or hopping window. With `one_by_one`, Spark does not pre-aggregate rows before the shuffle."""
+    """A compiled tumbling or hopping window.
+
+    With `one_by_one`, Spark does not pre-aggregate rows before the shuffle.
+    """
 
     one_by_one: bool = False
 

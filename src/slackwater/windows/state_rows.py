@@ -67,7 +67,10 @@ Span = tuple[int, int]  # after < time <= upto, in µs
 
 
 class DueQuery(NamedTuple):
-    """Selects the state rows that are due in an epoch; times in µs. A store finds them by `__kind`, `__due` and `__start`."""
+    """Selects the state rows that are due in an epoch; times in µs.
+
+    A store finds them by `__kind`, `__due` and `__start`.
+    """
 
     moves: tuple[Span, ...]  # spans of the watermark; a set of rows without emission in any of them need not be opened
     whole: tuple[Span, ...]  # select WHOLE (panes: CLEAN) rows with __due in one of these spans
@@ -148,7 +151,10 @@ _EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
 
 
 def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Return an empty frame with these columns. Frames are never changed in place, so one instance per schema is shared."""
+    """Return an empty frame with these columns.
+
+    Frames are never changed in place, so one instance per schema is shared.
+    """
     columns = tuple(schema.items())
     if columns not in _EMPTY:
         _EMPTY[columns] = pl.DataFrame(schema=schema)

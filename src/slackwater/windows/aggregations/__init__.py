@@ -173,16 +173,19 @@ class Agg:
         """
         return self.kind.merge()
 
-    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+    def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         """Merge adjacent rows of groups that begin at `heads`, using plain arrays; return nothing if `merge` is needed."""
-        return self.kind.fold(frame, heads)
+        return self.kind.merge_adjacent(frame, heads)
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Bring merged accumulators into the form in which they are stored."""
         return self.kind.settle(frame)
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the output column of a frame of accumulators. Raises ValueRangeError if a value does not fit its type."""
+        """Return the output column of a frame of accumulators.
+
+        Raises ValueRangeError if a value does not fit its type.
+        """
         return self.kind.finish(frame).alias(self.name)
 
     def neutral(self) -> pl.DataFrame:

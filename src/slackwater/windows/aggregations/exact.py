@@ -57,7 +57,7 @@ class ExactTotal:
         extreme, limbs, ends = exact_sum.add_squares(plain, sums, rests)
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
 
-    def fold(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
+    def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
         """Return the totals of groups of adjacent rows that begin at `heads`."""
         from slackwater.core import exact_sum
 
@@ -112,7 +112,7 @@ class ExactTotal:
         if not height:
             return list(totals[0])
         by_row = frame[np.arange(frame.height).reshape(len(totals), height).T.ravel()]
-        return self.fold(by_row, np.arange(0, frame.height, len(totals)))
+        return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
         """Return the limbs of these groups, which end at `ends`; NULL for a group without limbs and for all others."""
@@ -151,8 +151,9 @@ def round_to_double(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class GridSql:
-    """Spark SQL that sums a column without loss, once for all aggregations of it. `prefix` begins the names of its
-    columns.
+    """Spark SQL that sums a column without loss, once for all aggregations of it.
+
+    `prefix` begins the names of its columns.
 
     A value on the grid is split into integers, whose sum is the same in any order. Any other value is a separate group
     with its value and a count.

@@ -37,7 +37,7 @@ class Extreme(AggregationKind):
         return [extreme_value(pl.col(self.part("v")), self.spec.agg, self.column)]
 
     @property
-    def folds(self) -> Mapping[str, np.ufunc]:
+    def array_operations(self) -> Mapping[str, np.ufunc]:
         """Return fmin or maximum: NaN is the largest value in Spark, so max is NaN if any value is, and min only if all
         are.
         """

@@ -73,8 +73,8 @@ class FloatTotal(SumKind):
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         return [counted_by(self.column.name).alias(self.part("n")), *self.total.from_values(rows[self.column.name])]
 
-    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        return [sum_counts(frame, self.part("n"), heads), *self.total.fold(frame, heads)]
+    def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        return [sum_counts(frame, self.part("n"), heads), *self.total.merge_adjacent(frame, heads)]
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         averages = super()._average(frame, n)
@@ -143,11 +143,11 @@ class Moments(_Moments):
         n, values = counted_by(self.column.name).alias(self.part("n")), rows[self.column.name]
         return [n, *self.total.from_values(values), *self.squares.from_squares(values)]
 
-    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+    def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         return [
             sum_counts(frame, self.part("n"), heads),
-            *self.total.fold(frame, heads),
-            *self.squares.fold(frame, heads),
+            *self.total.merge_adjacent(frame, heads),
+            *self.squares.merge_adjacent(frame, heads),
         ]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:

@@ -106,20 +106,20 @@ class AggregationKind(ABC):
     def merge(self) -> Sequence[pl.Expr]:
         """Return the merged accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators.
 
-        Kinds whose `fold` handles every frame do not implement it.
+        Kinds whose `merge_adjacent` handles every frame do not implement it.
         """
         raise NotImplementedError(type(self).__name__)
 
     @property
-    def folds(self) -> Mapping[str, np.ufunc]:
+    def array_operations(self) -> Mapping[str, np.ufunc]:
         """Return part and operation if `merge` is one operation for each part (without NULLs); else nothing."""
         return {}
 
-    def fold(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """Merge adjacent rows of groups that begin at `heads` with the operations of `folds`; return nothing if `merge` is
+    def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
+        """Merge adjacent rows of groups that begin at `heads` with the operations of `array_operations`; return nothing if `merge` is
         needed.
         """
-        parts = {self.part(part): operation for part, operation in self.folds.items()}
+        parts = {self.part(part): operation for part, operation in self.array_operations.items()}
         if any(frame[part].null_count() for part in parts):
             return []
         with np.errstate(all="ignore"):  # infinity minus infinity is NaN
@@ -131,11 +131,15 @@ class AggregationKind(ABC):
 
     @abstractmethod
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the output column of a frame of accumulators. Raises ValueRangeError if a value does not fit its type."""
+        """Return the output column of a frame of accumulators.
+
+        Raises ValueRangeError if a value does not fit its type.
+        """
 
     def neutral(self) -> pl.DataFrame:
-        """Return one row with the accumulators of no rows; merging it changes nothing. Raises UnfitError if they do not
-        exist.
+        """Return one row with the accumulators of no rows; merging it changes nothing.
+
+        Raises UnfitError if they do not exist.
         """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})

@@ -58,8 +58,9 @@ class Quantile(AggregationKind):
         ]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Replace overflowing buffers and several sketches with one sketch. The loop runs over large groups, not over
-        rows.
+        """Replace overflowing buffers and several sketches with one sketch.
+
+        The loop runs over large groups, not over rows.
         """
         values, sketch = self.part("values"), self.part("sketch")
         full = frame.select(((pl.col(values).list.len() > self._k) | (pl.col(sketch).list.len() > 1)).arg_true())

@@ -48,7 +48,7 @@ class Count(AggregationKind):
         return [pl.col(self.part("n")).sum()]
 
     @property
-    def folds(self) -> Mapping[str, np.ufunc]:
+    def array_operations(self) -> Mapping[str, np.ufunc]:
         return {"n": np.add}
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
@@ -64,7 +64,7 @@ class SumKind(AggregationKind):
         return [pl.col(self.part(p)).sum() for p in self.parts]
 
     @property
-    def folds(self) -> Mapping[str, np.ufunc]:
+    def array_operations(self) -> Mapping[str, np.ufunc]:
         return dict.fromkeys(self.parts, np.add)
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
@@ -176,7 +176,7 @@ class DecimalTotal(SumKind):
         return {"n": pl.Int64(), "sum": self._wide.polars}
 
     @property
-    def folds(self) -> Mapping[str, np.ufunc]:
+    def array_operations(self) -> Mapping[str, np.ufunc]:
         return {}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
@@ -221,7 +221,9 @@ class DecimalTotal(SumKind):
         return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """Return DECIMAL(p+4, s+4), rounded half up like Spark. It computes with exact integers per group, not vectorised.
+        """Return DECIMAL(p+4, s+4), rounded half up like Spark.
+
+        It computes with exact integers per group, not vectorised.
 
         NULL if the sum is NULL, or if the type has too few digits.
         """

@@ -41,7 +41,10 @@ class SessionTimes(NamedTuple):
 
 
 class SortedIntervals(NamedTuple):
-    """All intervals, in order. `heads` has the position at which each key begins, and finally the number of intervals."""
+    """All intervals, in order.
+
+    `heads` has the position at which each key begins, and finally the number of intervals.
+    """
 
     heads: Int64s
     kind: Int8s
@@ -87,8 +90,9 @@ class SessionFragments(NamedTuple):
 
 @compiled
 def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
-    """Judge the rows of all keys, and join the used ones into runs and fragments. `shut` marks new keys that may not open
-    a session.
+    """Judge the rows of all keys, and join the used ones into runs and fragments.
+
+    `shut` marks new keys that may not open a session.
     """
     count, keys = len(intervals.kind), len(intervals.heads) - 1
     verdict = np.zeros(count, np.int8)
