@@ -274,7 +274,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         run = start()
     run._commit(record(run, (300, None, "supersede"), (100, 8, "late")))
     assert content() == [(100, 8)]
-    assert run.store.published() == run.state.epoch == 1
+    assert run.store.published_epoch() == run.state.epoch == 1
     stop(run)
     stop(start())
     assert content() == [(100, 8)]

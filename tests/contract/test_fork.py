@@ -56,7 +56,7 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     of, story = KINDS[kind], KINDS[kind].story
     states.first_half(of, lambda: make("law"))
     made = fork_store(make("law"), "other")
-    before = make("law").written().record
+    before = make("law").stored_record().record
     assert (made.pipeline, made.epoch, made.output) == ("other", before["epoch"], ())
     assert made.state_id not in ("", before["state_id"])
     assert made.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
@@ -76,7 +76,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
     for made in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
         old = made("law")
         fork_store(old, "other")
-        assert old.written().version == 1
+        assert old.stored_record().version == 1
         old.close()
         done = states.run(of, lambda make=made: make("other"), of.story[of.half :], of.clock_us, flush=True)
         found.append(plain(done))
@@ -103,7 +103,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     again = make("q")
     found = again.open()
     assert found == made
-    assert again.published() == 1
+    assert again.published_epoch() == 1
     (name,) = found.sources["s"].offsets.lists
     assert again.read_list(name) == ["one", "two"]
     assert (found.replayed, found.tried) == ((name,), (name,))
@@ -161,7 +161,7 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
         message = "epoch 7 is not kept in the tables .*, which hold the latest; there is epoch 2"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "r", 7)
-    assert make("r").written() is None
+    assert make("r").stored_record() is None
 
 
 def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store.commit(done.model_copy(update={"epoch": 1, "output": (waits,)}))
     with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
         fork_store(make("p"), "q")
-    assert make("q").written() is None
+    assert make("q").stored_record() is None
     store.note_published(1)
     assert fork_store(make("p"), "q").output == ()
     store.close()
@@ -249,7 +249,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
         message = "a list that the state refers to is missing in .*slackwater_lists.*; restore it"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "q")
-    assert make("q").written() is None
+    assert make("q").stored_record() is None
 
 
 def test_a_table_that_is_missing_is_told(postgres: Any) -> None:

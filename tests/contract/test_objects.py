@@ -237,7 +237,7 @@ def test_a_fault_is_survived_and_changes_nothing(
     door.judge = lambda method, path: ""
     assert verify_state(make()).problems == []
     again = make()
-    assert again.open() == done and again.published() == 9
+    assert again.open() == done and again.published_epoch() == 9
     again.close()
     assert make().runner() is None
 
@@ -352,7 +352,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
             epoch, shards=shards, segments=segments, windows=(1,) * shards, groups=(1,) * shards, output=tuple(staged)
         )
         store.commit(made)
-        assert listed and store.published() < epoch and store.reached() == frozenset()
+        assert listed and store.published_epoch() < epoch and store.reached_targets() == frozenset()
         assert sum(store.output(o).height for o in staged) == shards
         store.note_published(epoch)
     asked = Counter((method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:])

@@ -79,7 +79,7 @@ def sources(make: Callable[[], Any]) -> dict[str, Any]:
 
 def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
-    before = make().written().record
+    before = make().stored_record().record
     wanted = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
     lines = [
         "p: epoch 1; its windows and clocks stay as they are",
@@ -93,9 +93,9 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "warning: rows that are skipped are lost: no window will have them",
     ]
     assert ask(wanted, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
-    assert make().written().record == before
+    assert make().stored_record().record == before
     assert ask(wanted).splitlines() == [*lines, "committed as epoch 2"]
-    after = make().written().record
+    after = make().stored_record().record
     changed = {"epoch", "committed_us", "commit_id", "sources"}
     assert {k: v for k, v in after.items() if k not in changed} == {k: v for k, v in before.items() if k not in changed}
     assert sources(make) == {
@@ -124,7 +124,7 @@ def test_the_same_place_is_no_commit(make: Callable[[], Any], ask: Ask) -> None:
     assert ask('{"events": {"clicks": {"0": 100}}}') == (
         "error: p: the sources go on there already; nothing was committed\n"
     )
-    assert make().written().record["epoch"] == 1
+    assert make().stored_record().record["epoch"] == 1
 
 
 FILE = """
@@ -187,7 +187,7 @@ def test_what_cannot_be_is_one_line_and_no_commit(
     assert message in told
     assert told.startswith("error: ")
     assert told.count("\n") == 1
-    assert make().written().record["epoch"] == 1
+    assert make().stored_record().record["epoch"] == 1
 
 
 def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> None:

@@ -207,7 +207,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
 
     pipeline = toml.load(stuck)
     with skip_publish.locked_pending(pipeline, 1) as (store, commit):
-        found = skip_publish._read_pending(store, commit, commit.missing(store.reached()))
+        found = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
         skip_publish._write_letters(pipeline, commit, found, None)
     assert ask(monkeypatch, "set-aside", stuck, 1) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == found.total > 0

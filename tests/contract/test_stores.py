@@ -156,13 +156,13 @@ def test_a_manifest_of_another_runner_is_a_fence(directory: Make) -> None:
 def test_published_is_remembered(make: Make) -> None:
     store = make()
     store.open()
-    assert store.published() == -1
+    assert store.published_epoch() == -1
     store.commit(commit(0))
     store.note_published(0)
     store.close()
     again = make()
     again.open()
-    assert again.published() == 0
+    assert again.published_epoch() == 0
     again.close()
 
 

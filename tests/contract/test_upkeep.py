@@ -337,7 +337,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     (home / "published").write_text("11")  # as earlier versions wrote it
     store = directory.make()
     assert store.open() is not None
-    assert store.published() == 11
+    assert store.published_epoch() == 11
     store.close()
 
 

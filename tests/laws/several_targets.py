@@ -101,7 +101,9 @@ class Story:
             assert f'target "{down}": ' in str(error)
             assert test.target(down).last == before[down]
             state = test._driver.state
-            assert state.missing(test._driver.store.reached()) == [down], "the others have theirs, and that is noted"
+            assert state.missing(test._driver.store.reached_targets()) == [down], (
+                "the others have theirs, and that is noted"
+            )
         else:
             test.target(down).down = False
 

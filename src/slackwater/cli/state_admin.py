@@ -26,7 +26,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
     """Migrate a state to the current format, or print the migrations with `dry_run`."""
     store = store_at(where, pipeline, schema)
     with closing(store):
-        stored = store.written()
+        stored = store.stored_record()
         if stored is None:
             raise no_state()
         version, record = stored

@@ -109,7 +109,7 @@ class Publisher:
         stages, now, missing = (
             self.pipeline.former_names,
             self.with_targets(latest),
-            latest.missing(self.store.reached()),
+            latest.missing(self.store.reached_targets()),
         )
         growing = added_columns.targets_accepting_columns(self.pipeline)
         changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
@@ -127,7 +127,7 @@ class Publisher:
 
     def is_pending(self, commit: Commit) -> bool:
         """Return whether a part of a commit has not reached its target."""
-        return commit.staged and self.store.published() < commit.epoch
+        return commit.staged and self.store.published_epoch() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
         """Publish a commit if that failed before: a later epoch must never be published first."""
@@ -173,7 +173,7 @@ class Publisher:
         A target that fails does not keep the others from their parts.
         """
         failed: list[str] = []
-        missing = commit.missing(self.store.reached())
+        missing = commit.missing(self.store.reached_targets())
         remaining = list(missing)
         self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
         for name in missing:

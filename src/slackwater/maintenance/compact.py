@@ -43,7 +43,7 @@ def compact_state(store: StateStore) -> CompactionResult:
         before = measure_sizes(store)
         latest = store.open()
         assert latest is not None, "it was there before"
-        if latest.staged and store.published() < latest.epoch:
+        if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
                 f"{latest.pipeline}: epoch {latest.epoch} is committed and not yet published, and no commit may overtake it; "
                 "start the pipeline once, then compact"

@@ -133,7 +133,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     on_disk = {f"{folder}/{name}": weight for folder in NAMED for name, weight in store.storage.sizes(folder).items()}
     sizes.outputs = _sum(on_disk, "outputs/")
     sizes.lists = _sum(on_disk, "offsets/")
-    if latest.staged and store.published() < latest.epoch:
+    if latest.staged and store.published_epoch() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
         sizes.waiting = _sum(waiting, "")
     referenced = {name for m in commits for name in files_of(m)}

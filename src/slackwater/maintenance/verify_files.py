@@ -105,7 +105,7 @@ class _FilesCheck:
         """Return the last published epoch; None if it is unknown."""
         path = self.storage.shown("published")
         try:
-            published = self.store.published()
+            published = self.store.published_epoch()
         except StateError as error:
             fact, _, remedy = str(error).partition("; ")
             self.add_problem(path, fact.removeprefix(f"{path} "), (-1,), remedy)

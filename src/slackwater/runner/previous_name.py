@@ -28,10 +28,10 @@ _BACKFILL = "-backfill-"
 
 def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     """Return the pipeline under its previous name if the next start takes over that state; else None."""
-    if pipeline.formerly is None or not _is_durable(pipeline) or store.written() is not None:
+    if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
-    return None if store_of(previous).written() is None else previous
+    return None if store_of(previous).stored_record() is None else previous
 
 
 def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
@@ -90,7 +90,7 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
-        written = store_of(pipeline.model_copy(update={"name": other})).written()
+        written = store_of(pipeline.model_copy(update={"name": other})).stored_record()
         targets = {} if written is None else with_targets(written.record).get("targets", {})
         for target in targets.values():
             location = tuple(target.get("place", ()))

@@ -29,7 +29,7 @@ def publish_pending(
         latest = runner.store.open()
         try:
             if latest is not None:
-                skip_publish.check_pending(pipeline, latest, runner.store.published(), epoch)
+                skip_publish.check_pending(pipeline, latest, runner.store.published_epoch(), epoch)
             runner.prepare(latest)  # the start of the driver publishes it
         finally:
             runner.close()

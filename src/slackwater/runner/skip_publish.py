@@ -92,18 +92,18 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             "directory for them: --to DIR"
         )
     with locked_pending(pipeline, epoch) as (store, commit):
-        pending = _read_pending(store, commit, commit.missing(store.reached()))
+        pending = _read_pending(store, commit, commit.missing(store.reached_targets()))
         letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
         if to is None:
             location = _write_letters(pipeline, commit, pending, letters)
         else:
             location = _write_files(to, pipeline, commit, pending, letters)
-        skipped = [name for name in commit.missing(store.reached()) if name != LETTERS or to is not None]
+        skipped = [name for name in commit.missing(store.reached_targets()) if name != LETTERS or to is not None]
         # the targets keep their marks: the next start expects these
         remaining_commit = without_parts(commit, skipped)
         store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
         store.note_published(epoch)
-        if store.published() < epoch:
+        if store.published_epoch() < epoch:
             raise StartError(
                 f"{pipeline.name}: epoch {epoch} is set aside in {location} and could not be noted; repeat this"
             )
@@ -121,14 +121,14 @@ def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
     """Lock the store and yield it with its latest commit, which is the pending epoch. Raises StartError, LockHeldError."""
     store = store_of(pipeline)
-    if store.written() is None:
+    if store.stored_record() is None:
         raise no_state()
     latest = store.open()
     try:
         if latest is None:
             raise no_state()
-        check_pending(pipeline, latest, store.published(), epoch)
-        wrong, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached()))
+        check_pending(pipeline, latest, store.published_epoch(), epoch)
+        wrong, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached_targets()))
         if (refused := target_marks.refuse_mismatches(pipeline, latest, wrong)) is not None:
             raise refused
         yield store, latest

@@ -214,7 +214,9 @@ def settle_marks(
 
     `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not help.
     """
-    missing = commit.missing(store.reached()) if commit.staged and store.published() < commit.epoch else []
+    missing = (
+        commit.missing(store.reached_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
+    )
     wrong, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
     refused = refuse_mismatches(pipeline, commit, wrong)
     if refused is None:

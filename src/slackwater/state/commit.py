@@ -189,12 +189,10 @@ class StageState(CommitModel):
     # identity
     fingerprint: Fingerprint
     emission: Emission = Field(default_factory=dict)  # settings of emission that the state depends on
-    described: Description = Field(
-        default_factory=dict
-    )  # its window or join, so that the state can be read without a config
-    texts: Mapping[str, str] = Field(
-        default_factory=dict
-    )  # hashes of texts that may hold secrets: SQL, queries of sources
+    # its window or join, so that the state can be read without a config
+    described: Description = Field(default_factory=dict)
+    # hashes of texts that may hold secrets: SQL, queries of sources
+    texts: Mapping[str, str] = Field(default_factory=dict)
     # progress in event time
     clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # by input: a source or a stage
     watermark_us: Time = NO_WATERMARK
@@ -208,9 +206,8 @@ class StageState(CommitModel):
     segments: tuple[tuple[SegmentMeta, ...], ...]  # per shard, oldest first
     groups: tuple[Amount, ...]  # per shard: keys with open sessions
     windows: tuple[Amount, ...]  # per shard: open sessions
-    panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(
-        default_factory=dict
-    )  # keys per shard, by start of a pane that has not expired
+    # keys per shard, by start of a pane that has not expired
+    panes: Mapping[PaneStart, tuple[Amount, ...]] = Field(default_factory=dict)
     # watermark holds per shard; None if no stage reads this one
     holds: tuple[tuple[Hold, ...], ...] | None = None
     table: TableRecord | None = None  # Postgres only; None before the first commit that records it

@@ -18,13 +18,13 @@ from slackwater.state.protocol import StateStore
 @contextmanager
 def edit_state(store: StateStore) -> Iterator[Commit]:
     """Lock a state and yield its latest commit. Raises StartError if there is no state, LockHeldError, StateError."""
-    if store.written() is None:  # `open` would create one
+    if store.stored_record() is None:  # `open` would create one
         raise no_state()
     latest = store.open()
     try:
         if latest is None:
             raise no_state()
-        check_published(latest, store.published())
+        check_published(latest, store.published_epoch())
         yield latest
     finally:
         store.close()

@@ -183,7 +183,7 @@ Publish = Callable[[Any], None]  # its argument is the store's connection
 class StateStore(Protocol):
     """Durable state of one pipeline. Methods raise LockHeldError and StateError.
 
-    Call `open` first, except for `peek`, `epochs`, `written`, `runner`, `runs`, `pipelines`, `fork`, and to read rows
+    Call `open` first, except for `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and to read rows
     or outputs.
     """
 
@@ -204,7 +204,7 @@ class StateStore(Protocol):
         """Return the epochs of the kept commits, ascending."""
         ...
 
-    def written(self) -> StoredRecord | None:
+    def stored_record(self) -> StoredRecord | None:
         """Return the latest commit as it is stored, in any format; None if there is no state. Raises StateError."""
         ...
 
@@ -300,7 +300,7 @@ class StateStore(Protocol):
         """Return whether `commit` can publish to this target in the same transaction (see `TransactionalTarget`)."""
         ...
 
-    def published(self) -> int:
+    def published_epoch(self) -> int:
         """Return the last epoch whose output reached all targets, -1 for none."""
         ...
 
@@ -308,7 +308,7 @@ class StateStore(Protocol):
         """Record that all targets hold this epoch."""
         ...
 
-    def reached(self) -> frozenset[str]:
+    def reached_targets(self) -> frozenset[str]:
         """Return the targets that are recorded to hold the latest commit."""
         ...
 

@@ -58,9 +58,8 @@ class BackgroundMerger:
         # changes with every commit
         self._watermarks: list[int] = []  # per stage, of the latest commit
         self._thread: ThreadPoolExecutor | None = None
-        self._running: dict[
-            StageShard, tuple[int, Future[list[SegmentMerge]]]
-        ] = {}  # with the epoch whose files they write
+        # with the epoch in the names of the files that they write
+        self._running: dict[StageShard, tuple[int, Future[list[SegmentMerge]]]] = {}
         self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
     def add_stage(self, stage: int, logic: StageLogic) -> None:
@@ -69,10 +68,7 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs in whose name merged files were written that no commit references yet.
-
-        They are not garbage.
-        """
+        """Return the epochs whose files may be merged segments without a reference yet. They are not garbage."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:

@@ -50,7 +50,7 @@ class CommitLog:
         """Return the file of a commit, for messages."""
         return self.storage.shown(self.file(epoch))
 
-    def written(self, epoch: int) -> StoredRecord:
+    def read_record(self, epoch: int) -> StoredRecord:
         """Read a commit as it is stored. Raises StateError if it is damaged or its format cannot be migrated."""
         shown = self.shown(epoch)
         try:
@@ -72,7 +72,7 @@ class CommitLog:
 
     def read(self, epoch: int) -> Commit:
         """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
-        (version, data), shown = self.written(epoch), self.shown(epoch)
+        (version, data), shown = self.read_record(epoch), self.shown(epoch)
         try:
             commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:

@@ -128,7 +128,7 @@ class FilesStore:
         """Return the latest commit, and check that it belongs to the state around it."""
         epochs = self._log.epochs_to_the_last()
         latest = self._log.read(epochs[-1]) if epochs else None
-        self.check_published(self.published(), latest.epoch if latest else -1)
+        self.check_published(self.published_epoch(), latest.epoch if latest else -1)
         if latest is None:
             self.check_begins()
             return None
@@ -210,9 +210,9 @@ class FilesStore:
         """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
         return self._log.read(epoch)
 
-    def written(self) -> StoredRecord | None:
+    def stored_record(self) -> StoredRecord | None:
         epochs = self.epochs()
-        return self._log.written(epochs[-1]) if epochs else None
+        return self._log.read_record(epochs[-1]) if epochs else None
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._merger.add_stage(stage, logic)
@@ -273,14 +273,14 @@ class FilesStore:
         if self._lock is not None:
             self._lock.confirm(doing)
 
-    def published(self) -> int:
+    def published_epoch(self) -> int:
         return publish_markers.read_marker(self._published, held=self._lock is not None)
 
     def note_published(self, epoch: int) -> None:
         self._confirm(f"note that epoch {epoch} is published")
         publish_markers.write_marker(self._published, epoch)
 
-    def reached(self) -> frozenset[str]:
+    def reached_targets(self) -> frozenset[str]:
         return publish_markers.delivered_targets(self._reached, self._latest, held=self._lock is not None)
 
     def note_reached(self, epoch: int, target: str) -> None:

@@ -130,7 +130,7 @@ class PostgresStore:
         with self.peek() as snapshot:
             return [] if snapshot is None else [snapshot.commit.epoch]
 
-    def written(self) -> StoredRecord | None:
+    def stored_record(self) -> StoredRecord | None:
         try:
             with closing(client.open_connection(self._url, "state store")) as db:
                 stored = (
@@ -344,7 +344,7 @@ class PostgresStore:
 
     # -- after the commit ----------------------------------------------------------------------------------------
 
-    def published(self) -> int:
+    def published_epoch(self) -> int:
         return self._published
 
     def note_published(self, epoch: int) -> None:
@@ -370,7 +370,7 @@ class PostgresStore:
             )
         self._published = epoch
 
-    def reached(self) -> frozenset[str]:
+    def reached_targets(self) -> frozenset[str]:
         return self._reached
 
     def note_reached(self, epoch: int, target: str) -> None:
