@@ -152,22 +152,22 @@ class Sessions(Model):
 
     def arranged(self, groups: Groups) -> list[Session]:
         """In event-time order: a gap ends a session, and so does what would make it span the cap."""
-        found: list[tuple[Groups, bool]] = []
+        clusters: list[tuple[Groups, bool]] = []
         for group in sorted(groups, key=first):
-            if found:
-                rows = [r for g in found[-1][0] for r in g]
+            if clusters:
+                rows = [r for g in clusters[-1][0] for r in g]
                 touches = first(group) <= self.reach(rows)
                 if touches and last(group) - first(rows) < self.spec.cap_us:
-                    found[-1][0].append(group)
+                    clusters[-1][0].append(group)
                     continue
-                found[-1] = (found[-1][0], touches)
-            found.append(([group], False))
+                clusters[-1] = (clusters[-1][0], touches)
+            clusters.append(([group], False))
         sessions = []
-        for at, (members, cut) in enumerate(found):
+        for index, (members, cut) in enumerate(clusters):
             rows = [r for g in members for r in g]
             end = self.reach(rows)
             if cut:
-                end = min(end, first(rows) + self.spec.cap_us, first(found[at + 1][0][0]))
+                end = min(end, first(rows) + self.spec.cap_us, first(clusters[index + 1][0][0]))
             sessions.append(Session(members, end, cut))
         return sessions
 
@@ -176,12 +176,12 @@ class Sessions(Model):
     def take(self, rows: Sequence[Row]) -> None:
         for key in {self.key_of(r) for r in rows}:
             floor = self.floor.get(key, BEFORE_ALL)
-            mine = [r for r in rows if self.key_of(r) == key]
-            self.late += [r for r in mine if r["ts"] <= floor]
-            kept: Groups = []
-            for run in self.runs([*self.held.get(key, []), *([r] for r in mine if r["ts"] > floor)]):
-                kept += self.joined(run, mine)
-            self.held[key] = kept
+            key_rows = [r for r in rows if self.key_of(r) == key]
+            self.late += [r for r in key_rows if r["ts"] <= floor]
+            groups: Groups = []
+            for run in self.runs([*self.held.get(key, []), *([r] for r in key_rows if r["ts"] > floor)]):
+                groups += self.joined(run, key_rows)
+            self.held[key] = groups
 
     def runs(self, groups: Groups) -> list[Groups]:
         """What touches."""
@@ -216,19 +216,19 @@ class Sessions(Model):
         """A row behind the watermark, into the sessions of its run. The one it joins, and the next, stay whole from then on."""
         ts, cap = row["ts"], self.spec.cap_us
         before = [s for s in sessions if first(flat(s)) <= ts]
-        left = before[-1] if before and ts <= self.reach(flat(before[-1])) else None
+        earlier = before[-1] if before and ts <= self.reach(flat(before[-1])) else None
         after = sessions[len(before)] if len(before) < len(sessions) else None
-        right = after if after is not None and first(flat(after)) <= ts + self.gap(row) else None
-        if left is not None and right is not None and last(flat(right)) - first(flat(left)) < cap:
-            left[:] = [[*flat(left), row, *flat(right)]]
-            sessions.remove(right)
-        elif left is not None and max(ts, last(flat(left))) - first(flat(left)) < cap:
-            left[:] = [[*flat(left), row]]
-            if right is not None:
-                right[:] = [flat(right)]
-        elif right is not None and last(flat(right)) - ts < cap:
-            right[:] = [[row, *flat(right)]]
-        elif left is None and right is None:
+        later = after if after is not None and first(flat(after)) <= ts + self.gap(row) else None
+        if earlier is not None and later is not None and last(flat(later)) - first(flat(earlier)) < cap:
+            earlier[:] = [[*flat(earlier), row, *flat(later)]]
+            sessions.remove(later)
+        elif earlier is not None and max(ts, last(flat(earlier))) - first(flat(earlier)) < cap:
+            earlier[:] = [[*flat(earlier), row]]
+            if later is not None:
+                later[:] = [flat(later)]
+        elif later is not None and last(flat(later)) - ts < cap:
+            later[:] = [[row, *flat(later)]]
+        elif earlier is None and later is None:
             sessions.insert(len(before), [[row]])
         else:
             self.late.append(row)
@@ -239,25 +239,25 @@ class Sessions(Model):
         horizon = self.watermark - self.retained_us
         for key, groups in self.held.items():
             sessions = self.arranged(groups)
-            told, stay = [], []
+            emitted, stay = [], []
             for session in sessions:
                 start, reach = first(session.rows), self.reach(session.rows)
                 at_cap = start + self.spec.cap_us
                 over = self.watermark >= at_cap if session.cut else self.watermark > reach
                 if over or early:
-                    told.append((session, over))
+                    emitted.append((session, over))
                 if (over and session.cut) or (not session.cut and horizon > reach):
                     self.floor[key] = max(self.floor.get(key, BEFORE_ALL), at_cap - 1 if session.cut else reach)
                 else:
                     stay.append(session)
-            self.write(key, told)
+            self.write(key, emitted)
             self.held[key] = [g for s in stay for g in s.groups]
             upto = self.floor.get(key, BEFORE_ALL) + (self.spec.gap_us or self.spec.cap_us)
             if horizon > upto and all(first(g) > upto for g in self.held[key]):
                 self.floor.pop(key, None)
 
-    def write(self, key: Key, told: Sequence[tuple[Session, bool]]) -> None:
-        for session, over in told:
+    def write(self, key: Key, emitted: Sequence[tuple[Session, bool]]) -> None:
+        for session, over in emitted:
             rows = session.rows
             name = (first(rows), key)
             reason = ("cap" if session.cut else "close") if over else "update"
@@ -286,10 +286,10 @@ def flat(groups: Groups) -> list[Row]:
 
 def absorbed(groups: Groups) -> Groups:
     """Groups that lie within the time of another are part of it."""
-    found: Groups = []
+    merged: Groups = []
     for group in sorted(groups, key=lambda g: (first(g), -last(g))):
-        if found and first(group) <= last(found[-1]):
-            found[-1] = [*found[-1], *group]
+        if merged and first(group) <= last(merged[-1]):
+            merged[-1] = [*merged[-1], *group]
         else:
-            found.append(list(group))
-    return found
+            merged.append(list(group))
+    return merged

@@ -24,7 +24,7 @@ def window(rng: random.Random) -> tuple[Window, naive.Spec]:
         "hopping": {"duration_ms": 20, "hop_ms": 10, "max_groups_per_window": 1000},
     }[kind]
     emit = rng.choice(["on_close", "on_close", "updates"])
-    made = Window(
+    window_spec = Window(
         kind=kind,
         group_by=["left_k"],
         aggregations=[Aggregation(agg=a, column=c, as_=name) for name, a, c in AGGREGATIONS],
@@ -40,7 +40,7 @@ def window(rng: random.Random) -> tuple[Window, naive.Spec]:
         gap_us=shape.get("gap_ms", 0) * MS,
         cap_us=shape.get("max_session_duration_ms", 0) * MS,
     )
-    return made, spec
+    return window_spec, spec
 
 
 def content(row: Any) -> str:
@@ -68,7 +68,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
-    wanted = naive.answer(spec, judge.rows())
+    expected_rows = naive.answer(spec, judge.rows())
     table: dict[Any, Any] = {}
     for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
         name = (row["window_start"], row["left_k"])
@@ -76,7 +76,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
             del table[name]
         else:
             table[name] = row
-    assert sorted(map(content, table.values())) == sorted(map(content, wanted))
+    assert sorted(map(content, table.values())) == sorted(map(content, expected_rows))
     total = sum(len(rows) for item in run.script if isinstance(item, RowsInput) for rows in item.rows.values())
     assert result.counters.rows_in == total
     assert result.counters.rows_late == len(judge.late), "the join's own; none is late for the window"
@@ -89,7 +89,10 @@ def join(**settings: Any) -> Any:
     )
 
 
-def rows(left: list[tuple[str, int]], right: list[tuple[str, int]]) -> RowsInput:
+def rows(left_rows: list[tuple[str, int]], right_rows: list[tuple[str, int]]) -> RowsInput:
     return RowsInput(
-        {s: [{"k": k, "ts": t * MS, "id": 1, "f": 0.0} for k, t in some] for s, some in (("a", left), ("b", right))}
+        {
+            s: [{"k": k, "ts": t * MS, "id": 1, "f": 0.0} for k, t in some]
+            for s, some in (("a", left_rows), ("b", right_rows))
+        }
     )

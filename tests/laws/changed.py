@@ -67,8 +67,8 @@ class Config:
             "hopping": {"duration_ms": DURATION, "hop_ms": HOP, "max_groups_per_window": 1000},
         }
         late = {} if self.allowed is None else {"late_data": "reopen", "allowed_lateness_ms": self.allowed}
-        given = {**shapes[self.kind], "lateness_ms": self.lateness, "emit": self.emit, **late}
-        return Window(kind=self.kind, group_by=["u"], aggregations=[_aggregation(n) for n in self.aggs], **given)
+        settings = {**shapes[self.kind], "lateness_ms": self.lateness, "emit": self.emit, **late}
+        return Window(kind=self.kind, group_by=["u"], aggregations=[_aggregation(n) for n in self.aggs], **settings)
 
     @property
     def spec(self) -> naive.Spec:
@@ -124,8 +124,8 @@ class Mixed:
     def horizon(self) -> int | None:
         if self.watermark is None:
             return None
-        at = self.watermark - MS * self.config.kept_for
-        return at if self.gone is None else max(at, self.gone)
+        horizon_us = self.watermark - MS * self.config.kept_for
+        return horizon_us if self.gone is None else max(horizon_us, self.gone)
 
     def change(self, config: Config) -> None:
         horizon, gap = self.horizon, self.config.gap * MS
@@ -134,7 +134,7 @@ class Mixed:
             self.rows_from = max(horizon - gap, horizon - gap if self.rows_from is None else self.rows_from)
         self.number += 1
         self.since = {name: self.since.get(name, self.number) for name in config.aggs}
-        self.newest = {s: at for s, at in self.newest.items() if s in config.sources}
+        self.newest = {s: newest_us for s, newest_us in self.newest.items() if s in config.sources}
         self.config = config
 
     def advance(self, rows: Sequence[naive.Row]) -> None:
@@ -215,22 +215,22 @@ class MixedSessions(Mixed):
         for key, held in self.open.items():
             for session in held:
                 session.same &= gap == self.gap or (watermark is not None and session.last + gap < watermark)
-            kept = self.joined(held)
+            sessions = self.joined(held)
             # what the target has, and is not to be kept so long any more, is gone at once
-            gone = [s for s in kept if s.same and self.horizon is not None and self.horizon > s.last + self.gap]
-            self.open[key] = [s for s in kept if s not in gone]
+            gone = [s for s in sessions if s.same and self.horizon is not None and self.horizon > s.last + self.gap]
+            self.open[key] = [s for s in sessions if s not in gone]
             for session in gone:
                 reach = session.last + self.gap
                 self.floor[key] = max(reach, self.floor.get(key, reach))
 
     def joined(self, pieces: Sequence[Held]) -> list[Held]:
-        found: list[Held] = []
+        merged: list[Held] = []
         for piece in sorted(pieces, key=lambda p: p.start):
-            if found and piece.start <= found[-1].last + self.gap:
-                found[-1] = Held(found[-1].rows + piece.rows, found[-1].told | piece.told)
+            if merged and piece.start <= merged[-1].last + self.gap:
+                merged[-1] = Held(merged[-1].rows + piece.rows, merged[-1].told | piece.told)
             else:
-                found.append(piece)
-        return found
+                merged.append(piece)
+        return merged
 
     def recent(self, ts: int) -> bool:
         long_ago = self.rows_from is not None and ts < self.rows_from
@@ -239,20 +239,20 @@ class MixedSessions(Mixed):
     def epoch(self, rows: Sequence[naive.Row]) -> None:
         for key in dict.fromkeys(r["u"] for r in rows):
             floor = self.floor.get(key)
-            mine = [r for r in rows if r["u"] == key]
-            below = [r for r in mine if floor is not None and r["ts"] <= floor]
+            key_rows = [r for r in rows if r["u"] == key]
+            below = [r for r in key_rows if floor is not None and r["ts"] <= floor]
             self.late += below
-            self.take(key, [r for r in mine if r not in below])
+            self.take(key, [r for r in key_rows if r not in below])
         self.advance(rows)
         self.close(self.watermark)
 
     def take(self, key: Any, rows: Sequence[naive.Row]) -> None:
         held = self.open.get(key, [])
         runs = self.joined([*held, *(Held([(self.number, r)]) for r in rows)])
-        kept = []
+        sessions = []
         for run in runs:
             if run in held:
-                kept.append(run)
+                sessions.append(run)
                 continue
             former = [h for h in held if any(r in run.rows for r in h.rows)]
             new = [r for r in rows if (self.number, r) in run.rows]
@@ -263,8 +263,8 @@ class MixedSessions(Mixed):
             far = [r for r in new if not self.recent(r["ts"]) and (first is None or r["ts"] < first)]
             self.late += far
             rest = [r for r in run.rows if r[1] not in far]
-            kept.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.told))
-        self.open[key] = kept
+            sessions.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.told))
+        self.open[key] = sessions
 
     def close(self, watermark: int | None) -> None:
         horizon = self.horizon
@@ -295,25 +295,25 @@ KINDS_OF_CHANGE = ("add", "remove", "lateness", "late", "shards", "emit", "targe
 def changes_of(chance: random.Random, config: Config) -> Config:
     """The config with one to three things changed."""
     for _ in range(chance.randrange(1, 4)):
-        what = chance.choice([*KINDS_OF_CHANGE, *(["gap"] * 3 if config.kind == "session" else [])])
-        if what == "add":
+        change_kind = chance.choice([*KINDS_OF_CHANGE, *(["gap"] * 3 if config.kind == "session" else [])])
+        if change_kind == "add":
             absent = [n for n in KNOWN if n not in config.aggs]
             config = replace(config, aggs=(*config.aggs, *chance.sample(absent, min(2, len(absent)))))
-        elif what == "remove" and len(config.aggs) > 2:
+        elif change_kind == "remove" and len(config.aggs) > 2:
             config = replace(config, aggs=tuple(a for a in config.aggs if a != chance.choice(config.aggs[1:])))
-        elif what == "lateness":
+        elif change_kind == "lateness":
             config = replace(config, lateness=chance.choice([0, 3, 12, 30]))
-        elif what == "late":
+        elif change_kind == "late":
             config = replace(config, allowed=chance.choice([None, 0, 6, 25]))
-        elif what == "shards":
+        elif change_kind == "shards":
             config = replace(config, shards=chance.choice([1, 3, 5]))
-        elif what == "emit":
+        elif change_kind == "emit":
             config = replace(config, emit=chance.choice(["on_close", "final", "updates"]))
-        elif what == "target":
+        elif change_kind == "target":
             config = replace(config, target=chance.choice(["", "second", "third"]))
-        elif what == "sources":
+        elif change_kind == "sources":
             config = replace(config, sources=chance.choice([("a",), ("b",), ("a", "b"), ("b", "a"), ("a", "b", "c")]))
-        elif what == "gap":
+        elif change_kind == "gap":
             config = replace(config, gap=chance.choice([2, 5, 9, 20]))
     return config
 
@@ -327,9 +327,11 @@ def script_of(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list
         rows = []
         for _ in range(chance.randrange(0, 9)):
             now += chance.choice([0, 1, 2, 4, 5, 6, 9, 21])
-            at = now - chance.choice([0, 0, 0, 0, 3, 7, 15, 28])
+            time_ms = now - chance.choice([0, 0, 0, 0, 3, 7, 15, 28])
             value = chance.choice([None, 0.0, 2.5, -1.0])
-            rows.append({"ts": at * MS, "u": chance.choice(["a", "b", None]), "id": 1 << (number % 60), "f": value})
+            rows.append(
+                {"ts": time_ms * MS, "u": chance.choice(["a", "b", None]), "id": 1 << (number % 60), "f": value}
+            )
             number += 1
         items.append(rows)
         if chance.random() < 0.35:
@@ -376,15 +378,15 @@ def from_(row: naive.Row, config: Config) -> str:
 
 def table(rows: Sequence[naive.Row], gone: Sequence[naive.Row], columns: Sequence[str]) -> list[Any]:
     """What a target holds in the end, of these columns."""
-    found: Table = {}
+    rows_by_key: Table = {}
     dead = [{**r, "_gone": True} for r in gone]
     for row in sorted([*dead, *rows], key=lambda r: (r["_epoch"], not r.get("_gone"))):
         key = (row["u"], row["window_start"])
         if row.get("_gone"):
-            found.pop(key, None)
+            rows_by_key.pop(key, None)
         else:
-            found[key] = row
-    return plain(found, columns)
+            rows_by_key[key] = row
+    return plain(rows_by_key, columns)
 
 
 def plain(table: Table, columns: Sequence[str]) -> list[Any]:

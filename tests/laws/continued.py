@@ -76,9 +76,9 @@ class Start(LocalPipeline):
             elif not self._rebuild:
                 if (
                     choice != previous_output.KEEP
-                    and (asked := previous_name.rename_question(pipeline, store)) is not None
+                    and (question := previous_name.rename_question(pipeline, store)) is not None
                 ):
-                    raise asked
+                    raise question
                 previous_output.check_previous_output(pipeline, choice)
             if latest is None and choice == previous_output.ASIDE:
                 previous_output.put_aside(pipeline)
@@ -90,15 +90,15 @@ class Start(LocalPipeline):
             stages = [
                 Stepping(
                     name,
-                    own,
+                    stage_pipeline,
                     self._steps[name],
                     store,
-                    self._bound.engine(name, own),
+                    self._bound.engine(name, stage_pipeline),
                     self._faults.in_worker,
                     number,
-                    skew_warnings=ClockSkewWarnings(own),
+                    skew_warnings=ClockSkewWarnings(stage_pipeline),
                 )
-                for number, (name, own) in enumerate(pipeline.stage_pipelines.items())
+                for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
             ]
             hooks = Callbacks(lambda: self.now_us, faults=self._faults)
             self._driver = Driver(pipeline, stages, store, self._targets, hooks, found_marks=found_marks)
@@ -180,10 +180,10 @@ class Story:
 
     def planned(self) -> str | None:
         """Why `plan` says that a start would be refused."""
-        found = plan._compare_with_state(self.pipeline)
-        if found is None:
+        comparison = plan._compare_with_state(self.pipeline)
+        if comparison is None:
             return plan._refusal(self.pipeline)
-        return found.waits or "; ".join(c.line for c in found.with_verdict(REBUILD)) or None
+        return comparison.waits or "; ".join(c.line for c in comparison.with_verdict(REBUILD)) or None
 
     def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:
         """Start, read what is there, and compare the target with the oracle; returns why it was refused."""
@@ -262,15 +262,15 @@ class Story:
     # -- what happens ------------------------------------------------------------------------------------------------------
 
     def rows(self) -> Counter[int]:
-        found: Counter[int] = Counter()
+        counts_per_minute: Counter[int] = Counter()
         named = self.pipeline.model_copy(update={"formerly": None})
         for name in dict.fromkeys([self.name, *self.known_names] if self.kind == "files" else [self.name]):
             with closing(result_reader(named.model_copy(update={"name": name}))) as results:
                 frame = results.latest(100_000)
             if frame is not None and frame.height:
-                for at, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
-                    found[(at - BEGIN_US) // MINUTE_US] += n
-        return found
+                for start_us, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
+                    counts_per_minute[(start_us - BEGIN_US) // MINUTE_US] += n
+        return counts_per_minute
 
     @property
     def known_names(self) -> list[str]:
@@ -285,28 +285,30 @@ class Story:
             shutil.rmtree(self.home / "out", ignore_errors=True)
 
     def step(self) -> None:
-        what = self.chance.choice(
+        action = self.chance.choice(
             ["rows", "rows", "rows", "copy", "copy", "restore", "restore", "rename", "empty", "shards", "lose"]
         )
-        if what == "rows":
+        if action == "rows":
             self.minutes += self.chance.randint(1, 6)
-        elif what == "copy" and self.stored_as is not None:
+        elif action == "copy" and self.stored_as is not None:
             path = self.home / f"copy{len(self.copies)}"
             shutil.copytree(self.home / "state", path)
             self.copies.append((path, self.stored_as))
-        elif what == "restore" and (known := [path for path, name in self.copies if name == self.stored_as]):
+        elif action == "restore" and (
+            matching_copies := [path for path, name in self.copies if name == self.stored_as]
+        ):
             shutil.rmtree(self.home / "state")
-            shutil.copytree(self.chance.choice(known), self.home / "state")
-        elif what == "rename" and self.stored_as is not None:
+            shutil.copytree(self.chance.choice(matching_copies), self.home / "state")
+        elif action == "rename" and self.stored_as is not None:
             self.names += 1
             self.name = f"counts{self.names}"
             self.formerly = self.stored_as if self.chance.random() < 0.5 else None
-        elif what == "empty":
+        elif action == "empty":
             self.empty_target()
-        elif what == "lose" and self.stored_as == self.name:
+        elif action == "lose" and self.stored_as == self.name:
             shutil.rmtree(self.home / "state")
             self.stored_as = None
-        elif what == "shards":
+        elif action == "shards":
             self.shards = self.chance.randint(1, 3)
 
     def run(self) -> Counter[str]:

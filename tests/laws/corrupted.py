@@ -62,8 +62,8 @@ def _window(kind: str, **more: Any) -> Window:
         shape |= {"duration_ms": 90, "hop_ms": 30}
     else:
         shape |= {"duration_ms": 60}
-    given = {"lateness_ms": 30, "emit_metadata": True, "aggregations": AGGREGATIONS} | more
-    return Window(kind=kind, group_by=["u"], **shape, **given)
+    settings = {"lateness_ms": 30, "emit_metadata": True, "aggregations": AGGREGATIONS} | more
+    return Window(kind=kind, group_by=["u"], **shape, **settings)
 
 
 def _join(**more: Any) -> Join:
@@ -95,14 +95,14 @@ def script(case: str) -> list[RowsInput]:
     """Rows of a dozen users, some of them late."""
     rng, now, number, batches = random.Random(case), 0, 0, list[RowsInput]()
     for _ in range(BATCHES):
-        given: dict[str, list[dict[str, Any]]] = {s: [] for s in CASES[case].sources}
+        rows_by_source: dict[str, list[dict[str, Any]]] = {s: [] for s in CASES[case].sources}
         for _ in range(rng.randint(6, 14)):
             now += rng.choice([0, 1, 3, 7])
             number += 1
             row = {"ts": (now - rng.choice([0, 0, 5, 20, 70, 150])) * MS, "u": rng.choice("abcdefghijk")}
             row |= {"id": number, "page": rng.choice(["/", "/a", None])}
-            given[rng.choice(CASES[case].sources)].append(row)
-        batches.append(RowsInput(given))
+            rows_by_source[rng.choice(CASES[case].sources)].append(row)
+        batches.append(RowsInput(rows_by_source))
     return batches
 
 
@@ -117,15 +117,15 @@ class Stopped:
 
 
 def _run(case: str, home: Path, items: Sequence[Any], flush: bool, letters: Sequence[Any] = ()) -> LocalResult:
-    given = CASES[case]
+    example = CASES[case]
     return run_local(
-        given.step,
+        example.step,
         items,
         SCHEMA,
-        given.sources,
+        example.sources,
         state_dir=str(home),
         flush=flush,
-        downstream=given.then,
+        downstream=example.then,
         letters=letters,
     )
 
@@ -133,8 +133,8 @@ def _run(case: str, home: Path, items: Sequence[Any], flush: bool, letters: Sequ
 def _rows(result: LocalResult) -> list[Mapping[str, Any]]:
     """All that a target got, and the letters: with their epochs, in the order of these."""
     gone = [{**r, "is": "gone"} for r in result.gone]
-    found = [*({**r, "is": "row"} for r in result.rows), *gone, *({**r, "is": "letter"} for r in result.letters)]
-    return sorted(found, key=lambda r: r["_epoch"])
+    all_rows = [*({**r, "is": "row"} for r in result.rows), *gone, *({**r, "is": "letter"} for r in result.letters)]
+    return sorted(all_rows, key=lambda r: r["_epoch"])
 
 
 @functools.cache
@@ -151,11 +151,11 @@ def stopped(case: str, published: bool) -> Stopped:
     store = FilesStore(home, NAME)
     last = store.epochs()[-1]
     assert store.manifest(last).staged, "the last epoch of a case must have output, so that it can wait"
-    found = Stopped(home, last, tuple(before), ())
+    stopped_run = Stopped(home, last, tuple(before), ())
     assert not verify_state(store).problems
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(home, copy, dirs_exist_ok=True)
-        whole = continued(case, found, Path(copy))
+        whole = continued(case, stopped_run, Path(copy))
     assert len(whole) > len(before) + 5
     return Stopped(home, last, tuple(before), tuple(whole))
 
@@ -212,8 +212,8 @@ def flip(rng: random.Random, home: Path) -> list[Path]:
     """One bit to eight."""
     path = _content(rng, home)
     content = bytearray(path.read_bytes())
-    for at in rng.sample(range(8 * len(content)), rng.choice([1, 1, 2, 8])):
-        content[at // 8] ^= 1 << at % 8
+    for bit in rng.sample(range(8 * len(content)), rng.choice([1, 1, 2, 8])):
+        content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     return [path]
 
@@ -297,11 +297,11 @@ def put_foreign(rng: random.Random, home: Path) -> list[Path]:
     """The latest manifest of another pipeline's state, or of another state of this one, at the same epoch or at its own."""
     other = rng.choice([c for c in CASES if not (home / NAME).samefile(stopped(c, True).home / NAME)])
     theirs = _files(stopped(other, True).home, "manifests")[-1 - int(4 * rng.random() ** 2)]
-    mine = home / NAME / "manifests" / theirs.name
+    replaced_file = home / NAME / "manifests" / theirs.name
     if rng.random() < 0.5:
-        mine = _files(home, "manifests")[-1]
-    mine.write_bytes(theirs.read_bytes())
-    return [mine]
+        replaced_file = _files(home, "manifests")[-1]
+    replaced_file.write_bytes(theirs.read_bytes())
+    return [replaced_file]
 
 
 def garble_published(rng: random.Random, home: Path) -> list[Path]:
@@ -364,30 +364,34 @@ def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> O
         home = Path(directory)
         shutil.copytree(state.home, home, dirs_exist_ok=True)
         paths = damage(rng, home)
-        what = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in paths)}"
+        description = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in paths)}"
         names = {str(p) for p in paths}
         report = verify_state(FilesStore(home, NAME))
-        told = [p for p in report.problems if any(n in str(p) for n in names)]
-        assert bool(told) == bool(report.problems), f"{what}: verify names other files: {[*map(str, report.problems)]}"
+        problems_naming_files = [p for p in report.problems if any(n in str(p) for n in names)]
+        assert bool(problems_naming_files) == bool(report.problems), (
+            f"{description}: verify names other files: {[*map(str, report.problems)]}"
+        )
         try:
             rows = continued(case, state, home)
         except SlackwaterError as error:
-            assert any(n in str(error) for n in names), f"{what}: the file is not named: {error}"
-            assert told, f"{what}: verify finds nothing, and a start does: {error}"
-            return Outcome(what, report, str(error))
+            assert any(n in str(error) for n in names), f"{description}: the file is not named: {error}"
+            assert problems_naming_files, f"{description}: verify finds nothing, and a start does: {error}"
+            return Outcome(description, report, str(error))
         wrong = [r for r in rows if r not in state.whole][:3]
-        assert rows == list(state.whole), f"{what}: {len(rows)} rows, expected {len(state.whole)}; wrong: {wrong}"
-        return Outcome(what, report, None)
+        assert rows == list(state.whole), (
+            f"{description}: {len(rows)} rows, expected {len(state.whole)}; wrong: {wrong}"
+        )
+        return Outcome(description, report, None)
 
 
 def checked(seed: int) -> tuple[int, int, int]:
     """Check a seed; (told by verify, refused at the start, unharmed and not told). Names the seed of a failure."""
     seeds.quiet()
     try:
-        found = check(seed)
+        outcome = check(seed)
     except BaseException as error:
         raise AssertionError(f"seed {seed}: {error}") from error
-    return bool(found.report.problems), found.refused is not None, not (found.report.problems or found.refused)
+    return bool(outcome.report.problems), outcome.refused is not None, not (outcome.report.problems or outcome.refused)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ steps = st.sampled_from([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, CAP - GAP, CA
 @st.composite
 def ordered_rows(draw: st.DrawFn, most: int = 30) -> list[dict[str, Any]]:
     """Rows in event-time order; `id` is a power of two, so that a sum of ids names its members."""
-    at = draw(st.integers(-60, 20))
+    time_ms = draw(st.integers(-60, 20))
     rows = []
     for n in range(draw(st.integers(1, most))):
-        at += draw(steps)
+        time_ms += draw(steps)
         rows.append(
             {
-                "ts": at * MS,
+                "ts": time_ms * MS,
                 "k": draw(st.sampled_from([None, 0.0, -0.0, NAN, 1.5])),
                 "u": draw(st.sampled_from(["a", None])),
                 "id": 1 << n,

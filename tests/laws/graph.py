@@ -40,11 +40,13 @@ def window(rng: random.Random, key: str, column: str, last: bool = False) -> sw.
     )
 
 
-def join(rng: random.Random, left: str, right: str, keys: tuple[str, str], columns: Mapping[str, Any]) -> sw.Join:
+def join(
+    rng: random.Random, left_source: str, right_source: str, keys: tuple[str, str], columns: Mapping[str, Any]
+) -> sw.Join:
     return sw.Join(
         kind=rng.choice(["inner", "left", "right", "full"]),
-        left_source=left,
-        right_source=right,
+        left_source=left_source,
+        right_source=right_source,
         left_keys=[keys[0]],
         right_keys=[keys[1]],
         lower_ms=-rng.choice([0, 10, 30]),
@@ -116,37 +118,41 @@ def pipeline(rng: random.Random) -> sw.Pipeline:
     )
 
 
-def batch(stages: Sequence[sw.Stage], given: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+def batch(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """What each stage makes of all rows at once."""
-    found = {name: list(rows) for name, rows in given.items()}
-    read = stage_inputs(stages, list(given))
+    rows_by_name = {name: list(rows) for name, rows in source_rows.items()}
+    read = stage_inputs(stages, list(source_rows))
     for stage in stages:
         if stage.join is not None:
-            found[stage.name] = joined(stage.join, found[stage.join.left_source], found[stage.join.right_source])
+            rows_by_name[stage.name] = joined(
+                stage.join, rows_by_name[stage.join.left_source], rows_by_name[stage.join.right_source]
+            )
             continue
         assert stage.window is not None
-        rows = [row for name in read[stage.name] for row in found[name]]
+        rows = [row for name in read[stage.name] for row in rows_by_name[name]]
         instant = 0 if stage.window.kind == "session" else 1
-        found[stage.name] = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)]
-    return found
+        rows_by_name[stage.name] = [
+            {**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)
+        ]
+    return rows_by_name
 
 
-def joined(spec: sw.Join, left: list[Row], right: list[Row]) -> list[Row]:
+def joined(spec: sw.Join, left_rows: list[Row], right_rows: list[Row]) -> list[Row]:
     """By the definition: every pair, then those that found nobody."""
-    (lower, upper), found = spec.bounds_ms, list[Row]()
+    (lower, upper), joined_rows = spec.bounds_ms, list[Row]()
     matched: set[tuple[int, int]] = set()
-    for i, one in enumerate(left):
-        for n, other in enumerate(right):
+    for i, one in enumerate(left_rows):
+        for n, other in enumerate(right_rows):
             same = one[spec.left_keys[0]] == other[spec.right_keys[0]] and one[spec.left_keys[0]] is not None
             if same and lower * MS <= other["ts"] - one["ts"] <= upper * MS:
                 matched |= {(0, i), (1, n)}
                 when = {"left": one["ts"], "right": other["ts"], "later": max(one["ts"], other["ts"])}
-                found.append({**_side(spec, 0, one), **_side(spec, 1, other), "ts": when[spec.event_time]})
-    for which, rows in enumerate((left, right)):
+                joined_rows.append({**_side(spec, 0, one), **_side(spec, 1, other), "ts": when[spec.event_time]})
+    for which, rows in enumerate((left_rows, right_rows)):
         for i, row in enumerate(rows):
             if spec.outer[which] and (which, i) not in matched:
-                found.append({**_side(spec, 1 - which, {}), **_side(spec, which, row), "ts": row["ts"]})
-    return found
+                joined_rows.append({**_side(spec, 1 - which, {}), **_side(spec, which, row), "ts": row["ts"]})
+    return joined_rows
 
 
 def _side(spec: sw.Join, which: int, row: Row) -> Row:
@@ -166,48 +172,51 @@ def content(rows: Any, last: sw.Stage) -> list[str]:
 
 def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     rng = random.Random(seed)
-    spec, at, every = pipeline(rng), 0, {"a": list[Row](), "b": list[Row]()}
+    spec, now_ms, every = pipeline(rng), 0, {"a": list[Row](), "b": list[Row]()}
     with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
         for _ in range(rng.randrange(2, 8)):
-            given: dict[str, list[Row]] = {}
+            epoch_rows: dict[str, list[Row]] = {}
             for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):
-                given[source] = []
+                epoch_rows[source] = []
                 for _ in range(rng.randrange(0, 8)):
-                    at += rng.choice([0, 3, 11, 40, 200])
-                    ts = (at - rng.choice([0, 0, 5, 30])) * MS
-                    given[source].append({"k": rng.choice(["x", "y", "z", None]), "v": rng.randrange(9), "ts": ts})
-                every[source] += given[source]
+                    now_ms += rng.choice([0, 3, 11, 40, 200])
+                    ts = (now_ms - rng.choice([0, 0, 5, 30])) * MS
+                    epoch_rows[source].append({"k": rng.choice(["x", "y", "z", None]), "v": rng.randrange(9), "ts": ts})
+                every[source] += epoch_rows[source]
             if rng.random() < 0.4:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
-            test.pipe(given)
+            test.pipe(epoch_rows)
             if rng.random() < 0.2:
                 test.restart(shards=rng.choice([1, 2, 4]))
             if rng.random() < 0.2:
                 test.quiet(500)
         test.flush()
-        found = test.result()
+        run_result = test.result()
         state = test._driver.state
     last, sources = spec.stages[-1], set(every)
-    wanted = content(batch(spec.stages, every)[last.name], last)
+    expected_content = content(batch(spec.stages, every)[last.name], last)
     if last.join is not None:
-        rows = [{**r, "ts": _us(r["_event_ts"])} for r in found.rows]
+        rows = [{**r, "ts": _us(r["_event_ts"])} for r in run_result.rows]
     else:
         times = ("window_start", "window_end")
-        rows = [{**r, **{c: _us(r[c]) for c in times}} for r in found.table.iter_rows(named=True)]
-    assert content(rows, last) == wanted
+        rows = [{**r, **{c: _us(r[c]) for c in times}} for r in run_result.table.iter_rows(named=True)]
+    assert content(rows, last) == expected_content
     for stage in state.stages:
         if not stage.clocks.keys() & sources:
             assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"
     if all(
-        len({s.is_stage_output for s in own.sources}) == 1 for own in spec.stage_pipelines.values()
+        len({s.is_stage_output for s in stage_pipeline.sources}) == 1
+        for stage_pipeline in spec.stage_pipelines.values()
     ):  # else it counts both
-        readers = [n for own in spec.stage_pipelines.values() for n in every if own.input_paths_from(n)]
-        assert found.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
+        readers = [
+            n for stage_pipeline in spec.stage_pipelines.values() for n in every if stage_pipeline.input_paths_from(n)
+        ]
+        assert run_result.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
 
 
 def counting(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
     """A stage of tumbling windows."""
-    made = sw.Window(
+    window = sw.Window(
         kind="tumbling",
         duration_ms=20,
         max_groups_per_window=100,
@@ -215,7 +224,7 @@ def counting(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
         lateness_ms=1000,
         aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column=column, as_="total")],
     )
-    return sw.Stage(name=name, from_=read, window=made)
+    return sw.Stage(name=name, from_=read, window=window)
 
 
 def of(*stages: sw.Stage, store: str = "files") -> sw.Pipeline:

@@ -83,23 +83,23 @@ def main() -> int:
     parser.add_argument("--kind", choices=[*KINDS])
     parser.add_argument("--only", type=int)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    if given.only is not None:
-        word, story = found(given.kind or "where", given.only)
+    if options.only is not None:
+        word, story = found(options.kind or "where", options.only)
         print(word, story)
         return bool(story)
-    shares = {k: s for k, (_, s) in KINDS.items() if given.kind in (None, k)}
+    shares = {k: s for k, (_, s) in KINDS.items() if options.kind in (None, k)}
     work: list[tuple[str, list[int]]] = []
     for kind, share in shares.items():
-        numbers = list(range(given.seed, given.seed + given.cases * share // sum(shares.values())))
+        numbers = list(range(options.seed, options.seed + options.cases * share // sum(shares.values())))
         work += [(kind, numbers[i : i + 50]) for i in range(0, len(numbers), 50)]
     began, words, stories = time.monotonic(), {k: Counter[str]() for k in shares}, list[str]()
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), seeds.prepared) as pool:
-        for kind, counted, told in pool.map(_several, work):
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), seeds.prepared) as pool:
+        for kind, counted, failures in pool.map(_several, work):
             words[kind] += counted
-            stories += told
-            for story in told:
+            stories += failures
+            for story in failures:
                 print(story, flush=True)
     for kind, counts in words.items():
         print(f"{kind:<8}", ", ".join(f"{count} {word}" for word, count in counts.most_common()))

@@ -82,9 +82,9 @@ def port() -> int:
     return serve_state(StateView(FilesStore(home, "law")), 0).port
 
 
-def asked(path: str, at: int) -> tuple[int, bytes]:
+def asked(path: str, port: int) -> tuple[int, bytes]:
     """The status and the body of an answer of the server on a port."""
-    client = http.client.HTTPConnection("127.0.0.1", at, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         client.request("GET", path)
         answer = client.getresponse()
@@ -134,21 +134,21 @@ def request(rng: random.Random, draw: Callable[[random.Random], str] = drawn) ->
 
 
 def case(rng: random.Random) -> str:
-    sent, found = request(rng), b""
+    sent, response = request(rng), b""
     with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
         try:
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
             while part := client.recv(65536):
-                found += part
+                response += part
         except (ConnectionResetError, BrokenPipeError):
             pass
     status, body = asked("/fetch?key=k=u49", port())
     assert status == 200, "the next question is not answered"
     assert [r["k"] for r in json.loads(body)] == ["u49"], f"the next answer is wrong: {body[:200]!r}"
-    if not found:
+    if not response:
         return "closed"
-    head, _, body = found.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     match = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
     assert match, f"no HTTP: {head[:100]!r}"
     code = int(match[1])

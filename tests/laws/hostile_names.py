@@ -63,7 +63,7 @@ def case(rng: random.Random) -> str:
             store = FilesStore(Path(home), "law")
             assert not verify_state(store).problems
             with StateView(store) as view:
-                found = view.scan()
+                frame = view.scan()
                 quoted = '"' + key.replace('"', '""') + '"'
                 one = view.scan(f"{quoted} = 'a'")
                 by_key = view.fetch({key: "a"})
@@ -73,9 +73,9 @@ def case(rng: random.Random) -> str:
             words.one_line(error)
             return "refused"
     assert not result.rows or "emit" in shape
-    assert dict(zip(found[key].to_list(), found[count].to_list(), strict=True)) == dict(expected), "wrong counts"
+    assert dict(zip(frame[key].to_list(), frame[count].to_list(), strict=True)) == dict(expected), "wrong counts"
     sums = {k: sum(int(str(r[other])) for r in rows if r[key] == k) for k in expected}
-    assert dict(zip(found[key].to_list(), found[total].to_list(), strict=True)) == sums, "wrong sums"
-    assert one.equals(found.filter(pl.col(key) == "a")), "a where finds other rows"
+    assert dict(zip(frame[key].to_list(), frame[total].to_list(), strict=True)) == sums, "wrong sums"
+    assert one.equals(frame.filter(pl.col(key) == "a")), "a where finds other rows"
     assert by_key.equals(one), "fetch finds other rows"
     return "answered"

@@ -84,14 +84,14 @@ def drawn(rng: random.Random) -> str:
 
 
 def case(rng: random.Random) -> str:
-    sent, found, is_stream = hostile_http.request(rng, drawn), b"", False
+    sent, response, is_stream = hostile_http.request(rng, drawn), b"", False
     with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
         try:
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
             while part := client.recv(65536):
-                found += part
-                is_stream = b"text/event-stream" in found and b"retry: " in found
+                response += part
+                is_stream = b"text/event-stream" in response and b"retry: " in response
                 if is_stream:
                     break  # it has no end of its own
         except (ConnectionResetError, BrokenPipeError):
@@ -99,9 +99,9 @@ def case(rng: random.Random) -> str:
     status, body = hostile_http.asked("/p/law/ui/top.json", port())
     assert status == 200, "the next question is not answered"
     assert json.loads(body)["pipeline"] == "law", f"the next answer is wrong: {body[:200]!r}"
-    if not found:
+    if not response:
         return "closed"
-    head, _, body = found.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     match = re.match(rb"HTTP/1\.1 (\d{3}) ", head)
     assert match, f"no HTTP: {head[:100]!r}"
     code = int(match[1])

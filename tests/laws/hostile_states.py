@@ -82,16 +82,16 @@ class Base:
 @functools.cache
 def bases() -> dict[str, Base]:
     """A state of each kind: those of today, cut to their last two epochs, and those that earlier formats wrote."""
-    found = dict[str, Base]()
+    bases_by_name = dict[str, Base]()
     for name, case in corrupted.CASES.items():
         pipeline = pipeline_for(case.step, case.sources, downstream=case.then)
-        found[name] = Base(short(name), pipeline, functools.partial(_continue_today, name))
+        bases_by_name[name] = Base(short(name), pipeline, functools.partial(_continue_today, name))
     for number in range(1, FORMAT + 1):
         for name, kind in make.KINDS.items():
             pipeline = pipeline_for(kind.step, kind.sources, downstream=kind.then)
             home = make.HERE / f"format-{number}" / "files" / name
-            found[f"format {number}, {name}"] = Base(home, pipeline, functools.partial(_continue_fixture, name))
-    return found
+            bases_by_name[f"format {number}, {name}"] = Base(home, pipeline, functools.partial(_continue_fixture, name))
+    return bases_by_name
 
 
 def _continue_today(name: str, store: Callable[[], StateStore]) -> None:
@@ -207,8 +207,8 @@ def case(rng: random.Random) -> str:
     record = sound(name)
     done = []
     for _ in range(rng.choice([1, 1, 1, 2])):
-        what, record = with_lie(rng, record)
-        done.append(what)
+        lie, record = with_lie(rng, record)
+        done.append(lie)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         shutil.copytree(bases()[name].home, home, dirs_exist_ok=True)
@@ -216,26 +216,26 @@ def case(rng: random.Random) -> str:
         return asked(f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, corrupted.NAME), rng)
 
 
-def asked(what: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
+def asked(description: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
     """Ask every question; whether one of them was refused. Raises AssertionError for any other error."""
     outcome = "accepted"
     questions = (_verify, _scan, _open, _plan, _why, _show, _describe, _weigh)
     for question in questions:
-        outcome = _answer(f"{what}: {question.__name__}", lambda: question(base.pipeline, store), outcome)  # noqa: B023
+        outcome = _answer(f"{description}: {question.__name__}", lambda: question(base.pipeline, store), outcome)  # noqa: B023
     if outcome == "accepted" or rng.random() < 0.3:  # what is believed must not end in a foreign error later
-        outcome = _answer(f"{what}: start", lambda: base.go_on(store), outcome)
+        outcome = _answer(f"{description}: start", lambda: base.go_on(store), outcome)
     return outcome
 
 
-def _answer(what: str, question: Callable[[], object], outcome: str) -> str:
+def _answer(description: str, question: Callable[[], object], outcome: str) -> str:
     try:
         question()
     except SlackwaterError as error:
         words.one_line(error)
-        assert len(str(error).splitlines()) == len(getattr(error, "problems", [0])), f"{what}: {error}"
+        assert len(str(error).splitlines()) == len(getattr(error, "problems", [0])), f"{description}: {error}"
         return "refused"
     except BaseException as error:
-        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{description}: {type(error).__name__}: {error}") from error
     return outcome
 
 
@@ -256,8 +256,8 @@ def _open(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
     with store().peek() as snapshot:
         assert snapshot is not None
-        found = compare.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
-        json.dumps([change.line for change in found.changes])
+        comparison = compare.compare_config(pipeline, snapshot.commit, missing=snapshot.missing)
+        json.dumps([change.line for change in comparison.changes])
 
 
 def _why(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:

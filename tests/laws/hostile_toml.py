@@ -104,21 +104,21 @@ ENV = {"KAFKA": "broker:9092", "PG": "postgresql://u:pw-of-nobody@h/db"}
 def drawn(rng: random.Random) -> str:
     lines = (HEAD + rng.choice(WINDOWS) + TAIL).splitlines()
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
-        at = rng.randrange(len(lines))
-        key, equals, _ = lines[at].partition(" = ")
+        line_number = rng.randrange(len(lines))
+        key, equals, _ = lines[line_number].partition(" = ")
         change = rng.random()
         if change < 0.5 and equals:
-            lines[at] = f"{key} = {rng.choice(VALUES)}"
+            lines[line_number] = f"{key} = {rng.choice(VALUES)}"
         elif change < 0.6:
-            del lines[at]
+            del lines[line_number]
         elif change < 0.7:
-            lines.insert(rng.randrange(len(lines)), lines[at])
+            lines.insert(rng.randrange(len(lines)), lines[line_number])
         elif change < 0.8 and equals:
-            lines[at] = lines[at].replace(
+            lines[line_number] = lines[line_number].replace(
                 key, rng.choice([key[:-1], key.upper(), f'"{key} "', f"{key}.x", "nosuch", "a." * 1200 + "b"]), 1
             )
         else:
-            lines[at] = words.damaged(rng, lines[at])
+            lines[line_number] = words.damaged(rng, lines[line_number])
     return "\n".join(lines)
 
 
@@ -126,7 +126,7 @@ def case(rng: random.Random) -> str:
     content = drawn(rng)
     try:
         pipeline = loads(content, "p.toml", ENV)
-        made = explain.build_plan(pipeline)
+        plan = explain.build_plan(pipeline)
         text = to_toml(pipeline)
     except SlackwaterError as error:
         words.one_line(error)
@@ -134,6 +134,6 @@ def case(rng: random.Random) -> str:
             assert "\n" not in line, f"a problem of several lines: {line[:200]!r}"
             assert "pw-of-nobody" not in line, line
         return "refused"
-    assert made.stages
+    assert plan.stages
     assert loads(text, "again.toml", ENV) == pipeline, "what is written back is another config"
     return "read"

@@ -85,16 +85,16 @@ def case(rng: random.Random) -> str:
     return "answered"
 
 
-def _check_values(rows: list[dict[str, Any]], found: list[dict[str, Any]], agg: str) -> None:
+def _check_values(rows: list[dict[str, Any]], output_rows: list[dict[str, Any]], agg: str) -> None:
     """What is made of the whole numbers of each window, by a loop."""
-    given: dict[tuple[object, int], list[int]] = {}
+    values_by_window: dict[tuple[object, int], list[int]] = {}
     for row in rows:
-        given.setdefault((row["k"], row["ts"] // LENGTH_US * LENGTH_US), []).extend(
+        values_by_window.setdefault((row["k"], row["ts"] // LENGTH_US * LENGTH_US), []).extend(
             [] if row["v"] is None else [row["v"]]
         )
-    told = {(r["k"], r["window_start"]): r["v"] for r in found if r.get("_emit_reason") != "supersede"}
-    for window, value in told.items():
-        values = given[window]
+    emitted_values = {(r["k"], r["window_start"]): r["v"] for r in output_rows if r.get("_emit_reason") != "supersede"}
+    for window, value in emitted_values.items():
+        values = values_by_window[window]
         whole = {"sum": sum, "min": min, "max": max}.get(agg)
         if not values or whole is None:
             assert (value is None) == (not values), f"{window}: {value} of {values}"

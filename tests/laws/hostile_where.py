@@ -147,10 +147,10 @@ def chained(rng: random.Random) -> str:
     count = rng.choice([10, 29, 31, 100, 199, 1000])
     if rng.random() < 0.5:
         return f" {rng.choice(BINARY)} ".join([rng.choice(ATOMS)] * count)
-    form, found = rng.choice(FORMS[:16]), "n"
+    form, expression = rng.choice(FORMS[:16]), "n"
     for _ in range(min(count, 200)):
-        found = form.replace("{}", found, 1).replace("{}", "1")
-    return found + rng.choice(["", " > 1", " AND yes"])
+        expression = form.replace("{}", expression, 1).replace("{}", "1")
+    return expression + rng.choice(["", " > 1", " AND yes"])
 
 
 def case(rng: random.Random) -> str:
@@ -161,7 +161,7 @@ def case(rng: random.Random) -> str:
     if draw >= 0.75:
         where = words.damaged(rng, drawn(rng, 3))
     try:
-        found = pl.concat(filter_frame(FRAME, parse_condition(where, FRAME.columns)))
+        filtered = pl.concat(filter_frame(FRAME, parse_condition(where, FRAME.columns)))
     except StartError as error:
         words.one_line(error)
         assert str(error).startswith("where: "), error
@@ -170,5 +170,5 @@ def case(rng: random.Random) -> str:
         alone = FRAME.filter(pl.sql_expr(where))
     except pl.exceptions.PolarsError:
         return "answered, and not by Polars alone"
-    assert found.equals(alone), f"{where!r}: {found.height} rows, Polars alone finds {alone.height}"
+    assert filtered.equals(alone), f"{where!r}: {filtered.height} rows, Polars alone finds {alone.height}"
     return "answered"

@@ -112,11 +112,11 @@ def text(rng: random.Random) -> str:
 def damaged(rng: random.Random, whole: str) -> str:
     """A text with pieces gone, doubled, moved or replaced."""
     for _ in range(rng.choice([1, 1, 2, 4])):
-        at, end = sorted(rng.choices(range(len(whole) + 1), k=2))
-        end = min(end, at + rng.choice([1, 3, 30]))
-        piece = whole[at:end]
+        start, end = sorted(rng.choices(range(len(whole) + 1), k=2))
+        end = min(end, start + rng.choice([1, 3, 30]))
+        piece = whole[start:end]
         whole = (
-            whole[:at]
+            whole[:start]
             + rng.choice(["", piece * 2, text(rng)[:200], piece[::-1], str(rng.choice(NUMBERS))[:50]])
             + whole[end:]
         )

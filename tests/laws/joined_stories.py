@@ -19,20 +19,20 @@ KINDS = ("inner", "left", "right", "full")
 
 
 def story(seed: int) -> list[RowsInput]:
-    dice, at, found = random.Random(seed), 0, []
+    dice, now_us, epochs = random.Random(seed), 0, []
     for _ in range(dice.randrange(4, 14)):
-        at += dice.choice([S, 20 * S, 90 * S])
+        now_us += dice.choice([S, 20 * S, 90 * S])
         rows: dict[str, list[dict[str, Any]]] = {}
         for source in SOURCES:
             rows[source] = [
                 {
-                    "ts": at - dice.choice([0, 5 * S, 40 * S, 300 * S]) - dice.randrange(S),
+                    "ts": now_us - dice.choice([0, 5 * S, 40 * S, 300 * S]) - dice.randrange(S),
                     "user": dice.choice(["a", "a", "b", "c", "d", None]),
                 }
                 for _ in range(dice.randrange(12))
             ]
-        found.append(RowsInput(rows))
-    return found
+        epochs.append(RowsInput(rows))
+    return epochs
 
 
 def described(kind: str, **more: Any) -> Join:

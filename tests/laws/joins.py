@@ -47,27 +47,27 @@ def planned(seed: int) -> Run:
     join = _join(rng, bounds, settings)
     script: list[RowsInput | Quiet | Crash] = []
     dies = rng.random() < 0.6  # a death forgets quiet times that are not committed, which the judge does not know
-    at = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
+    now_ms = {"a": rng.randint(-50, 20), "b": rng.randint(-50, 20)}
     number = 0
     for _ in range(rng.randint(1, 7)):
         if dies and rng.random() < 0.4:
             script.append(Crash(rng.choice(KILL_POINTS)))
-        given: dict[str, list[dict[str, Any]]] = {}
+        epoch_rows: dict[str, list[dict[str, Any]]] = {}
         for source in ("a", "b"):
             if rng.random() < 0.15:
                 continue
-            given[source] = []
+            epoch_rows[source] = []
             for _ in range(rng.randint(0, 9)):
-                at[source] += rng.choice([0, 1, 2, 4, 12, 25])
+                now_ms[source] += rng.choice([0, 1, 2, 4, 12, 25])
                 back = rng.choice([0, 0, 0, 1, 4, 12, 40])
-                row = {"ts": (at[source] - back) * MS, "k": rng.choice(["x", "x", "y", "z", None]), "id": number}
+                row = {"ts": (now_ms[source] - back) * MS, "k": rng.choice(["x", "x", "y", "z", None]), "id": number}
                 row["f"] = rng.choice([0.0, -0.0, float("nan"), 1.5, None])
                 number += 1
-                given[source].append(row)
+                epoch_rows[source].append(row)
                 if rng.random() < 0.1:
-                    given[source].append(dict(row))
-        if any(given.values()):
-            script.append(RowsInput({s: rows for s, rows in given.items() if rows}))
+                    epoch_rows[source].append(dict(row))
+        if any(epoch_rows.values()):
+            script.append(RowsInput({s: rows for s, rows in epoch_rows.items() if rows}))
         if not dies and rng.random() < 0.3:
             script.append(Quiet(rng.choice([400, IDLE_MS])))
     reshard = rng.randrange(len(script)) if script and dies and rng.random() < 0.4 else None
@@ -112,8 +112,8 @@ class Judge:
 
     def epoch(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         watermark = self.clock.watermark
-        for source, given in rows.items():
-            for row in given:
+        for source, source_rows in rows.items():
+            for row in source_rows:
                 is_late = watermark is not None and watermark > row["ts"] + self.allowed_us
                 (self.late if is_late else self.kept[source]).append(row)
         self.clock.epoch(rows)
@@ -124,43 +124,43 @@ class Judge:
 
     def rows(self) -> list[dict[str, Any]]:
         """The same as rows with `ts` and the columns of the output."""
-        found = []
-        for left, right in self.pairs():
-            sides = (("left", left), ("right", right))
+        output_rows = []
+        for left_row, right_row in self.pairs():
+            sides = (("left", left_row), ("right", right_row))
             values = {f"{name}_{c}": None if row is None else row[c] for name, row in sides for c in ("k", "f", "id")}
-            found.append({"ts": self._time(left, right), **values})
-        return found
+            output_rows.append({"ts": self._time(left_row, right_row), **values})
+        return output_rows
 
     def pairs(self) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
         lower, upper = (MS * ms for ms in self.join.bounds_ms)
-        found: list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
+        row_pairs: list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
         lonely = {source: list(rows) for source, rows in self.kept.items()}
-        for left in self.kept["a"]:
-            for right in self.kept["b"]:
-                if lower <= right["ts"] - left["ts"] <= upper and self._equal(left, right):
-                    found.append((left, right))
-                    lonely["a"] = [r for r in lonely["a"] if r is not left]
-                    lonely["b"] = [r for r in lonely["b"] if r is not right]
+        for left_row in self.kept["a"]:
+            for right_row in self.kept["b"]:
+                if lower <= right_row["ts"] - left_row["ts"] <= upper and self._equal(left_row, right_row):
+                    row_pairs.append((left_row, right_row))
+                    lonely["a"] = [r for r in lonely["a"] if r is not left_row]
+                    lonely["b"] = [r for r in lonely["b"] if r is not right_row]
         left_outer, right_outer = self.join.outer
-        found += [(row, None) for row in lonely["a"] if left_outer]
-        found += [(None, row) for row in lonely["b"] if right_outer]
-        return found
+        row_pairs += [(row, None) for row in lonely["a"] if left_outer]
+        row_pairs += [(None, row) for row in lonely["b"] if right_outer]
+        return row_pairs
 
-    def _equal(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
-        pairs = [(left[a], right[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
+    def _equal(self, left_row: Mapping[str, Any], right_row: Mapping[str, Any]) -> bool:
+        pairs = [(left_row[a], right_row[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
         return all(a is not None and b is not None and naive.word(a) == naive.word(b) for a, b in pairs)
 
-    def _time(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> int:
-        times = [side["ts"] for side in (left, right) if side is not None]
-        at = max(times)
-        if left is not None and right is not None and self.join.event_time != "later":
-            at = (left if self.join.event_time == "left" else right)["ts"]
-        return int(at)
+    def _time(self, left_row: Mapping[str, Any] | None, right_row: Mapping[str, Any] | None) -> int:
+        times = [side["ts"] for side in (left_row, right_row) if side is not None]
+        time_us = max(times)
+        if left_row is not None and right_row is not None and self.join.event_time != "later":
+            time_us = (left_row if self.join.event_time == "left" else right_row)["ts"]
+        return int(time_us)
 
-    def _line(self, left: Mapping[str, Any] | None, right: Mapping[str, Any] | None) -> str:
-        at = self._time(left, right)
-        sides = (None if side is None else (side["id"], side["k"], repr(side["f"])) for side in (left, right))
-        return repr((at, *sides))
+    def _line(self, left_row: Mapping[str, Any] | None, right_row: Mapping[str, Any] | None) -> str:
+        time_us = self._time(left_row, right_row)
+        sides = (None if side is None else (side["id"], side["k"], repr(side["f"])) for side in (left_row, right_row))
+        return repr((time_us, *sides))
 
     def keyless(self) -> int:
         """Rows with no key on sides that come out in pairs only."""
@@ -197,9 +197,11 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
-    found = Counter(map(told, result.rows))
-    wanted = judge.answer()
-    assert found == wanted, f"missing {wanted - found}, too many {found - wanted}"
+    actual_counts = Counter(map(told, result.rows))
+    expected_counts = judge.answer()
+    assert actual_counts == expected_counts, (
+        f"missing {expected_counts - actual_counts}, too many {actual_counts - expected_counts}"
+    )
     counters = result.counters
     total = sum(len(rows) for item in run.script if isinstance(item, RowsInput) for rows in item.rows.values())
     assert counters.rows_late == len(judge.late)

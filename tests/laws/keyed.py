@@ -41,7 +41,7 @@ def _row(rng: random.Random) -> dict[str, Any]:
 
 def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
     """What a loop lets through: rows are counted in the order of epochs, within one by time, then by their values."""
-    seen, found = Counter[Any](), Counter[str]()
+    seen, line_counts = Counter[Any](), Counter[str]()
     for item in script:
         if isinstance(item, Restart) and isinstance(item.step, Nth):
             step = item.step
@@ -49,8 +49,8 @@ def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
             key = tuple(_same(row[k]) for k in step.key)
             seen[key] += 1
             if seen[key] % step.every == 0:
-                found[_line({**row, step.number_column: seen[key]} if step.number_column else row)] += 1
-    return found
+                line_counts[_line({**row, step.number_column: seen[key]} if step.number_column else row)] += 1
+    return line_counts
 
 
 def _order(row: Mapping[str, Any]) -> Any:

@@ -67,20 +67,20 @@ def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     per_key: dict[Any, list[Row]] = {}
     for row in sorted(rows, key=lambda r: r["ts"]):
         per_key.setdefault(tuple(word(row[k]) for k in spec.group_by), []).append(row)
-    found = []
+    output_rows = []
     for members in per_key.values():
         current = [members[0]]
         for row in members[1:]:
             start, last = current[0]["ts"], current[-1]["ts"]
             if row["ts"] - last > spec.gap_us:
-                found.append(_out(spec, current, start, last + spec.gap_us))
+                output_rows.append(_out(spec, current, start, last + spec.gap_us))
                 current = []
             elif row["ts"] - start >= spec.cap_us:
-                found.append(_out(spec, current, start, min(last + spec.gap_us, start + spec.cap_us)))
+                output_rows.append(_out(spec, current, start, min(last + spec.gap_us, start + spec.cap_us)))
                 current = []
             current.append(row)
-        found.append(_out(spec, current, current[0]["ts"], current[-1]["ts"] + spec.gap_us))
-    return found
+        output_rows.append(_out(spec, current, current[0]["ts"], current[-1]["ts"] + spec.gap_us))
+    return output_rows
 
 
 def _out(spec: Spec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
@@ -151,8 +151,8 @@ class JudgingOracle:
     uncommitted_us: int = 0
 
     def epoch(self, rows: Mapping[str, Sequence[Row]]) -> None:
-        for source, given in rows.items():
-            for row in given:
+        for source, source_rows in rows.items():
+            for row in source_rows:
                 held = starts_of(self.spec, row["ts"])
                 end = self.spec.duration_us + self.allowed_us
                 still = [s for s in held if self.watermark is None or s + end > self.watermark]
@@ -161,8 +161,8 @@ class JudgingOracle:
                 if not still:
                     self.late.append(row)
                     self.late_idle += [row] if source in self.lost else []
-            if given:
-                newest = max(row["ts"] for row in given)
+            if source_rows:
+                newest = max(row["ts"] for row in source_rows)
                 self.newest[source] = max(newest, self.newest.get(source, newest))
                 self.quiet_us[source] = 0
         self._advance()
@@ -245,11 +245,11 @@ class JudgingSessions:
 
     def epoch(self, rows: Sequence[Row]) -> None:
         for key in {tuple(word(r[k]) for k in self.spec.group_by) for r in rows}:
-            mine = [r for r in rows if tuple(word(r[k]) for k in self.spec.group_by) == key]
+            key_rows = [r for r in rows if tuple(word(r[k]) for k in self.spec.group_by) == key]
             floor = self.floor.get(key)
-            below = [r for r in mine if floor is not None and r["ts"] <= floor]
+            below = [r for r in key_rows if floor is not None and r["ts"] <= floor]
             self.late += below
-            self._join(key, [r for r in mine if r not in below])
+            self._join(key, [r for r in key_rows if r not in below])
         if rows:
             newest = max(r["ts"] for r in rows)
             self.newest = newest if self.newest is None else max(self.newest, newest)
@@ -274,9 +274,9 @@ class JudgingSessions:
         for members in (members for members, good in runs if good):
             # rows before the run's open session must be recent themselves, or they reach back past a forgotten floor
             first = min((t for t in opened if any(r["ts"] == t for r in members)), default=None)
-            kept = [r for r in members if self._recent(r["ts"]) or (first is not None and r["ts"] >= first)]
-            self.late += [r for r in members if r not in kept]
-            self.open[key].append(kept)
+            remaining = [r for r in members if self._recent(r["ts"]) or (first is not None and r["ts"] >= first)]
+            self.late += [r for r in members if r not in remaining]
+            self.open[key].append(remaining)
 
     def _recent(self, ts: int) -> bool:
         return self.watermark is None or ts + self.spec.gap_us + self.allowed_us >= self.watermark
@@ -296,8 +296,8 @@ class JudgingSessions:
                 self.floor.pop(key, None)
 
     def answer(self) -> list[dict[str, Any]]:
-        found = []
+        output_rows = []
         for rows in self.done + [s for held in self.open.values() for s in held]:
             times = [r["ts"] for r in rows]
-            found.append(_out(self.spec, rows, min(times), max(times) + self.spec.gap_us))
-        return found
+            output_rows.append(_out(self.spec, rows, min(times), max(times) + self.spec.gap_us))
+        return output_rows

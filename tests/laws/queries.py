@@ -27,47 +27,47 @@ Make = Callable[[], StateStore]
 def check(seed: int, cap_binds: bool = False, store: Make | None = None) -> tuple[int, int]:
     """Run a seed; (open windows, retained windows) that were looked at. Raises AssertionError where a law is broken."""
     run = revisions.planned(seed, cap_binds)
-    given: dict[str, Any] = {"shards": run.shards, "reshard_after": run.reshard_after, "upserts": run.upserts}
-    table = revisions.folded(run_local(run.window, run.script, revisions.SCHEMA, **given))
+    run_options: dict[str, Any] = {"shards": run.shards, "reshard_after": run.reshard_after, "upserts": run.upserts}
+    table = revisions.folded(run_local(run.window, run.script, revisions.SCHEMA, **run_options))
     with tempfile.TemporaryDirectory() as directory:
         make = store or (lambda: FilesStore(directory, "law"))
-        run_local(run.window, run.script, revisions.SCHEMA, store=make, flush=False, **given)
+        run_local(run.window, run.script, revisions.SCHEMA, store=make, flush=False, **run_options)
         with StateView(make()) as view:
             watermark = view.manifest().watermark_us
             horizon = watermark - (0 if run.window.emit == "final" else run.allowed_us)
             shown = view.scan()
-            found = _rows(shown)
-            for name, row in found.items():
+            shown_rows = _rows(shown)
+            for name, row in shown_rows.items():
                 assert name in table, f"no such window: {row}"
                 assert revisions.content(_public(row)) == revisions.content(_public(table[name]))
                 closes = _us(row["_closes_at"])
                 assert closes > horizon
                 assert row["_status"] == ("open" if closes > watermark else "retained")
-            missing = [table[name] for name in table if name not in found]
+            missing = [table[name] for name in table if name not in shown_rows]
             for row in missing:
                 assert _latest_close(run, row) <= max(horizon, watermark if row["_emit_reason"] == "cap" else horizon)
-            for user in {u for _, u in found}:
+            for user in {u for _, u in shown_rows}:
                 of_key = view.fetch(user)
                 assert of_key.equals(shown.filter(pl.col("u").eq_missing(pl.lit(user, pl.String))))
             ends = view.scan("_status = 'open'")
-            assert ends.height == sum(r["_status"] == "open" for r in found.values())
-    return ends.height, len(found) - ends.height
+            assert ends.height == sum(r["_status"] == "open" for r in shown_rows.values())
+    return ends.height, len(shown_rows) - ends.height
 
 
 def _rows(shown: pl.DataFrame) -> dict[tuple[Any, Any], Mapping[str, Any]]:
     times = [c for c in ("window_start", "window_end") if c in shown.columns]
     frame = shown.with_columns(pl.col(c).dt.timestamp("us") for c in times)
-    found = {revisions.identity(r): r for r in frame.iter_rows(named=True)}
-    assert len(found) == shown.height, "a window twice"
-    return found
+    rows_by_identity = {revisions.identity(r): r for r in frame.iter_rows(named=True)}
+    assert len(rows_by_identity) == shown.height, "a window twice"
+    return rows_by_identity
 
 
 def _public(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if not k.startswith("_")}
 
 
-def _us(at: Any) -> int:
-    return int(pl.Series([at]).dt.timestamp("us")[0])
+def _us(timestamp: Any) -> int:
+    return int(pl.Series([timestamp]).dt.timestamp("us")[0])
 
 
 def _latest_close(run: revisions.Run, row: Mapping[str, Any]) -> int:

@@ -49,24 +49,26 @@ def window(rng: random.Random, **more: Any) -> Window:
 
 def rows(rng: random.Random) -> list[dict[str, Any]]:
     """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
-    at, found = rng.randint(-50, 20), list[dict[str, Any]]()
+    now_ms, drawn_rows = rng.randint(-50, 20), list[dict[str, Any]]()
     for n in range(rng.randint(2, 28)):
-        at += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
+        now_ms += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
         back = rng.choice([0, 0, 0, 1, GAP, 2 * GAP, DURATION, 40, 80])
         value = rng.choice([None, 0.0, 2.5, -1.0, 7.0])
-        found.append({"ts": (at - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
+        drawn_rows.append(
+            {"ts": (now_ms - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value}
+        )
         if rng.random() < 0.1:
-            found.append(dict(found[-1], id=0))  # equal rows but for what names them
-            found.append(dict(found[-1]))
-    return found
+            drawn_rows.append(dict(drawn_rows[-1], id=0))  # equal rows but for what names them
+            drawn_rows.append(dict(drawn_rows[-1]))
+    return drawn_rows
 
 
-def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item]:
-    edges = sorted(rng.sample(range(len(given) + 1), min(len(given), rng.randint(1, 7))))
+def script(rng: random.Random, input_rows: Sequence[Row], crashes: bool) -> list[Item]:
+    edges = sorted(rng.sample(range(len(input_rows) + 1), min(len(input_rows), rng.randint(1, 7))))
     items: list[Item] = []
-    for a, b in itertools.pairwise([0, *edges, len(given)]):
+    for a, b in itertools.pairwise([0, *edges, len(input_rows)]):
         if b > a:
-            items.append(RowsInput({"a": given[a:b]}))
+            items.append(RowsInput({"a": input_rows[a:b]}))
         for item, chance in ((Quiet(500), 0.1), (Replay(rng.choice([None, 1, 3])), 0.2)):
             if rng.random() < chance:
                 if crashes and rng.random() < 0.5:
@@ -76,38 +78,38 @@ def script(rng: random.Random, given: Sequence[Row], crashes: bool) -> list[Item
 
 
 def told(rows_: Sequence[Row]) -> list[str]:
-    kept = [{k: v for k, v in sorted(r.items()) if not k.startswith("_") and k != "session_id"} for r in rows_]
-    return sorted(repr({k: sorted(v) if isinstance(v, list) else v for k, v in r.items()}) for r in kept)
+    plain_rows = [{k: v for k, v in sorted(r.items()) if not k.startswith("_") and k != "session_id"} for r in rows_]
+    return sorted(repr({k: sorted(v) if isinstance(v, list) else v for k, v in r.items()}) for r in plain_rows)
 
 
 def table(result: LocalResult, upto: int | None = None) -> list[Row]:
     """What an upserting target holds."""
-    found: dict[Any, Row] = {}
+    rows_by_identity: dict[Any, Row] = {}
     for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
         if upto is not None and row["_epoch"] > upto:
             break
         name = (row["window_start"], row.get("u"))
         if row["n"] is None:
-            assert found.pop(name, None) is not None, f"takes back what is not there: {row}"
+            assert rows_by_identity.pop(name, None) is not None, f"takes back what is not there: {row}"
         else:
-            found[name] = row
-    return list(found.values())
+            rows_by_identity[name] = row
+    return list(rows_by_identity.values())
 
 
 def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
     rng = random.Random(seed)
     spec = window(rng)
-    given = rows(rng)
+    input_rows = rows(rng)
     shards = rng.choice([1, 2, 3])
     items = [
-        *script(rng, given, crashes=True),
+        *script(rng, input_rows, crashes=True),
         Quiet(1),
         RowsInput({"a": [{"ts": 10**9, "u": "end", "id": 0, "f": None}]}),
     ]
     if rng.random() < 0.5:
         items.append(Crash(rng.choice(KILL_POINTS)))
     result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
-    everything = [*given, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
+    everything = [*input_rows, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
     assert told(table(result)) == told(oracle.batch_windows(spec, everything))
     last = result.replays[-1]
     assert (last.applied, dict(last.remaining), last.before) == (0, {}, len(result.letters))

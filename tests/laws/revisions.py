@@ -100,12 +100,12 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
 
 def _rows(rng: random.Random) -> list[dict[str, Any]]:
     """Rows in arrival order: times that wander on, with jumps back; `id` is a power of two, so a sum names its members."""
-    at, rows = rng.randint(-50, 20), list[dict[str, Any]]()
+    now_ms, rows = rng.randint(-50, 20), list[dict[str, Any]]()
     for n in range(rng.randint(1, 28)):
-        at += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
+        now_ms += rng.choice([0, 1, 2, GAP - 1, GAP, GAP + 1, DURATION, 25])
         back = rng.choice([0, 0, 0, 1, GAP, 2 * GAP, DURATION, 40, 80])
         value = rng.choice([None, float("nan"), -0.0, 0.0, 2.5, -1.0])
-        rows.append({"ts": (at - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
+        rows.append({"ts": (now_ms - back) * MS, "u": rng.choice(["a", "a", "b", None]), "id": 1 << n, "f": value})
     return rows
 
 

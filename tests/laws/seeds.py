@@ -33,11 +33,11 @@ def main(checked: Callable[[int], tuple[int, ...]], about: str, counted: Sequenc
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["POLARS_MAX_THREADS"] = "1"
     began = time.monotonic()
-    seeds = [given.only] if given.only is not None else list(range(given.seed, given.seed + given.runs))
-    with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn"), prepared) as pool:
-        found = list(pool.map(checked, seeds, chunksize=max(len(seeds) // (20 * given.jobs), 1)))
-    sums = ", ".join(f"{sum(n)} {name}" for n, name in zip(zip(*found, strict=True), counted, strict=True))
+    seeds = [options.only] if options.only is not None else list(range(options.seed, options.seed + options.runs))
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), prepared) as pool:
+        counts_per_seed = list(pool.map(checked, seeds, chunksize=max(len(seeds) // (20 * options.jobs), 1)))
+    sums = ", ".join(f"{sum(n)} {name}" for n, name in zip(zip(*counts_per_seed, strict=True), counted, strict=True))
     print(f"{len(seeds)} seeds from {seeds[0]}: {sums}, {time.monotonic() - began:.0f} s")

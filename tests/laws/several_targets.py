@@ -57,8 +57,8 @@ class Story:
     def run(self) -> None:
         rng = random.Random(self.seed)
         present = rng.random() < 0.5
-        made = pipeline(self.seed, present)
-        with LocalPipeline(made, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, listen=False) as test:
+        spec = pipeline(self.seed, present)
+        with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, listen=False) as test:
             for _ in range(rng.randrange(2, 9)):
                 if rng.random() < 0.5:
                     test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]), nth=rng.choice([1, 1, 2, 3]))
@@ -80,7 +80,7 @@ class Story:
             before = test.epoch
             test.flush()
             self.there |= set(range(before + 1, test.epoch + 1)) if present else set()
-            self.compare(made, test)
+            self.compare(spec, test)
 
     def epoch(self, test: LocalPipeline, rng: random.Random, down: str | None) -> None:
         rows = []
@@ -122,18 +122,20 @@ class Story:
             test.restart(pipeline(self.seed, present), shards=rng.choice([1, 2, 4]))
         return present
 
-    def compare(self, made: sw.Pipeline, test: LocalPipeline) -> None:
+    def compare(self, spec: sw.Pipeline, test: LocalPipeline) -> None:
         places = {name: target for (name, _), target in test._all_targets.items()}
         for number, name in enumerate(FIXED):
             held = places[name].held
             times = held.with_columns(held[c].dt.timestamp("us") for c in ("window_start", "window_end"))
-            wanted = batch(made.model_copy(update={"stages": made.stages[: number + 1]}), self.every)
-            assert content(times.iter_rows(named=True)) == content(wanted), name
+            expected_rows = batch(spec.model_copy(update={"stages": spec.stages[: number + 1]}), self.every)
+            assert content(times.iter_rows(named=True)) == content(expected_rows), name
         if "some" in places:
             stage = next(t.from_ for t in pipeline(self.seed).targets if t.name == "some")
             same = places[f"t{str(stage)[1:]}"].rows
-            wanted = [r for r in same if r["_epoch"] in self.there]
-            assert content(places["some"].rows) == content(wanted), "what came while it was there, and nothing else"
+            expected_rows = [r for r in same if r["_epoch"] in self.there]
+            assert content(places["some"].rows) == content(expected_rows), (
+                "what came while it was there, and nothing else"
+            )
         for stage_state in test._driver.state.stages[1:]:
             assert stage_state.counters.get("late", {}) == {}
         assert test.result().counters.rows_in == len(self.every)

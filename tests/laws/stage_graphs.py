@@ -67,11 +67,11 @@ def window(rng: random.Random, is_read: bool, lateness_ms: int, near_cap: bool) 
     )
 
 
-def join(rng: random.Random, left: str, right: str, lateness_ms: int) -> sw.Join:
+def join(rng: random.Random, left_source: str, right_source: str, lateness_ms: int) -> sw.Join:
     return sw.Join(
         kind=rng.choice(["inner", "left", "right", "full"]),
-        left_source=left,
-        right_source=right,
+        left_source=left_source,
+        right_source=right_source,
         left_keys=["k"],
         right_keys=["k"],
         lower_ms=-rng.choice([0, 10, 30]),
@@ -88,26 +88,30 @@ def join(rng: random.Random, left: str, right: str, lateness_ms: int) -> sw.Join
 
 def graph(rng: random.Random, lateness_ms: int) -> list[sw.Stage]:
     """Stages that read sources, and those above them; what no stage reads goes to a target."""
-    count, found = rng.randrange(2, 7), list[sw.Stage]()
+    count, stages = rng.randrange(2, 7), list[sw.Stage]()
     inputs: list[tuple[str, ...]] = []
     for number in range(count):
-        known = [*SOURCES[: rng.randrange(1, 4)], *(f"s{n}" for n in range(number)), *(f"s{n}" for n in range(number))]
+        candidates = [
+            *SOURCES[: rng.randrange(1, 4)],
+            *(f"s{n}" for n in range(number)),
+            *(f"s{n}" for n in range(number)),
+        ]
         if number == count - 1:
-            known = [f"s{n}" for n in range(number)]
-        some = tuple(dict.fromkeys(rng.choice(known) for _ in range(rng.choice([1, 1, 2, 2, 3]))))
+            candidates = [f"s{n}" for n in range(number)]
+        some = tuple(dict.fromkeys(rng.choice(candidates) for _ in range(rng.choice([1, 1, 2, 2, 3]))))
         inputs.append(some)
     read, near_cap = {name for some in inputs for name in some}, rng.random() < 0.5
     for number, some in enumerate(inputs):
         name = f"s{number}"
         if len(some) == 2 and rng.random() < 0.5:
-            found.append(sw.Stage(name=name, join=join(rng, *some, lateness_ms)))
+            stages.append(sw.Stage(name=name, join=join(rng, *some, lateness_ms)))
         else:
-            found.append(
+            stages.append(
                 sw.Stage(
                     name=name, from_=list(some), window=window(rng, name in read, lateness_ms, not number and near_cap)
                 )
             )
-    return found
+    return stages
 
 
 def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
@@ -132,9 +136,9 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
 
 def changed(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
     """The stages with one setting that may change while there is a state."""
-    found = list(stages)
-    for at in rng.sample(range(len(stages)), len(stages)):
-        stage = stages[at]
+    changed_stages = list(stages)
+    for index in rng.sample(range(len(stages)), len(stages)):
+        stage = stages[index]
         update: dict[str, Any] = {}
         if stage.join is not None:
             update = rng.choice([{"event_time": t} for t in ("later", "left", "right")])
@@ -146,17 +150,17 @@ def changed(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
             else:
                 update = {"lateness_ms": stage.window.lateness_ms + rng.choice([10, 100])}
             step = {"window": stage.window.model_copy(update=update)}
-        found[at] = stage.model_copy(update=step)
-        if found[at] != stage:
-            return found
-    return found
+        changed_stages[index] = stage.model_copy(update=step)
+        if changed_stages[index] != stage:
+            return changed_stages
+    return changed_stages
 
 
 def answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequence[str]) -> list[Row]:
     """What a stage makes of all rows at once."""
     if stage.join is not None:
-        found = joined(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
-        return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in found]
+        joined_rows = joined(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
+        return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in joined_rows]
     assert stage.window is not None
     return oracle.batch_windows(stage.window, [row for name in read for row in inputs[name]])
 
@@ -183,7 +187,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
     is_late, may_change, may_flush = rng.random() < 0.5, rng.random() < 0.3, rng.random() < 0.3
     lateness = rng.choice([0, 10, 40]) if is_late else 0
     stages = graph(rng, lateness)
-    spec, at, sent = pipeline(stages), 0, {name: list[Row]() for name in SOURCES}
+    spec, now_ms, sent = pipeline(stages), 0, {name: list[Row]() for name in SOURCES}
     names = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
     awake, was_changed, was_behind = set(names), False, is_late
@@ -193,17 +197,19 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
         for _ in range(rng.randrange(5, 25)):
             if rng.random() < 0.3:
                 awake = set(rng.sample(names, rng.randrange(1, len(names) + 1)))
-            given: dict[str, list[Row]] = {}
+            epoch_rows: dict[str, list[Row]] = {}
             for source in rng.sample(sorted(awake), rng.randrange(1, len(awake) + 1)):
-                given[source] = []
+                epoch_rows[source] = []
                 for _ in range(rng.choice([0, 1, 1, 2, 2, 5])):
-                    at += rng.choice([0, 1, 3, 4, 6, 8, 11] if rng.random() < 0.95 else [40, 200])
-                    ts = (at - (rng.choice([0, 0, 0, 5, 30]) if is_late else 0)) * MS
-                    given[source].append({"k": rng.choice(["x", "x", "y", "y", None]), "v": rng.randrange(9), "ts": ts})
-                sent[source] += given[source]
+                    now_ms += rng.choice([0, 1, 3, 4, 6, 8, 11] if rng.random() < 0.95 else [40, 200])
+                    ts = (now_ms - (rng.choice([0, 0, 0, 5, 30]) if is_late else 0)) * MS
+                    epoch_rows[source].append(
+                        {"k": rng.choice(["x", "x", "y", "y", None]), "v": rng.randrange(9), "ts": ts}
+                    )
+                sent[source] += epoch_rows[source]
             if rng.random() < 0.2:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
-            test.pipe(given)
+            test.pipe(epoch_rows)
             if rng.random() < 0.4:
                 quiet = rng.choice([600, 1100])
                 test.quiet(quiet)
@@ -219,8 +225,8 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
                 stages, was_changed = changed(rng, stages), True
                 test.restart(pipeline(stages))
         test.flush()
-        found, state = test.result(), test._driver.state
-    results = {s.name: emitted(s, found.stages[s.name]) for s in stages}
+        run_result, state = test.result(), test._driver.state
+    results = {s.name: emitted(s, run_result.stages[s.name]) for s in stages}
     inputs, read = {**sent, **results}, stage_inputs(stages, SOURCES)
     counted = {s.name: s.counters for s in state.stages}
     for stage in stages:
@@ -242,5 +248,5 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
             assert reached[stage.name].watermark_us <= min(before, default=1 << 62), (
                 "a reader is ahead of what it reads"
             )
-        assert found.counters.late_between_stages == 0, "what comes late on the way"
+        assert run_result.counters.late_between_stages == 0, "what comes late on the way"
     return sum(len(results[n]) for n in results)

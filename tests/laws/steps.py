@@ -66,7 +66,7 @@ def planned(rng: random.Random) -> SessionLogic:
         ],
         **settings,
     )
-    logic = bind_window("law", window, {name: Field(name, of) for name, of in COLUMNS.items()})
+    logic = bind_window("law", window, {name: Field(name, field_type) for name, field_type in COLUMNS.items()})
     assert isinstance(logic, SessionLogic)
     if rng.random() < 0.1:
         logic = replace(logic, revised=True)
@@ -86,9 +86,9 @@ def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra:
         now += rng.choice(steps)
         ts = now - rng.choice(backs)
         user, number = rng.choice(users), rng.choice([None, 0.0, 1.5, float("nan")])
-        own = rng.choice([1, 2, gap, max(cap - 1, 1)])
+        row_gap = rng.choice([1, 2, gap, max(cap - 1, 1)])
         rows.append(
-            (ts * MS, user, number, rng.choice([0, 1 << n % 60, -(1 << 40)]), rng.choice([None, number, -2.5]), own)
+            (ts * MS, user, number, rng.choice([0, 1 << n % 60, -(1 << 40)]), rng.choice([None, number, -2.5]), row_gap)
         )
     frame = pl.DataFrame(
         rows,
@@ -115,34 +115,34 @@ def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
 
 def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     """The state with `new` in the place of these units."""
-    kept = state.filter(~pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
-    return pl.concat([kept, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
+    unchanged = state.filter(~pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
+    return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 
 def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
     """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
-    found = sessions.build_state(logic, unit, floors, watermark)
+    built = sessions.build_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
     run, reach = former_step.runs_of(logic, unit)
     fragment = former_step.pieces(logic, unit, reach, run, limit)
-    given = former_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
-    expected = former_step.state_of(logic, given, run, fragment, floors, watermark)
-    assert found.equals(expected), f"{found.to_dicts()}\nexpected\n{expected.to_dicts()}"
-    return found
+    former_unit = former_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
+    expected = former_step.state_of(logic, former_unit, run, fragment, floors, watermark)
+    assert built.equals(expected), f"{built.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return built
 
 
 def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """`forget`, the same as by whole arrays."""
     if state.is_empty():
         return state
-    found, horizon = logic.forget(state, watermark), logic.horizon(watermark)
+    retained, horizon = logic.forget(state, watermark), logic.horizon(watermark)
     unit = former_step.Unit.of(logic, state)
     needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
     expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
-    assert found.equals(expected), f"{found.to_dicts()}\nexpected\n{expected.to_dicts()}"
-    return found
+    assert retained.equals(expected), f"{retained.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return retained
 
 
 def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
@@ -152,16 +152,20 @@ def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort(by, nulls_last=False)
 
 
-def same(seed: int, epoch: int, found: IngestResult, expected: IngestResult) -> None:
+def same(seed: int, epoch: int, actual: IngestResult, expected: IngestResult) -> None:
     where = f"seed {seed}, epoch {epoch}"
-    assert found.counts == expected.counts, f"{where}: {found.counts}, expected {expected.counts}"
+    assert actual.counts == expected.counts, f"{where}: {actual.counts}, expected {expected.counts}"
     for name in ("state", "late"):
-        got, wanted = getattr(found, name), getattr(expected, name)
-        if got.equals(wanted):
+        actual_frame, expected_frame = getattr(actual, name), getattr(expected, name)
+        if actual_frame.equals(expected_frame):
             continue
-        got, wanted = in_one_order(got), in_one_order(wanted)
-        assert got.schema == wanted.schema, f"{where}: {name}: {got.schema}, expected {wanted.schema}"
-        assert got.equals(wanted), f"{where}: {name}:\n{got.to_dicts()}\nexpected\n{wanted.to_dicts()}"
+        actual_frame, expected_frame = in_one_order(actual_frame), in_one_order(expected_frame)
+        assert actual_frame.schema == expected_frame.schema, (
+            f"{where}: {name}: {actual_frame.schema}, expected {expected_frame.schema}"
+        )
+        assert actual_frame.equals(expected_frame), (
+            f"{where}: {name}:\n{actual_frame.to_dicts()}\nexpected\n{expected_frame.to_dicts()}"
+        )
 
 
 def checked(seed: int) -> tuple[int, int, int, int]:
@@ -177,11 +181,15 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         rows = drawn(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
         touched = rows["__kh"].to_numpy()
         before = units(state, touched)
-        found = session_step.ingest_intervals(logic, rows, before, watermark, room)
-        same(seed, epoch, found, former_step.ingest(logic, rows, before, watermark, room))
-        rows_in, late, refused = rows_in + rows.height, late + found.counts.late, refused + found.counts.refused
-        if not found.state.is_empty():
-            state = replaced(state, found.state, found.state["__h"].to_numpy())
+        step_result = session_step.ingest_intervals(logic, rows, before, watermark, room)
+        same(seed, epoch, step_result, former_step.ingest(logic, rows, before, watermark, room))
+        rows_in, late, refused = (
+            rows_in + rows.height,
+            late + step_result.counts.late,
+            refused + step_result.counts.refused,
+        )
+        if not step_result.state.is_empty():
+            state = replaced(state, step_result.state, step_result.state["__h"].to_numpy())
         now = rng.choice([now, int(rows["__ts"].max()) // MS])
         since, watermark = watermark, max(watermark, (now - rng.choice([0, 0, 5, 20, 60])) * MS)
         early = logic.updates and rng.random() < 0.7

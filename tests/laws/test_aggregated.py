@@ -48,8 +48,8 @@ class Spread(Aggregator):
 
 
 def spread(rows: list[Any]) -> dict[str, Any]:
-    found = [r["f"] * r["w"] for r in rows if r["f"] is not None and r["f"] == r["f"] and r["w"] is not None]
-    return {"width": max(found) - min(found) if found else None, "n": len(found)}
+    products = [r["f"] * r["w"] for r in rows if r["f"] is not None and r["f"] == r["f"] and r["w"] is not None]
+    return {"width": max(products) - min(products) if products else None, "n": len(products)}
 
 
 def agg(kind: str, column: str | None = None, **more: Any) -> Aggregation:
@@ -75,26 +75,26 @@ def window(kind: str, aggregations: list[Aggregation] = ALL, **given_: Any) -> W
 @st.composite
 def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
     """Rows in event-time order with few distinct values, so that there are ties."""
-    found = draw(ordered_rows(most))
-    for row in found:
+    drawn_rows = draw(ordered_rows(most))
+    for row in drawn_rows:
         row["w"] = draw(st.sampled_from([None, -1, 2, 5]))
         row["m"] = draw(st.sampled_from([None, oracle.decimal.Decimal("1.25"), oracle.decimal.Decimal("-7.50")]))
         row["s"] = draw(st.sampled_from([None, "", "ü", "b"]))
         row["t"] = draw(st.sampled_from([None, -1, 10**15]))
-    return found
+    return drawn_rows
 
 
 def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The oracle over the built-ins, and this module's own loop for the user-defined one."""
     shape = window(kind, ALL[:-1])
-    found = []
+    expected_rows = []
     for row in oracle.batch_windows(
         window(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_
     ):
         members = [r for r in given_ if r["id"] in row["ids"] and same_key(r, row)]
         plain = {k: v for k, v in row.items() if k != "ids"}
-        found.append({**plain, **oracle.aggregate(shape.aggregations, members), "spread": spread(members)})
-    return found
+        expected_rows.append({**plain, **oracle.aggregate(shape.aggregations, members), "spread": spread(members)})
+    return expected_rows
 
 
 def same_key(a: Any, b: Any) -> bool:
@@ -114,8 +114,8 @@ def plain(value: Any) -> Any:
     return oracle.canonical_value(value)
 
 
-def answer(found: list[Any]) -> list[Any]:
-    return sorted((sorted(plain(r).items()) for r in found), key=repr)
+def answer(output_rows: list[Any]) -> list[Any]:
+    return sorted((sorted(plain(r).items()) for r in output_rows), key=repr)
 
 
 @KINDS
@@ -175,22 +175,22 @@ def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, col
 @pytest.mark.parametrize("size", some([5000, 190, 3]))
 def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: int) -> None:
     """Values over 20 ms, a tenth of them NaN: ranks among a window's own values are within 1.33 % (99 % of them), here 3 %."""
-    wanted = [0, 0.01, 0.25, 0.5, 0.75, 0.89, 0.95, 1]
+    quantiles = [0, 0.01, 0.25, 0.5, 0.75, 0.89, 0.95, 1]
     given_ = [
         {"ts": n % 20 * 1000, "k": 0.0, "u": "a", "f": NAN if n % 10 == 3 else float((n * 7919) % 20_011)}
         for n in range(20_000 if size > 3 else 450)
     ]
-    aggregations = [agg("approx_quantile", "f", quantile=q) for q in wanted]
+    aggregations = [agg("approx_quantile", "f", quantile=q) for q in quantiles]
     shape = window(kind, [*aggregations, agg("collect_list", "f", max_values_per_group=30_000)], lateness_ms="1s")
     result = run_local(shape, [RowsInput({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA)
     assert result.rows
     for row in result.rows:
         values = sorted(row["collect_list_f_None"], key=oracle.sort_key)
-        for q, a in zip(wanted, aggregations, strict=True):
-            found = oracle.sort_key(row[a.as_])
+        for q, a in zip(quantiles, aggregations, strict=True):
+            estimate = oracle.sort_key(row[a.as_])
             below, upto = (
-                sum(oracle.sort_key(v) < found for v in values),
-                sum(oracle.sort_key(v) <= found for v in values),
+                sum(oracle.sort_key(v) < estimate for v in values),
+                sum(oracle.sort_key(v) <= estimate for v in values),
             )
             assert below - 0.03 * len(values) <= q * len(values) <= upto + 0.03 * len(values)
 
@@ -206,8 +206,8 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
     ],
 )  # fmt: skip
 def test_what_outgrows_its_bound_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
-    found = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
-    cut = [found] if epochs == 1 else [[r] for r in found]
+    input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
+    cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]
     enough = given_.model_copy(update={"max_values_per_group": 3, "max_distinct_values_per_group": 3})
     run_local(window(kind, [enough]), script(cut), SCHEMA)
     with pytest.raises(CapExceededError, match=message):

@@ -51,8 +51,8 @@ class RestartedPipeline(LocalPipeline):
 
     def _set_targets(self, target_name: str) -> None:
         super()._set_targets(target_name)
-        for name, own in self.pipeline.per_target.items():
-            columns = tuple(self._steps[str(own.target.from_)].output)
+        for name, target_pipeline in self.pipeline.per_target.items():
+            columns = tuple(self._steps[str(target_pipeline.target.from_)].output)
             table = TargetTable("law", columns, None, self._state_id)
             self._targets[name] = FilesTarget(f"{self.url}/out", "parquet", table, self.options)  # type: ignore[assignment]
 
@@ -112,8 +112,8 @@ def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
-    with FaultyProxy.in_front_of(s3.port) as found:
-        yield found
+    with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
+        yield faulty_proxy
 
 
 def hit_at(number: int, fault: Fault) -> Callable[[str, str], Fault]:
@@ -126,9 +126,9 @@ def check(s3: S3, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list
     assert expected and not errors
     for point in points(requests):
         proxy.faults.clear()
-        found, errors, _ = run(s3, proxy, hit_at(point, fault))
+        actual, errors, _ = run(s3, proxy, hit_at(point, fault))
         where = (fault, point, proxy.faults, errors)
-        assert found == expected and len(proxy.faults) <= 1, where  # a run may have a request less than the first
+        assert actual == expected and len(proxy.faults) <= 1, where  # a run may have a request less than the first
         assert len(errors) < 2 and not any("\n" in str(error) for error in errors), where
 
 

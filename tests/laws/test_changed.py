@@ -56,9 +56,11 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
         times_of = {r["id"]: r["ts"] for i in items if isinstance(i, list) for r in i}
         told_apart = len(times_of) == result.counters.rows_in  # more than 60 rows have ids twice
         for user in (None, "a", "b"):
-            mine = sorted((r["window_start"], r["window_end"], r["ids"]) for r in result.rows if r["u"] == user)
-            assert all(end <= start for (_, end, _), (start, _, _) in pairwise(mine)), seed
-            for start, _, ids in mine if told_apart else []:
+            user_sessions = sorted(
+                (r["window_start"], r["window_end"], r["ids"]) for r in result.rows if r["u"] == user
+            )
+            assert all(end <= start for (_, end, _), (start, _, _) in pairwise(user_sessions)), seed
+            for start, _, ids in user_sessions if told_apart else []:
                 times = [times_of[1 << n] for n in range(60) if ids >> n & 1]
                 assert min(times) == start, seed
                 assert max(times) - min(times) < config.cap * MS, seed
@@ -244,9 +246,9 @@ def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
     frames: dict[str, list[bytes]] = {}
     for name, restarts in (("moved", {1: 8, 3: 3}), ("still", {1: 2, 3: 2})):
         script: list[Any] = []
-        for at, batch in enumerate(batches):
+        for epoch, batch in enumerate(batches):
             script.append(RowsInput({"a": batch}))
-            script += [Restart(shards=restarts[at])] if at in restarts else []
+            script += [Restart(shards=restarts[epoch])] if epoch in restarts else []
         assert len(batches) > 4
         published: list[bytes] = []
         run_local(first.window, script, SCHEMA, shards=2, on_publish=lambda f, p=published: p.append(_bytes(f)))
@@ -269,8 +271,8 @@ def test_a_join_before_a_window_that_changes() -> None:
 
     def counted(*names: str) -> Window:
         aggs = [Aggregation(agg="count", as_="n"), *(Aggregation(agg="sum", column="left_id", as_=n) for n in names)]
-        given = {"max_groups_per_window": 99, "group_by": ["left_u"], "aggregations": aggs}
-        return Window(kind="tumbling", duration_ms=50, **given)
+        settings = {"max_groups_per_window": 99, "group_by": ["left_u"], "aggregations": aggs}
+        return Window(kind="tumbling", duration_ms=50, **settings)
 
     def both(t: int) -> RowsInput:
         row = {"ts": t * MS, "u": "x", "id": 1, "f": 1.0}

@@ -30,7 +30,7 @@ def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int
     rng, clock = random.Random(seed), random.Random(-1 - seed)
     lateness = rng.choice([0, 10])
     stages = graph(rng, lateness)
-    spec, at = pipeline(stages), 0
+    spec, now_ms = pipeline(stages), 0
     names = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
     watermarks: list[tuple[int, int]] = []
@@ -40,10 +40,10 @@ def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int
             for source in sorted(rng.sample(names, rng.randrange(1, len(names) + 1))):
                 rows[source] = []
                 for _ in range(rng.choice([0, 1, 2, 4])):
-                    at += rng.choice([0, 1, 4, 8, 40])
+                    now_ms += rng.choice([0, 1, 4, 8, 40])
                     behind = rng.choice([0, 0, 12]) if lateness else 0
                     rows[source].append(
-                        {"k": rng.choice(["x", "y", None]), "v": rng.randrange(9), "ts": (at - behind) * MS}
+                        {"k": rng.choice(["x", "y", None]), "v": rng.randrange(9), "ts": (now_ms - behind) * MS}
                     )
             if jumps and clock.random() < 0.4:
                 test.now_us += clock.choice([-24, -1, 1, 24]) * HOUR_MS * MS + clock.randrange(-5000, 5000)

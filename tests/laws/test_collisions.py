@@ -30,8 +30,8 @@ def script(seed: int) -> list[Any]:
         rows = []
         for _ in range(chance.randrange(1, 9)):
             now += chance.randrange(0, 15) * 1000
-            at = max(now - chance.choice([0, 0, 20_000, 80_000]), 0)
-            rows.append({"ts": at, "k": chance.choice(["a", "b", None, "c"]), "x": chance.randrange(9)})
+            time_us = max(now - chance.choice([0, 0, 20_000, 80_000]), 0)
+            rows.append({"ts": time_us, "k": chance.choice(["a", "b", None, "c"]), "x": chance.randrange(9)})
         epochs.append(RowsInput({"a": rows}))
     return epochs
 
@@ -47,7 +47,7 @@ def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pyte
     monkeypatch.setattr(
         local_engine, "key_hash", lambda frame, keys: pl.Series("__kh", np.full(frame.height, 7), dtype=pl.Int64)
     )
-    for seed, wanted in enumerate(expected):
+    for seed, expected_result in enumerate(expected):
         got = run_local(window, script(seed), schema)
-        assert told(got) == told(wanted), f"seed {seed}"
-        assert got.counters == wanted.counters, f"seed {seed}"
+        assert told(got) == told(expected_result), f"seed {seed}"
+        assert got.counters == expected_result.counters, f"seed {seed}"

@@ -149,11 +149,11 @@ STEP_US = st.sampled_from(
 @st.composite
 def ascending(draw: st.DrawFn, most: int = 24, values: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Rows in event-time order from before 1970 on; `id` is a power of two, so that a sum names its rows."""
-    at = draw(st.sampled_from([-60 * MS, -(CAP + 1) * MS, -1, 0, OFFSET * MS, 3 * MS]))
+    time_us = draw(st.sampled_from([-60 * MS, -(CAP + 1) * MS, -1, 0, OFFSET * MS, 3 * MS]))
     rows = []
     for n in range(draw(st.integers(1, most))):
-        at += draw(STEP_US)
-        row = {"ts": at, "id": 1 << n, "u": draw(st.sampled_from(["a", "a", "b", None]))}
+        time_us += draw(STEP_US)
+        row = {"ts": time_us, "id": 1 << n, "u": draw(st.sampled_from(["a", "a", "b", None]))}
         rows.append(row | {c: draw(st.sampled_from(VALUES[c][1])) for c in values})
     return rows
 
@@ -314,9 +314,9 @@ def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataOb
         assert members[-1] - members[0] < CAP * MS
         assert all(b - a <= GAP * MS for a, b in pairwise(members))
         per_key.setdefault(s["u"], []).append((members[0], members[-1]))
-    for found in per_key.values():
-        found.sort()
-        for (start, last), (following, _) in pairwise(found):
+    for spans in per_key.values():
+        spans.sort()
+        for (start, last), (following, _) in pairwise(spans):
             assert following > last + GAP * MS or following >= start + CAP * MS, (start, last, following)
     assert sum(s["n"] for s in result.rows) == result.counters.rows_used
     conserved(result, len(rows))
@@ -336,7 +336,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
     )
     torn: list[Any] = []
     for n, item in enumerate(script):
-        torn += [*(Crash(step) for at, step in crashes if at == n), item]
+        torn += [*(Crash(step) for position, step in crashes if position == n), item]
     window = window_of(spec_of(kind), lateness_ms=2)
     first = run_local(window, script, SCHEMA, ("a", "b"), shards=1)
     second = run_local(

@@ -33,12 +33,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_damaged_state_is_told_or_harmless() -> None:
     """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
-    found = [
+    outcomes = [
         corrupted.damaged("sessions", bool(number % 2), damage, random.Random(number))
         for number, damage in enumerate(DAMAGES)
     ]
-    assert any(o.refused for o in found)
-    assert any(not o.refused for o in found)
+    assert any(o.refused for o in outcomes)
+    assert any(not o.refused for o in outcomes)
 
 
 def test_there_is_a_case_for_every_kind_of_state() -> None:

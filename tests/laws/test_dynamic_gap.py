@@ -32,18 +32,18 @@ def window(**settings: Any) -> Window:
 
 def naive(rows: Sequence[dict[str, Any]], cap_us: int) -> list[tuple[Any, ...]]:
     """(user, start, end, ids): in order of time a row joins while it lies within what the session holds, and below the cap."""
-    found = []
+    sessions = []
     for user in {r["u"] for r in rows}:
         held: list[dict[str, Any]] = []
         for row in sorted((r for r in rows if r["u"] == user), key=lambda r: r["ts"]):
             reach = max((r["ts"] + r["g"] * MS for r in held), default=None)
             if reach is not None and (row["ts"] > reach or row["ts"] - held[0]["ts"] >= cap_us):
                 end = min(reach, held[0]["ts"] + cap_us) if row["ts"] <= reach else reach
-                found.append((user, held[0]["ts"], end, sum(r["id"] for r in held)))
+                sessions.append((user, held[0]["ts"], end, sum(r["id"] for r in held)))
                 held = []
             held.append(row)
-        found.append((user, held[0]["ts"], max(r["ts"] + r["g"] * MS for r in held), sum(r["id"] for r in held)))
-    return sorted(found, key=repr)
+        sessions.append((user, held[0]["ts"], max(r["ts"] + r["g"] * MS for r in held), sum(r["id"] for r in held)))
+    return sorted(sessions, key=repr)
 
 
 def table(result: LocalResult) -> list[tuple[Any, ...]]:
@@ -51,10 +51,10 @@ def table(result: LocalResult) -> list[tuple[Any, ...]]:
 
 
 def drawn(rng: random.Random, gaps: Sequence[int | None]) -> list[dict[str, Any]]:
-    at, rows = rng.randint(-50, 20), list[dict[str, Any]]()
+    now_ms, rows = rng.randint(-50, 20), list[dict[str, Any]]()
     for n in range(rng.randint(1, 25)):
-        at += rng.choice([0, 1, 2, 4, 5, 6, 10, 25])
-        rows.append({"ts": at * MS, "u": rng.choice(["a", "a", None]), "id": 1 << n, "g": rng.choice(gaps)})
+        now_ms += rng.choice([0, 1, 2, 4, 5, 6, 10, 25])
+        rows.append({"ts": now_ms * MS, "u": rng.choice(["a", "a", None]), "id": 1 << n, "g": rng.choice(gaps)})
     return rows
 
 
@@ -89,11 +89,11 @@ def test_one_gap_brought_by_every_row_is_that_gap_under_any_disorder(seed: int) 
     ]
     brought = run_local(window(max_session_duration_ms=cap, **settings), script, SCHEMA, upserts=False)
     fixed = window(max_session_duration_ms=cap, **settings).model_copy(update={"gap_ms": GAP})
-    given = run_local(fixed, script, SCHEMA, upserts=False)
+    fixed_result = run_local(fixed, script, SCHEMA, upserts=False)
     assert [{k: word(v) for k, v in r.items()} for r in brought.rows] == [
-        {k: word(v) for k, v in r.items()} for r in given.rows
+        {k: word(v) for k, v in r.items()} for r in fixed_result.rows
     ]
-    assert brought.counters == given.counters
+    assert brought.counters == fixed_result.counters
 
 
 def rng_cap(seed: int) -> int:

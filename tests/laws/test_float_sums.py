@@ -126,8 +126,8 @@ def test_epochs_shards_order_and_crashes_change_no_bit(kind: str) -> None:
             script: list[Any] = [RowsInput({"a": mixed[i : i + cut]}) for i in range(0, len(mixed), cut)]
             script.insert(chance.randrange(len(script)), Crash(chance.choice(KILL_POINTS)))
             schema = {"k": "string", "v": "double"}
-            found = run_local(window, script, schema, shards=chance.choice([1, 3])).rows
-            return sorted((r["window_start"], r["k"], *(bits(r[a]) for a in AGGS)) for r in found)
+            output_rows = run_local(window, script, schema, shards=chance.choice([1, 3])).rows
+            return sorted((r["window_start"], r["k"], *(bits(r[a]) for a in AGGS)) for r in output_rows)
 
         assert answer() == answer(), seed
 

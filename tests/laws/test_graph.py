@@ -67,9 +67,9 @@ def test_the_plan_says_what_stages_need() -> None:
     )
     assert [(c.key, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
     assert "begins empty" in more.changes[0].how
-    told = {c.key: (c.verdict, c.level) for c in fewer.changes}
-    assert told['stage "w"'] == ("migrated", "warning")
-    assert told["stages[0].from"][0] == "compatible"
+    verdicts = {c.key: (c.verdict, c.level) for c in fewer.changes}
+    assert verdicts['stage "w"'] == ("migrated", "warning")
+    assert verdicts["stages[0].from"][0] == "compatible"
     another = compare_config(of(W, counting("z", "w", "total")), state)
     assert {c.key for c in another.with_verdict("migrated")} == {'stage "x"', 'stage "z"'}, (
         "a name that is unknown is a new stage"

@@ -26,8 +26,8 @@ FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
 
 
 def window(kind: str) -> Window:
-    found = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")]
-    return Window(group_by=["k", "u"], aggregations=found, **SHAPES[kind])
+    aggregations = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")]
+    return Window(group_by=["k", "u"], aggregations=aggregations, **SHAPES[kind])
 
 
 def answer(result: LocalResult) -> list[str]:
@@ -36,12 +36,12 @@ def answer(result: LocalResult) -> list[str]:
 
 
 def rows(rng: random.Random, epoch: int) -> RowsInput:
-    found = []
+    epoch_rows = []
     for n in range(rng.randrange(1, 6)):
-        at = 1000 * (epoch * 9 + rng.randrange(14))
-        found.append(
+        time_us = 1000 * (epoch * 9 + rng.randrange(14))
+        epoch_rows.append(
             {
-                "ts": at,
+                "ts": time_us,
                 "k": rng.choice([None, 0.0, 1.5]),
                 "u": rng.choice(["a", None]),
                 "id": 1 << (epoch * 6 + n) % 60,
@@ -49,7 +49,7 @@ def rows(rng: random.Random, epoch: int) -> RowsInput:
                 "f": 2.5,
             }
         )
-    return RowsInput({"a": found})
+    return RowsInput({"a": epoch_rows})
 
 
 def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
@@ -66,8 +66,8 @@ def azure() -> Iterator[Azurite]:
 @pytest.fixture(params=some(["s3", "azure"]))
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3 | Azurite:
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
-    found: S3 | Azurite = request.getfixturevalue(request.param)
-    return found
+    object_store: S3 | Azurite = request.getfixturevalue(request.param)
+    return object_store
 
 
 @pytest.mark.parametrize("kind", some(SHAPES))
@@ -87,8 +87,8 @@ def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server:
         door.pause_s = 0.01
         door.judge = faulty(rng, 0.1)
         options = server.options(door.port)
-        found = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", options))
+        interrupted = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", options))
         assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
-    assert answer(found) == answer(whole) != [], seed
-    assert found.counters == whole.counters, seed
+    assert answer(interrupted) == answer(whole) != [], seed
+    assert interrupted.counters == whole.counters, seed
     assert verify_state(FilesStore(bucket, "law", server.options())).problems == [], seed

@@ -34,23 +34,27 @@ def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.Monke
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """All keys collide: rows lie next to each other in the buffers, and match by their values only."""
-    found = local_engine.key_hash
-    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: found(frame, keys) * 0)
+    original_hash = local_engine.key_hash
+    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(20):
         joins.checked(seed)
 
 
 def join(**settings: Any) -> Join:
-    given: dict[str, Any] = {"kind": "inner", "left_keys": ["k"], "right_keys": ["k"], "source_idleness_ms": IDLE_MS}
+    defaults: dict[str, Any] = {"kind": "inner", "left_keys": ["k"], "right_keys": ["k"], "source_idleness_ms": IDLE_MS}
     if "lower_ms" not in settings:
-        given["time_window_ms"] = 10
-    return Join(left_source="a", right_source="b", **{**given, **settings})
+        defaults["time_window_ms"] = 10
+    return Join(left_source="a", right_source="b", **{**defaults, **settings})
 
 
-def rows(left: list[Row] | None = None, right: list[Row] | None = None) -> RowsInput:
-    given = {"a": left or [], "b": right or []}
+def rows(left_rows: list[Row] | None = None, right_rows: list[Row] | None = None) -> RowsInput:
+    rows_by_source = {"a": left_rows or [], "b": right_rows or []}
     return RowsInput(
-        {s: [{"k": k, "ts": t * MS, "id": n, "f": 0.0} for k, t, n in some] for s, some in given.items() if some}
+        {
+            s: [{"k": k, "ts": t * MS, "id": n, "f": 0.0} for k, t, n in some]
+            for s, some in rows_by_source.items()
+            if some
+        }
     )
 
 
@@ -116,18 +120,18 @@ def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
         rows([("y", 900, 6)], [("y", 900, 7)]),
     ]
     result = ran(spec, *script, flush=True, reshard_after=1)
-    pairs = [(left, right) for _, left, right in said(result)]
+    pairs = [(left_id, right_id) for _, left_id, right_id in said(result)]
     assert pairs == [(1, 2), (3, 2), (4, 2), (None, 5), (6, 7)]
 
 
 def test_rows_without_a_key_match_nothing() -> None:
     keyless = [rows([(None, 100, 1)], [(None, 100, 2)])]  # type: ignore[list-item]
-    inner, left = ran(join(), *keyless, flush=True), ran(join(kind="left"), *keyless, flush=True)
+    inner, left_outer = ran(join(), *keyless, flush=True), ran(join(kind="left"), *keyless, flush=True)
     assert said(inner) == []
     assert {side: c["keyless"] for side, c in inner.counters.sides.items()} == {"left": 1, "right": 1}
     assert inner.counters.rows_used == 0
-    assert said(left) == [(0, 1, None)], "it comes out at once"
-    assert {side: c["keyless"] for side, c in left.counters.sides.items()} == {"left": 0, "right": 1}
+    assert said(left_outer) == [(0, 1, None)], "it comes out at once"
+    assert {side: c["keyless"] for side, c in left_outer.counters.sides.items()} == {"left": 0, "right": 1}
 
 
 @pytest.mark.parametrize(
@@ -149,10 +153,12 @@ def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[in
         [rows(None, [("x", t, t) for t in times]), rows([("x", 100, 1)])],
     ):
         result = ran(spec, *script, flush=True)
-        pairs = [(left, right) for _, left, right in said(result)]
-        assert sorted(right for left, right in pairs if left and right) == inside
+        pairs = [(left_time, right_time) for _, left_time, right_time in said(result)]
+        assert sorted(right_time for left_time, right_time in pairs if left_time and right_time) == inside
         assert set(matching) <= set(inside)
-        assert sorted(right for left, right in pairs if left is None) == [t for t in times if t not in inside]
+        assert sorted(right_time for left_time, right_time in pairs if left_time is None) == [
+            t for t in times if t not in inside
+        ]
 
 
 def test_equal_rows_are_rows_of_their_own() -> None:
@@ -213,9 +219,9 @@ def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
 def test_rows_that_have_expired_do_not_count() -> None:
     spec = join(max_rows_per_key=4)
     epochs = []
-    for at in range(100, 900, 100):
-        several = [("x", at + i, i) for i in range(3)]
-        epochs.append(rows([*several, ("t", at + 99, 8)], [("t", at + 99, 9)]))
+    for time_ms in range(100, 900, 100):
+        several = [("x", time_ms + i, i) for i in range(3)]
+        epochs.append(rows([*several, ("t", time_ms + 99, 8)], [("t", time_ms + 99, 9)]))
     assert ran(spec, *epochs).counters.rows_used == 40
 
 

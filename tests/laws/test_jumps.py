@@ -41,11 +41,11 @@ def model(times: list[int], jump: int) -> int | None:
 
 
 def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
-    found: dict[int, list[int]] = {}
+    times_by_bucket: dict[int, list[int]] = {}
     for t in times:
-        found.setdefault(t // jump, []).append(t)
-    newest = sorted(found, reverse=True)[:CONFIRMS]
-    return tuple((min(found[b]), max(found[b]), len(found[b])) for b in newest)
+        times_by_bucket.setdefault(t // jump, []).append(t)
+    newest = sorted(times_by_bucket, reverse=True)[:CONFIRMS]
+    return tuple((min(times_by_bucket[b]), max(times_by_bucket[b]), len(times_by_bucket[b])) for b in newest)
 
 
 @settings(max_examples=300, deadline=None)
@@ -87,10 +87,10 @@ def poisoned() -> list[dict[str, Any]]:
 def test_wrong_clocks_make_nothing_late_and_their_rows_are_used(size: int) -> None:
     rows = poisoned()
     script = [RowsInput({"a": rows[n : n + size]}) for n in range(0, len(rows), size)]
-    found = run(script)
-    assert (found.counters.rows_late, found.counters.rows_used) == (0, 7245)
-    assert found.watermark_us == 7199 * S
-    assert sum(r["n"] for r in found.rows) == 7190
+    run_result = run(script)
+    assert (run_result.counters.rows_late, run_result.counters.rows_used) == (0, 7245)
+    assert run_result.watermark_us == 7199 * S
+    assert sum(r["n"] for r in run_result.rows) == 7190
     if size < 7245:  # as it is without: all but the first epoch's rows come late
         assert run(script, max_jump_ms=None).counters.rows_late > 6000
 
@@ -102,21 +102,21 @@ def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
     expected = run(script)
     script[5:5] = [Crash(step)]
     script[9:9] = [Restart(shards=3)]
-    found = run(script)
+    run_result = run(script)
 
     def told(result: LocalResult) -> list[tuple[Any, ...]]:
         return sorted((r["window_start"], r["u"], r["n"]) for r in result.rows)
 
-    assert told(found) == told(expected)
-    assert (found.watermark_us, found.counters.rows_late) == (expected.watermark_us, 0)
+    assert told(run_result) == told(expected)
+    assert (run_result.watermark_us, run_result.counters.rows_late) == (expected.watermark_us, 0)
 
 
 def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
     night = at(*range(200))
     day = at(*(DAY + n for n in range(CONFIRMS)))
     assert run([RowsInput({"a": night}), RowsInput({"a": day[:-1]})]).watermark_us == 199 * S
-    found = run([RowsInput({"a": night}), RowsInput({"a": day[:-1]}), RowsInput({"a": day[-1:]})])
-    assert (found.watermark_us, found.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
+    run_result = run([RowsInput({"a": night}), RowsInput({"a": day[:-1]}), RowsInput({"a": day[-1:]})])
+    assert (run_result.watermark_us, run_result.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
 
 
 def test_partitions_are_guarded_one_by_one() -> None:
@@ -125,7 +125,7 @@ def test_partitions_are_guarded_one_by_one() -> None:
 
     both = [*rows(*range(200), partition="t-0"), *rows(*range(200), DAY, partition="t-1")]
     later = rows(250, partition="t-0") + rows(240, partition="t-1")
-    script = [RowsInput({"a": found}, partitions={"a": ["t-0", "t-1"]}) for found in (both, later)]
+    script = [RowsInput({"a": epoch_rows}, partitions={"a": ["t-0", "t-1"]}) for epoch_rows in (both, later)]
     assert run(script).watermark_us == 240 * S
 
 

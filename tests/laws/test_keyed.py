@@ -20,13 +20,13 @@ def known() -> Iterator[None]:
 
 @pytest.mark.parametrize("first", some(range(0, 200, 50)))
 def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
-    found = [keyed.checked(seed) for seed in range(first, first + 50)]
-    assert sum(len(r.rows) for r in found) > 100
+    results = [keyed.checked(seed) for seed in range(first, first + 50)]
+    assert sum(len(r.rows) for r in results) > 100
 
 
 @long(beside="test_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = local_engine.key_hash
-    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: found(frame, keys) * 0)
+    original_hash = local_engine.key_hash
+    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(30):
         keyed.checked(seed)

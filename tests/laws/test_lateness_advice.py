@@ -39,34 +39,34 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
         return ran(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
 
     first = late("first", 0)
-    told = lateness_stats(first.lateness)
-    assert told.late == first.rows_late
-    assert told.rows == first.rows_used + first.rows_late + first.rows_refused
-    assert told.late > 0
-    assert [c.late for c in told.chances] == sorted((c.late for c in told.chances), reverse=True)
-    assert told.chances[-1].late == 0
-    assert told.advice is not None
-    chosen = {told.chances[0], told.advice, told.chances[-1], told.chances[len(told.chances) // 2]}
+    stats = lateness_stats(first.lateness)
+    assert stats.late == first.rows_late
+    assert stats.rows == first.rows_used + first.rows_late + first.rows_refused
+    assert stats.late > 0
+    assert [c.late for c in stats.chances] == sorted((c.late for c in stats.chances), reverse=True)
+    assert stats.chances[-1].late == 0
+    assert stats.advice is not None
+    chosen = {stats.chances[0], stats.advice, stats.chances[-1], stats.chances[len(stats.chances) // 2]}
     for n, chance in enumerate(sorted(chosen, key=lambda c: c.more_us)):
         again = late(f"again {n}", chance.more_us // 1000)
         assert again.rows_late <= chance.late
         if "session" not in shape:
             assert again.rows_late == chance.late
-        kept = 1 - again.rows_late / told.rows
-        assert kept >= chance.share - 1e-12
+        used_share = 1 - again.rows_late / stats.rows
+        assert used_share >= chance.share - 1e-12
         assert chance.lateness_us is None  # the sources have two
 
 
 @pytest.mark.parametrize("seed", some(range(4)))
 def test_of_a_join_too(seed: int) -> None:
-    dice, at, script = random.Random(seed), 0, []
+    dice, now_us, script = random.Random(seed), 0, []
     for _ in range(12):
-        at += dice.choice([S, 40 * S, 5 * M])
+        now_us += dice.choice([S, 40 * S, 5 * M])
         script.append(
             RowsInput(
                 {
                     side: [
-                        {"ts": at - dice.choice([0, S, 50 * S, 9 * M]) - dice.randrange(S), "user": f"u{n % 3}"}
+                        {"ts": now_us - dice.choice([0, S, 50 * S, 9 * M]) - dice.randrange(S), "user": f"u{n % 3}"}
                         for n in range(dice.randrange(20))
                     ]
                     for side in ("left", "right")
@@ -88,17 +88,17 @@ def test_of_a_join_too(seed: int) -> None:
         return run_local(join, script, {"user": "string"}, ("left", "right"), flush=False).counters
 
     first = late(5000)
-    told = lateness_stats(first.lateness)
-    assert told.late == first.rows_late > 0
-    for chance in told.chances:
+    stats = lateness_stats(first.lateness)
+    assert stats.late == first.rows_late > 0
+    for chance in stats.chances:
         assert chance.lateness_us == 5_000_000 + chance.more_us
         assert late(chance.lateness_us // 1000).rows_late == chance.late
 
 
 def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
-    found = update_histogram({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
-    assert found == {"rows": 10, "late": {"0": 2, "3": 1}, "of_us": {"a": 5}}
-    more = update_histogram(found, 5, [{"3": 4}], {"a": 5})
+    histogram = update_histogram({}, 10, [{"0": 2}, {"3": 1}], {"a": 5})
+    assert histogram == {"rows": 10, "late": {"0": 2, "3": 1}, "of_us": {"a": 5}}
+    more = update_histogram(histogram, 5, [{"3": 4}], {"a": 5})
     assert more == {"rows": 15, "late": {"0": 2, "3": 5}, "of_us": {"a": 5}}
     assert update_histogram(more, 5, [{"3": 4}], {"a": 6}) == {"rows": 5, "late": {"3": 4}, "of_us": {"a": 6}}
     assert lateness_stats({}).advice is None
@@ -110,6 +110,6 @@ def test_a_step_is_the_least_that_is_enough() -> None:
 
     times = [1, 125_000, 125_001, 250_000, 10**6, 10**6 + 1, int(EDGES[-1]), 1 << 62]
     assert lateness_histogram(np.array(times)) == {"0": 2, "1": 2, "3": 1, "4": 1, str(len(EDGES) - 1): 1, NEVER: 1}
-    told = lateness_stats(update_histogram({}, 20, [lateness_histogram(np.array(times))], {"a": 0}))
-    assert told.late == 8
-    assert told.chances[-1].late == 1  # no lateness would have kept that one
+    stats = lateness_stats(update_histogram({}, 20, [lateness_histogram(np.array(times))], {"a": 0}))
+    assert stats.late == 8
+    assert stats.chances[-1].late == 1  # no lateness would have kept that one

@@ -95,9 +95,9 @@ def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data:
     far = {"max_session_duration_ms": "1d", "lateness_ms": data.draw(st.sampled_from([0, 4]))}
     result = run("session", data.draw(splits(rows)), far, shards=data.draw(st.sampled_from([1, 4])))
     used = sum(r["sum_id"] for r in result.rows)
-    kept = [r for r in rows if r["id"] & used]
-    assert len(kept) == result.counters.rows_used
-    assert answer(result.rows) == answer(oracle.batch_windows(window("session", **far), kept))
+    used_rows = [r for r in rows if r["id"] & used]
+    assert len(used_rows) == result.counters.rows_used
+    assert answer(result.rows) == answer(oracle.batch_windows(window("session", **far), used_rows))
     disjoint(result)
 
 
@@ -121,10 +121,10 @@ def disjoint(result: LocalResult) -> None:
     per_key: dict[Any, list[tuple[int, int]]] = {}
     for r in result.rows:
         per_key.setdefault((oracle.canonical_value(r["k"]), r["u"]), []).append((r["window_start"], r["window_end"]))
-    for found in per_key.values():
-        found.sort()
-        assert len({start for start, _ in found}) == len(found), "one identity was emitted twice"
-        for (_, end), (start, _) in itertools.pairwise(found):
+    for spans in per_key.values():
+        spans.sort()
+        assert len({start for start, _ in spans}) == len(spans), "one identity was emitted twice"
+        for (_, end), (start, _) in itertools.pairwise(spans):
             assert start >= end
 
 
@@ -192,8 +192,8 @@ def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
         for k in (NAN, 1.5, None)
         for u in ("b", None)
     ]
-    found = run("tumbling", [rows]).rows
-    got = [(r["window_start"], oracle.canonical_value(r["k"]), r["u"]) for r in found]
+    output_rows = run("tumbling", [rows]).rows
+    got = [(r["window_start"], oracle.canonical_value(r["k"]), r["u"]) for r in output_rows]
     expected = [(s * MS, k, u) for s in (0, 12) for k in (None, 1.5, "NaN") for u in (None, "b")]
     assert got == expected
 

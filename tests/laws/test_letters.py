@@ -29,14 +29,14 @@ GOLDENS: dict[
 
 
 def golden(result: LocalResult) -> list[tuple[Any, ...]]:
-    found = []
+    letters = []
     for r in result.letters:
         starts = r["windows"] and str([_ms(t) for t in json.loads(r["windows"])])
         assert (r["reason"], r["pipeline"], r["source"], r["cause"]) == ("late", "law", "a", "lateness")
         assert (r["watermark_source"], r["epoch"]) == ("a", r["_epoch"])
         assert json.loads(r["value"])["ts"] == r["event_time"]
-        found.append((r["event_time"] // MS, r["watermark"] // MS, r["late_us"] // MS, r["windows_missed"], starts))
-    return sorted(found)
+        letters.append((r["event_time"] // MS, r["watermark"] // MS, r["late_us"] // MS, r["windows_missed"], starts))
+    return sorted(letters)
 
 
 def _ms(text: str) -> int:
@@ -129,7 +129,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
                 if source in model.lost:  # the watermark went on without it
                     idle.add(row["id"])
         model.epoch(item.rows)
-    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
+    position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
     # a death forgets the quiet time that was not worth a commit, which the model does not know
     brief = any(isinstance(item, Quiet) and item.ms < IDLE for item in script)
     bound: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
         bound = {"max_groups_per_window": data.draw(st.integers(1, 3)), "on_state_cap": "drop_new_groups"}
     result = run_local(
         window_of(spec, late_data="dlq", **bound),
-        script if brief else [*script[:at], Crash(step), *script[at:]],
+        script if brief else [*script[:position], Crash(step), *script[position:]],
         IDS,
         ("a", "b"),
         data.draw(st.integers(1, 3)),
@@ -167,8 +167,8 @@ def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
     for epoch in epochs:
         model.epoch(epoch)
     script: list[Any] = plain(epochs)
-    at, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
-    script = [*script[:at], Crash(step), *script[at:]]
+    position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
+    script = [*script[:position], Crash(step), *script[position:]]
     window = window_of(spec, lateness_ms=lateness, late_data="dlq")
     result = run_local(window, script, IDS, shards=data.draw(st.sampled_from([1, 4])))
     assert ids(result) == sorted(r["id"] for r in model.late)

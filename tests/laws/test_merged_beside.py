@@ -41,8 +41,8 @@ class Thread:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def submit(self, work: Callable[..., Any], *given: Any) -> Whenever:
-        return Whenever(self._rng, lambda: work(*given))
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Whenever:
+        return Whenever(self._rng, lambda: work(*arguments))
 
     def shutdown(self, cancel_futures: bool) -> None:
         assert cancel_futures
@@ -51,12 +51,12 @@ class Thread:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
     """Two segments are a pile, three of them an epoch's; how often what was merged was taken, and how often it could not be."""
-    rng, found = random.Random(1), {True: 0, False: 0}
+    rng, merge_counts = random.Random(1), {True: 0, False: 0}
     applied = SegmentMerge.apply
 
     def counted(merge: SegmentMerge, metas: Any, watermark: int) -> Any:
         after = applied(merge, metas, watermark)
-        found[after != metas] += 1
+        merge_counts[after != metas] += 1
         return after
 
     monkeypatch.setattr(background_merge, "FAN", 2)
@@ -64,8 +64,8 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
         monkeypatch.setattr(module, "MOST", 3)
     monkeypatch.setattr(background_merge, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
     monkeypatch.setattr(background_merge.SegmentMerge, "apply", counted)
-    yield found
-    assert found[True] > 20 and found[False] > 5, found
+    yield merge_counts
+    assert merge_counts[True] > 20 and merge_counts[False] > 5, merge_counts
 
 
 @pytest.mark.parametrize("law", some([updates, joins, revisions, final], keep=2), ids=lambda law: law.__name__)

@@ -37,8 +37,8 @@ def tumbling(seconds: int, aggregation: Any, **more: Any) -> sw.Window:
 
 
 def chained() -> Any:
-    def stage(name: str, seconds: int, of: str, column: str | None) -> Any:
-        return sw.Stage(name=name, window=tumbling(seconds, sw.Aggregation(agg=of, column=column, as_="n")))
+    def stage(name: str, seconds: int, function: str, column: str | None) -> Any:
+        return sw.Stage(name=name, window=tumbling(seconds, sw.Aggregation(agg=function, column=column, as_="n")))
 
     return sw.pipeline(
         name="p",
@@ -60,25 +60,25 @@ class Passes:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
-    found = Passes()
+    recorder = Passes()
     emit, ingest = LocalEngine.emit, LocalEngine.ingest
 
     def duration(tasks: Sequence[ShardTask]) -> int:
         return int(tasks[0].operator.window.duration_ms)  # type: ignore[attr-defined]
 
     def emitting(engine: LocalEngine, tasks: Sequence[ShardTask]) -> Any:
-        found.asked.append(duration(tasks))
+        recorder.asked.append(duration(tasks))
         return emit(engine, tasks)
 
     def ingesting(engine: LocalEngine, batch: Any, tasks: Sequence[ShardTask], *more: Any) -> Any:
         outcome = ingest(engine, batch, tasks, *more)
         emitted = [r.emitted for r in outcome.reports if r.emitted is not None]
-        found.passes.extend((duration(tasks), len(report.outputs)) for report in emitted)
+        recorder.passes.extend((duration(tasks), len(report.outputs)) for report in emitted)
         return outcome
 
     monkeypatch.setattr(LocalEngine, "emit", emitting)
     monkeypatch.setattr(LocalEngine, "ingest", ingesting)
-    return found
+    return recorder
 
 
 def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:

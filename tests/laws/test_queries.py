@@ -13,6 +13,6 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 
 @pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
 def test_a_view_shows_what_would_come_out(first: int) -> None:
-    found = [queries.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
-    assert sum(opened for opened, _ in found) > 20
-    assert sum(retained for _, retained in found) > 0
+    counts = [queries.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
+    assert sum(opened for opened, _ in counts) > 20
+    assert sum(retained for _, retained in counts) > 0

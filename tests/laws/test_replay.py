@@ -57,17 +57,17 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
             late_data=rng.choice(["dlq", "reopen"]),
             lateness_ms=rng.choice([0, 4]),
         )
-        given = [row for row in rows(rng) if row["id"]]
-        items = script(rng, given, crashes=True)
+        input_rows = [row for row in rows(rng) if row["id"]]
+        items = script(rng, input_rows, crashes=True)
         once = run_local(spec, [*items, Replay()], SCHEMA)
         twice = run_local(spec, [*items, Replay(), Replay()], SCHEMA)
         assert told(table(once)) == told(table(twice)), seed
-        left = sum(once.replays[-1].remaining.values())
+        remaining = sum(once.replays[-1].remaining.values())
         assert set(once.replays[-1].remaining) <= {windows.CAPPED}
         held: list[tuple[Any, int, int]] = []
         members = 0
         for row in table(once):
-            inside = [r for r in given if row["ids"] & r["id"]]
+            inside = [r for r in input_rows if row["ids"] & r["id"]]
             times = [r["ts"] for r in inside]
             assert row["n"] == len(inside) == row["ids"].bit_count(), seed
             assert min(times) == row["window_start"], seed
@@ -77,7 +77,7 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
             held.append((str(row["u"]), min(times), max(times)))
         held.sort()
         assert all(a[0] != b[0] or a[2] < b[1] for a, b in itertools.pairwise(held)), f"{seed}: sessions overlap"
-        assert sum(r["n"] for r in table(once)) == members.bit_count() == len(given) - left, seed
+        assert sum(r["n"] for r in table(once)) == members.bit_count() == len(input_rows) - remaining, seed
 
 
 def of(*times: int, user: str = "a", value: float | None = 1.0) -> RowsInput:
@@ -85,9 +85,9 @@ def of(*times: int, user: str = "a", value: float | None = 1.0) -> RowsInput:
 
 
 def sessions(*aggregations: Aggregation, **more: Any) -> Window:
-    given: dict[str, Any] = {"kind": "session", "gap_ms": 3, "max_session_duration_ms": 20, "group_by": ["u"]}
+    defaults: dict[str, Any] = {"kind": "session", "gap_ms": 3, "max_session_duration_ms": 20, "group_by": ["u"]}
     named = aggregations or (Aggregation(agg="count", as_="n"),)
-    return Window(aggregations=named, **{**given, "late_data": "dlq", **more})
+    return Window(aggregations=named, **{**defaults, "late_data": "dlq", **more})
 
 
 def counts(result: LocalResult) -> list[tuple[int, int, int]]:
@@ -188,11 +188,11 @@ def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
 
 
 def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allowed_since(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "group_by": ["u"]}
-    given["aggregations"] = [Aggregation(agg="count", as_="n")]
+    settings: dict[str, Any] = {"kind": "tumbling", "duration_ms": 10, "max_groups_per_window": 9, "group_by": ["u"]}
+    settings["aggregations"] = [Aggregation(agg="count", as_="n")]
     reopen = {"late_data": "reopen", "lateness_ms": 0}
-    before = Window(**given, **reopen, allowed_lateness_ms=0)
-    after = Window(**given, **reopen, allowed_lateness_ms=1000)
+    before = Window(**settings, **reopen, allowed_lateness_ms=0)
+    after = Window(**settings, **reopen, allowed_lateness_ms=1000)
     run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
     letters = run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False).letters
     result = run_local(after, [Replay()], SCHEMA, flush=False, state_dir=str(tmp_path / "s"), letters=letters)
@@ -233,12 +233,12 @@ def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
 
 def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Path) -> None:
     """A target of letters that is at least once may hold one twice; the second may even come after the replay."""
-    given: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
-    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, **given).letters
+    run_options: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
+    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, **run_options).letters
     letter |= {"topic": "t", "partition": 0, "offset": 7}
-    first = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 2, **given)
+    first = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 2, **run_options)
     assert (first.replays[0].applied, counts(first)) == (2, [(50, 53, 1)])
-    second = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 3, **given)
+    second = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 3, **run_options)
     assert (second.replays[0].applied, second.replays[0].before, counts(second)) == (0, 3, [])
 
 
@@ -267,9 +267,9 @@ LATE_NOW = b'{"ts": 30000, "u": "b", "id": 1, "f": 1.0}'
 
 
 def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
-    given = bad_letters(b"{broken", GOOD, b"{broken")
+    letters = bad_letters(b"{broken", GOOD, b"{broken")
     script = [of(0), of(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
-    result = run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq")
+    result = run_local(sessions(), script, SCHEMA, letters=letters, on_error="dlq")
     assert [(r.applied, dict(r.remaining), r.before) for r in result.replays] == [
         (1, {"bad again: no event time": 2}, 0),
         (1, {"bad again: no event time": 2}, 0),
@@ -286,32 +286,32 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
 def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
     """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""
     place = {"topic": "t", "partition": 0, "offset": 7} if topic else {}
-    given = [*bad_letters(b"{broken", **place), *bad_letters(GOOD, LATE_NOW)]
+    letters = [*bad_letters(b"{broken", **place), *bad_letters(GOOD, LATE_NOW)]
     store = lambda: FilesStore(tmp_path, "law")  # noqa: E731
     start = [of(0), of(100), Crash(step), Replay(), Replay()]
-    result = run_local(sessions(), start, SCHEMA, letters=given, on_error="dlq", store=store, flush=False)
+    result = run_local(sessions(), start, SCHEMA, letters=letters, on_error="dlq", store=store, flush=False)
     assert [r["reason"] for r in result.letters] == ["late"], "the one that can be read by now, and is late"
     assert result.counters.replayed == 3
     assert counts(result) == [(0, 3, 1), (30, 33, 1)]
     with store().peek() as seen:
         assert seen is not None
         ledger = AttemptLedger.from_commit(seen.commit, seen.read_list)
-    judged = ledger.with_attempts(pl.DataFrame(given, schema={f.name: f.polars for f in LETTER}))
+    judged = ledger.with_attempts(pl.DataFrame(letters, schema={f.name: f.polars for f in LETTER}))
     committed = step in ("commit.after", "write.before", "write.after", "note.before", "note.after")
     assert judged.select("__applied", "__tries").rows() == [(False, 3 if committed else 2), (True, 0), (True, 0)]
 
 
 def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Path) -> None:
-    given = bad_letters(b"{broken", GOOD, LATE_NOW)
+    letters = bad_letters(b"{broken", GOOD, LATE_NOW)
     start = [of(0), of(100)]
-    run_local(sessions(), start, SCHEMA, flush=False, state_dir=str(tmp_path), letters=given, on_error="dlq")
+    run_local(sessions(), start, SCHEMA, flush=False, state_dir=str(tmp_path), letters=letters, on_error="dlq")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     tell = run_local(
-        sessions(), [Replay(dry=True)], SCHEMA, flush=False, state_dir=str(tmp_path), letters=given, on_error="dlq"
+        sessions(), [Replay(dry=True)], SCHEMA, flush=False, state_dir=str(tmp_path), letters=letters, on_error="dlq"
     ).replays[0]
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"} == before
     real = run_local(
-        sessions(), [Replay(), Replay(), Replay()], SCHEMA, flush=False, state_dir=str(tmp_path), letters=given,
+        sessions(), [Replay(), Replay(), Replay()], SCHEMA, flush=False, state_dir=str(tmp_path), letters=letters,
         on_error="dlq",
     )  # fmt: skip
     assert (tell.applied, tell.remaining, tell.renewed) == (2, {"bad again: no event time": 1}, {"late": 1})
@@ -334,8 +334,8 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
         "max_session_duration_ms": None,
     }
     spec = sessions(late_data="drop", **(shape if kind == "tumbling" else {}))
-    given = bad_letters(LATE_NOW, GOOD)
-    result = run_local(spec, [of(0), of(100), Replay(dry=True), Replay()], SCHEMA, letters=given, on_error="dlq")
+    letters = bad_letters(LATE_NOW, GOOD)
+    result = run_local(spec, [of(0), of(100), Replay(dry=True), Replay()], SCHEMA, letters=letters, on_error="dlq")
     for told_ in result.replays:
         assert (told_.applied, dict(told_.remaining)) == (1, {replay.DROPPED: 1})
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
@@ -347,17 +347,17 @@ def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
         source_idleness_ms=1000,
     )  # fmt: skip
     both = RowsInput({s: [{"ts": t * MS, "u": "b", "id": 1, "f": 1.0} for t in (0, 100)] for s in ("a", "b")})
-    given = bad_letters(LATE_NOW, b'{"ts": 100000, "u": "b", "id": 2, "f": 1.0}')
+    letters = bad_letters(LATE_NOW, b'{"ts": 100000, "u": "b", "id": 2, "f": 1.0}')
     script = [both, Replay(dry=True), Replay()]
-    result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=given, on_error="dlq", flush=False)
+    result = run_local(join, script, SCHEMA, sources=("a", "b"), letters=letters, on_error="dlq", flush=False)
     for told_ in result.replays:
         assert (told_.applied, dict(told_.remaining)) == (1, {replay.DROPPED: 1})
     assert sorted(r["left_id"] for r in result.rows) == [1, 1, 2], "the good one finds its partner"
 
 
 def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
-    given = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
-    result = run_local(sessions(), [of(0), of(100), Replay(1), Replay(1)], SCHEMA, letters=given, on_error="dlq")
+    letters = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
+    result = run_local(sessions(), [of(0), of(100), Replay(1), Replay(1)], SCHEMA, letters=letters, on_error="dlq")
     assert [r.applied for r in result.replays] == [0, 1]
 
 
@@ -378,19 +378,19 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
     assert [r.remaining for r in result.replays] == [{windows.CAPPED: 1}] * 2
     with FilesStore(tmp_path, "law").peek() as seen:
         assert seen is not None
-        found = AttemptLedger.from_commit(seen.commit, seen.read_list)
-    assert found.with_attempts(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
+        attempt_ledger = AttemptLedger.from_commit(seen.commit, seen.read_list)
+    assert attempt_ledger.with_attempts(pl.DataFrame(result.letters, schema={f.name: f.polars for f in LETTER}))[
         "__tries"
     ].to_list() == [2]
 
 
 def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
     """Through the removal of old epochs, to a fork, and told if it is damaged."""
-    given = bad_letters(b"{broken")
+    letters = bad_letters(b"{broken")
     more = [of(200 + n) for n in range(40)]  # several rounds of garbage collection
     script = [of(0), of(100), Replay(), *more[:20], Replay(), *more[20:]]
-    run_local(sessions(), script, SCHEMA, letters=given, on_error="dlq", state_dir=str(tmp_path), flush=False)
-    store, frame = FilesStore(tmp_path, "law"), pl.DataFrame(given, schema={f.name: f.polars for f in LETTER})
+    run_local(sessions(), script, SCHEMA, letters=letters, on_error="dlq", state_dir=str(tmp_path), flush=False)
+    store, frame = FilesStore(tmp_path, "law"), pl.DataFrame(letters, schema={f.name: f.polars for f in LETTER})
 
     def tries(of_store: FilesStore) -> list[int]:
         with of_store.peek() as seen:

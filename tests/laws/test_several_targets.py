@@ -45,6 +45,6 @@ def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
             assert repeated == (1 if crash and step in ("write.after", "note.before") and nth <= 3 else 0)
             return {n: sorted(map(repr, t.rows(named=True))) for n, t in test.result().tables.items()}
 
-    found = outcome(True)
-    assert all(found[n] for n in FIXED)
-    assert found == outcome(False)
+    crashed_outcome = outcome(True)
+    assert all(crashed_outcome[n] for n in FIXED)
+    assert crashed_outcome == outcome(False)

@@ -126,8 +126,8 @@ def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_
         expected.append(seconds)
         result = run(script)
         assert result.watermark_us == seconds * S, script
-    found = [s.watermark_us for s in result.statuses]
-    assert found == sorted(found), "it never goes back"
+    watermarks = [s.watermark_us for s in result.statuses]
+    assert watermarks == sorted(watermarks), "it never goes back"
     assert dict(result.counters.late) == {"idle": 1}
     conserved(result, 8)
 

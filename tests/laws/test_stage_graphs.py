@@ -102,10 +102,10 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         store = FilesStore(test._directory, "law")
         with store.peek() as snapshot:
             assert snapshot is not None
-            told = why_from_snapshot(spec, snapshot, None, 0)
-        assert 'stage "visits"' in waiting_text(told.stages[1])
+            report = why_from_snapshot(spec, snapshot, None, 0)
+        assert 'stage "visits"' in waiting_text(report.stages[1])
         assert "it holds its results back by 15 minutes, since sessions may still be cut" in waiting_text(
-            told.stages[1]
+            report.stages[1]
         )
         test.restart(shards=3)
         assert states(test)["visits"].promised_us == 770 * MINUTE
@@ -291,8 +291,8 @@ def test_a_join_is_flushed_past_its_readers() -> None:
     with LocalPipeline(pipeline(*stages, sources="ab"), USER, listen=False) as test:
         test.pipe({"a": [at(0), at(55)], "b": [at(1)]})
         test.flush()
-        found = states(test)
-        assert (found["w"].watermark_us, found["j"].watermark_us) == (60 * MINUTE, 70 * MINUTE)
+        stage_states = states(test)
+        assert (stage_states["w"].watermark_us, stage_states["j"].watermark_us) == (60 * MINUTE, 70 * MINUTE)
         test.pipe({"a": [at(70)], "b": [at(61), at(71)]})
         test.flush()
         assert test.target("of-j").held.height == counted(test, "w")

@@ -60,44 +60,44 @@ def described(stages: list[Kept], store: str = "files") -> Pipeline:
 BASE = Kept("base", ("a", "b"))
 
 
-def changed(stages: list[Kept], at: random.Random) -> list[Kept]:
+def changed(stages: list[Kept], rng: random.Random) -> list[Kept]:
     """The stages of the next start. What is renamed says so, or begins empty."""
-    after = [replace(s, formerly=at.choice([None, s.formerly])) for s in stages]
+    after = [replace(s, formerly=rng.choice([None, s.formerly])) for s in stages]
     before = {s.name for s in stages}
-    for _ in range(at.randint(1, 3)):
+    for _ in range(rng.randint(1, 3)):
         free = [n for n in NAMES if n not in {s.name for s in after} | before | {s.formerly for s in after}]
-        own = [s for s in after if s.name != "base" and s.name in before]
-        what = at.choice(["rename", "rename silently", "remove", "add", "replace", "reorder", "reads"])
-        if what == "add" and free and len(after) < 4:
-            after.insert(at.randint(0, len(after)), Kept(at.choice(free), (at.choice("ab"),)))
-        elif what == "reorder":
-            at.shuffle(after)
-        elif own and what == "remove" and len(after) > 2:
-            after.remove(at.choice(own))
-        elif own and free and what == "replace":
-            after[after.index(at.choice(own))] = Kept(at.choice(free), (at.choice("ab"),))
-        elif own and what == "reads":
-            one = at.choice(own)
-            after[after.index(one)] = replace(one, reads=(at.choice("ab"),))
-        elif own and free and what.startswith("rename"):
-            one, name = at.choice(own), at.choice(free)
-            silent = what.endswith("silently")
+        renamable = [s for s in after if s.name != "base" and s.name in before]
+        action = rng.choice(["rename", "rename silently", "remove", "add", "replace", "reorder", "reads"])
+        if action == "add" and free and len(after) < 4:
+            after.insert(rng.randint(0, len(after)), Kept(rng.choice(free), (rng.choice("ab"),)))
+        elif action == "reorder":
+            rng.shuffle(after)
+        elif renamable and action == "remove" and len(after) > 2:
+            after.remove(rng.choice(renamable))
+        elif renamable and free and action == "replace":
+            after[after.index(rng.choice(renamable))] = Kept(rng.choice(free), (rng.choice("ab"),))
+        elif renamable and action == "reads":
+            one = rng.choice(renamable)
+            after[after.index(one)] = replace(one, reads=(rng.choice("ab"),))
+        elif renamable and free and action.startswith("rename"):
+            one, name = rng.choice(renamable), rng.choice(free)
+            silent = action.endswith("silently")
             former = None if silent else one.name
             after[after.index(one)] = replace(one, name=name, formerly=former, counted=0 if silent else one.counted)
     return after
 
 
 def check(seed: int) -> None:
-    at, stages, moment = random.Random(seed), [BASE, Kept("s0", ("a",))], 0
+    rng, stages, moment = random.Random(seed), [BASE, Kept("s0", ("a",))], 0
     with LocalPipeline(described(stages), {"user": "string"}, listen=False) as test:
-        for _ in range(at.randint(2, 5)):
-            sent = {s: at.randint(0, 5) for s in "ab"}
+        for _ in range(rng.randint(2, 5)):
+            sent = {s: rng.randint(0, 5) for s in "ab"}
             for _ in range(2):
                 moment += 1
                 test.pipe({s: [{"user": "u", "ts": moment * 1_000_000 + i} for i in range(n)] for s, n in sent.items()})
             stages = [replace(s, counted=s.counted + 2 * sum(sent[r] for r in s.reads)) for s in stages]
-            after = changed(stages, at)
-            if at.random() < 0.3:
+            after = changed(stages, rng)
+            if rng.random() < 0.3:
                 test.crash("commit.after")
             try:
                 planned = compare_config(described(after), test._driver.state)

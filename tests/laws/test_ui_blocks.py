@@ -60,8 +60,8 @@ def test_the_blocks_of_drawn_states(tmp_path: Path, shape: str, first: int) -> N
 
 def written(file: Path) -> Manifests:
     """The records of the kept commits as they lie there."""
-    found = sorted((file.parent / "state" / "law" / "manifests").glob("*.json"))
-    return [json.loads(p.read_text().splitlines()[0]) for p in found]
+    paths = sorted((file.parent / "state" / "law" / "manifests").glob("*.json"))
+    return [json.loads(p.read_text().splitlines()[0]) for p in paths]
 
 
 @cache
@@ -74,22 +74,24 @@ def rows_in(record: dict[str, Any]) -> int:
 
 
 def count(counters: dict[str, Any], name: str) -> int:
-    found = counters.get(name, 0)
-    return sum(found.values()) if isinstance(found, dict) else int(found)
+    counter = counters.get(name, 0)
+    return sum(counter.values()) if isinstance(counter, dict) else int(counter)
 
 
 def rows_are_where_the_story_put_them(state: State, shape: str) -> None:
     file, story, result = state
     block = seen_of(file).rows
-    given = [r for item in story if isinstance(item, RowsInput) for of in item.rows.values() for r in of]
-    assert block.total.rows_in == len(given)
-    assert block.total.bad == sum(r["ts"] is None for r in given)
-    assert block.total.used + block.total.late + block.total.refused == len(given) - block.total.bad
+    input_rows = [
+        r for item in story if isinstance(item, RowsInput) for source_rows in item.rows.values() for r in source_rows
+    ]
+    assert block.total.rows_in == len(input_rows)
+    assert block.total.bad == sum(r["ts"] is None for r in input_rows)
+    assert block.total.used + block.total.late + block.total.refused == len(input_rows) - block.total.bad
     assert (block.unaccounted, block.total.unaccounted, block.total.by_sql) == (0, 0, 0)
     assert sum(block.emitted.values()) == len(result.rows)
-    kept, before = written(file), {}
-    former = {m["epoch"]: m["stages"][0]["counters"] for m in kept}
-    for epoch, record in zip(block.epochs, kept, strict=True):
+    manifests, before = written(file), {}
+    former = {m["epoch"]: m["stages"][0]["counters"] for m in manifests}
+    for epoch, record in zip(block.epochs, manifests, strict=True):
         before = former.get(record["epoch"] - 1, {} if record["epoch"] == 0 else None)
         assert (epoch.epoch, epoch.committed_us) == (record["epoch"], record["committed_us"])
         if before is None:
@@ -97,10 +99,10 @@ def rows_are_where_the_story_put_them(state: State, shape: str) -> None:
             continue
         assert epoch.account is not None
         names = {"used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad", "lost": "rows_lost"}
-        for mine, theirs in names.items():
-            assert getattr(epoch.account, mine) == count(record["stages"][0]["counters"], theirs) - count(
-                before, theirs
-            ), mine
+        for attribute, counter in names.items():
+            assert getattr(epoch.account, attribute) == count(record["stages"][0]["counters"], counter) - count(
+                before, counter
+            ), attribute
         assert epoch.account.rows_in == count(record["stages"][0]["counters"], "rows_in") - count(before, "rows_in")
         assert epoch.emitted == count(record["stages"][0]["counters"], "emitted") - count(before, "emitted")
 
@@ -110,8 +112,8 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
     block, record = seen_of(file).watermark, written(file)[-1]
     newest: dict[tuple[str, str | None], int] = {}
     for item in story:
-        for source, found in item.rows.items() if isinstance(item, RowsInput) else ():
-            for r in found:
+        for source, source_rows in item.rows.items() if isinstance(item, RowsInput) else ():
+            for r in source_rows:
                 if r["ts"] is not None:
                     for partition in {None, r.get("partition")}:
                         name = (source, partition)
@@ -121,10 +123,10 @@ def lanes_are_the_newest_events_of_the_story(state: State, shape: str) -> None:
     for name, lane in lanes.items():
         assert lane.newest_us == newest.get(name)
         assert lane.lateness_us == (30 * S if name[0] == "web" else M)
-        own = record["stages"][0]["clocks"][name[0]]
-        own = own if name[1] is None else own["partitions"][name[1]]
-        assert (lane.idle, lane.quiet_us) == (own["idle"], own["quiet_us"])
-        assert lane.since_us == record["committed_us"] - own["quiet_us"]
+        clock = record["stages"][0]["clocks"][name[0]]
+        clock = clock if name[1] is None else clock["partitions"][name[1]]
+        assert (lane.idle, lane.quiet_us) == (clock["idle"], clock["quiet_us"])
+        assert lane.since_us == record["committed_us"] - clock["quiet_us"]
         if name != ("app", None) and lane.newest_us is not None:
             assert lane.watermark_us == lane.newest_us - lane.lateness_us
     assert block.watermark_us == result.watermark_us
@@ -166,10 +168,10 @@ def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None
         (home := tmp_path / str(seed)).mkdir()
         file = config(shape, home)
         ran(file, drawn(seed), on_error="drop")
-        told = why(watched(file).pipeline, watched(file).store, CLOCK)
+        report = why(watched(file).pipeline, watched(file).store, CLOCK)
         windows = standing(file).sort("__closes")
-        assert [o.closes_us for o in told.next] == windows["__closes"].to_list()[:5], seed
-        assert told.open_windows >= windows.height if windows.height >= 5 else told.open_windows == windows.height
+        assert [o.closes_us for o in report.next] == windows["__closes"].to_list()[:5], seed
+        assert report.open_windows >= windows.height if windows.height >= 5 else report.open_windows == windows.height
 
 
 def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,14 +188,14 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
     read = list[int]()
     put_together = inspect.open_windows
 
-    def counted(logic: Any, found: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        read.append(found.height)
-        return put_together(logic, found, watermark)
+    def counted(logic: Any, intervals: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        read.append(intervals.height)
+        return put_together(logic, intervals, watermark)
 
     monkeypatch.setattr(inspect, "open_windows", counted)
-    told = why(watched(file).pipeline, watched(file).store, CLOCK)
-    assert told.open_windows == 5001
-    assert len(told.next) == 5
+    report = why(watched(file).pipeline, watched(file).store, CLOCK)
+    assert report.open_windows == 5001
+    assert len(report.next) == 5
     assert max(read) <= 20
 
 
@@ -204,10 +206,10 @@ def standing(file: Path) -> pl.DataFrame:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
         rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.commit.shards)])
-        found = []
+        frames = []
         for _, unit in rows.group_by(logic.key_names):
-            found.append(inspect.open_windows(logic, unit, snapshot.commit.watermark_us))
-        return pl.concat([inspect.open_windows(logic, logic.empty_state(), 0), *found])
+            frames.append(inspect.open_windows(logic, unit, snapshot.commit.watermark_us))
+        return pl.concat([inspect.open_windows(logic, logic.empty_state(), 0), *frames])
 
 
 def bins_hold_all_open_windows(state: State, shape: str) -> None:
@@ -233,15 +235,15 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
     block, windows = seen_of(file).closing, standing(file)
     assert block is not None
     for b in block.bins[:: max(len(block.bins) // 4, 1)]:
-        wanted = windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).sort("__closes")
+        expected = windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).sort("__closes")
         with watched(file).store.peek() as snapshot:
             assert snapshot is not None
-            found = closing_windows(snapshot, b.from_us, b.to_us)
-        assert [w.closes_us for w in found] == wanted["__closes"].to_list()[:KEYS]
-        if wanted.height <= KEYS:
-            same = Counter((w.key["user"], w.start_us, w.reason) for w in found)
-            assert same == Counter(wanted.select("user", "__start", "__reason").iter_rows())
-        for w in found[:3]:
+            closing = closing_windows(snapshot, b.from_us, b.to_us)
+        assert [w.closes_us for w in closing] == expected["__closes"].to_list()[:KEYS]
+        if expected.height <= KEYS:
+            same = Counter((w.key["user"], w.start_us, w.reason) for w in closing)
+            assert same == Counter(expected.select("user", "__start", "__reason").iter_rows())
+        for w in closing[:3]:
             one = load_key(watched(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
             assert (w.start_us, w.closes_us) in [(bar.start_us, bar.closes_us) for bar in one.bars]
             assert one.key == w.key
@@ -250,10 +252,17 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
 def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
     """Where no row of a key was late, its open sessions follow from its rows alone."""
     file, story, result = state
-    given = [r for item in story if isinstance(item, RowsInput) for of in item.rows.values() for r in of if r["ts"]]
+    input_rows = [
+        r
+        for item in story
+        if isinstance(item, RowsInput)
+        for source_rows in item.rows.values()
+        for r in source_rows
+        if r["ts"]
+    ]
     gap, cap, checked = 10 * M, 60 * M, 0
-    for user in {r["user"] for r in given}:
-        times = sorted(r["ts"] for r in given if r["user"] == user)
+    for user in {r["user"] for r in input_rows}:
+        times = sorted(r["ts"] for r in input_rows if r["user"] == user)
         recent = [t for t in times if t >= times[-1] - 30 * M]
         if times[0] != recent[0] or times[-1] + gap < result.watermark_us:
             continue  # there are old ones, which may have been late
@@ -277,15 +286,15 @@ def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
 def the_size_is_that_of_the_files(state: State, shape: str) -> None:
     file, _, _ = state
     block, home = seen_of(file).growth, file.parent / "state" / "law"
-    kept = written(file)
-    assert [c.epoch for c in block.commits] == [m["epoch"] for m in kept]
-    latest = [s for shard in kept[-1]["stages"][0]["segments"] for s in shard]
+    manifests = written(file)
+    assert [c.epoch for c in block.commits] == [m["epoch"] for m in manifests]
+    latest = [s for shard in manifests[-1]["stages"][0]["segments"] for s in shard]
     assert block.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
     assert [c.rows for c in block.commits] == [
-        sum(s["rows"] for shard in m["stages"][0]["segments"] for s in shard) for m in kept
+        sum(s["rows"] for shard in m["stages"][0]["segments"] for s in shard) for m in manifests
     ]
-    times = [m["committed_us"] / 3.6e9 for m in kept]
-    weights = [float(sum(s["bytes"] for shard in m["stages"][0]["segments"] for s in shard)) for m in kept]
+    times = [m["committed_us"] / 3.6e9 for m in manifests]
+    weights = [float(sum(s["bytes"] for shard in m["stages"][0]["segments"] for s in shard)) for m in manifests]
     middle, mean = sum(times) / len(times), sum(weights) / len(weights)
     spread = sum((t - middle) ** 2 for t in times)
     if spread and block.bytes_per_hour is not None:
@@ -295,31 +304,32 @@ def the_size_is_that_of_the_files(state: State, shape: str) -> None:
 
 def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
     file, _, _ = state
-    block, kept = seen_of(file).pace, written(file)
-    assert [(lap.epoch, lap.committed_us) for lap in block.laps] == [(m["epoch"], m["committed_us"]) for m in kept]
-    for n, (lap, record) in enumerate(zip(block.laps, kept, strict=True)):
+    block, manifests = seen_of(file).pace, written(file)
+    assert [(lap.epoch, lap.committed_us) for lap in block.laps] == [(m["epoch"], m["committed_us"]) for m in manifests]
+    for n, (lap, record) in enumerate(zip(block.laps, manifests, strict=True)):
         if n == 0:
             assert lap.since_us is None
             assert lap.rows == (count(record["stages"][0]["counters"], "rows_in") if record["epoch"] == 0 else None)
         else:
-            assert lap.since_us == record["committed_us"] - kept[n - 1]["committed_us"]
-            assert lap.rows == rows_in(record) - rows_in(kept[n - 1])
-        assert ("commit" in lap.phases) == (n + 1 < len(kept))
+            assert lap.since_us == record["committed_us"] - manifests[n - 1]["committed_us"]
+            assert lap.rows == rows_in(record) - rows_in(manifests[n - 1])
+        assert ("commit" in lap.phases) == (n + 1 < len(manifests))
         assert ("emit" in lap.phases) == (n > 0 or record["epoch"] == 0)
         assert all(us >= 0 for us in lap.phases.values())
-        for phase in ("commit", "write", "note") if n + 1 < len(kept) else ():
+        for phase in ("commit", "write", "note") if n + 1 < len(manifests) else ():
             assert (
-                lap.phases[phase] == kept[n + 1]["counters"]["spent_us"][phase] - record["counters"]["spent_us"][phase]
+                lap.phases[phase]
+                == manifests[n + 1]["counters"]["spent_us"][phase] - record["counters"]["spent_us"][phase]
             )
-    spent = [sum(m["counters"]["spent_us"].values()) for m in kept]
-    rows, over, worked = rows_in(kept[-1]), kept[-1]["committed_us"] - kept[0]["committed_us"], spent[-1]
-    if kept[0]["epoch"] == 0:  # from the beginning of the first epoch on: it tells of no phase behind its commit
+    spent = [sum(m["counters"]["spent_us"].values()) for m in manifests]
+    rows, over, worked = rows_in(manifests[-1]), manifests[-1]["committed_us"] - manifests[0]["committed_us"], spent[-1]
+    if manifests[0]["epoch"] == 0:  # from the beginning of the first epoch on: it tells of no phase behind its commit
         over += spent[0]
     else:
-        rows, worked = rows - rows_in(kept[0]), worked - spent[0]
+        rows, worked = rows - rows_in(manifests[0]), worked - spent[0]
     assert (block.rows, block.over_us) == ((rows, over) if over else (None, None))
     assert block.rows_per_s == (pytest.approx(1e6 * rows / over) if rows and over else None)
-    life = (rows_in(kept[-1]), spent[-1])
+    life = (rows_in(manifests[-1]), spent[-1])
     read, within = (rows, worked) if rows and over else life
     assert block.busy_per_s == (pytest.approx(1e6 * read / within) if read else None)
     assert [(w.source, w.unit, w.count) for w in block.waits] == [("web", "files", 0), ("app", "files", 0)]
@@ -338,9 +348,9 @@ def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     broken = with_stage(commits[-1], counters={**counted, "rows_used": counted["rows_used"] - 3})
     block = build_accounting([*commits[:-1], broken])
     assert (block.unaccounted, block.total.unaccounted) == (3, 3)
-    told = build_header(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
-    assert not told.accounted
-    assert told.sentence.startswith("3 rows are unaccounted for: ")
+    header = build_header(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
+    assert not header.accounted
+    assert header.sentence.startswith("3 rows are unaccounted for: ")
     # a source's row that never reached the window: no SQL could have left it out
     broken = with_stage(commits[-1], counters={**counted, "rows_in": counted["rows_in"] + 2})
     assert build_accounting([*commits[:-1], broken]).unaccounted == 2
@@ -373,12 +383,12 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
     (b,) = seen.closing.bins
     with watched(file).store.peek() as snapshot:
         assert snapshot is not None
-        found = closing_windows(snapshot, b.from_us, b.to_us)
-    assert {w.key["user"] for w in found} == {*names, None}
+        closing = closing_windows(snapshot, b.from_us, b.to_us)
+    assert {w.key["user"] for w in closing} == {*names, None}
     shown = [
         pages.render_page(seen, PageLocation("")),
         pages.render_page(seen, PageLocation(None)),
-        pages.bin_page(seen, PageLocation(""), 0, 1, found),
+        pages.bin_page(seen, PageLocation(""), 0, 1, closing),
     ]
     shown += [pages.key_page("law", PageLocation(""), load_key(watched(file), {"user": n}, CLOCK)) for n in names]
     for content in shown:

@@ -51,27 +51,27 @@ def of(record: dict[str, Any], stage: str) -> dict[str, Any]:
     return next(s for s in record["stages"] if s["name"] == stage)
 
 
-def total(found: Any) -> int:
-    return sum(found.values()) if isinstance(found, dict) else int(found)
+def total(counter: Any) -> int:
+    return sum(counter.values()) if isinstance(counter, dict) else int(counter)
 
 
 def check(home: Path, watched: PageSource, records: list[dict[str, Any]], seen: PageModel) -> None:
     name = str(seen.stage)
-    mine = [of(r, name) for r in records]
-    rows_of(seen, mine)
-    lanes_of(seen, records[-1], mine[-1], records)
-    size_of(home, seen, mine)
-    if mine[-1]["fingerprint"]["kind"] == "join":
+    stage_records = [of(r, name) for r in records]
+    rows_of(seen, stage_records)
+    lanes_of(seen, records[-1], stage_records[-1], records)
+    size_of(home, seen, stage_records)
+    if stage_records[-1]["fingerprint"]["kind"] == "join":
         assert seen.closing is None
-        buffers_of(home, seen, mine[-1])
+        buffers_of(home, seen, stage_records[-1])
     else:
         assert seen.joined is None
         windows(watched, seen)
 
 
-def rows_of(seen: PageModel, mine: list[dict[str, Any]]) -> None:
+def rows_of(seen: PageModel, stage_records: list[dict[str, Any]]) -> None:
     names = {"rows_in": "rows_in", "used": "rows_used", "late": "late", "refused": "rows_refused", "bad": "rows_bad"}
-    counted = mine[-1]["counters"]
+    counted = stage_records[-1]["counters"]
     for ours, theirs in names.items():
         assert getattr(seen.rows.total, ours) == total(counted.get(theirs, 0)), ours
     keyless = sum(side.get("keyless", 0) for side in counted.get("sides", {}).values())
@@ -80,17 +80,19 @@ def rows_of(seen: PageModel, mine: list[dict[str, Any]]) -> None:
     assert sum(seen.rows.emitted.values()) == total(counted.get("emitted", {}))
     for n, epoch in enumerate(seen.rows.epochs):
         if n:
-            before, after = (m["counters"].get("rows_in", 0) for m in mine[n - 1 : n + 1])
+            before, after = (m["counters"].get("rows_in", 0) for m in stage_records[n - 1 : n + 1])
             assert epoch.account is not None and epoch.account.rows_in == after - before
 
 
-def lanes_of(seen: PageModel, record: dict[str, Any], mine: dict[str, Any], records: list[dict[str, Any]]) -> None:
+def lanes_of(
+    seen: PageModel, record: dict[str, Any], stage_record: dict[str, Any], records: list[dict[str, Any]]
+) -> None:
     block = seen.watermark
-    assert block.watermark_us == (None if mine["watermark_us"] <= FAR else mine["watermark_us"])
+    assert block.watermark_us == (None if stage_record["watermark_us"] <= FAR else stage_record["watermark_us"])
     lanes = {lane.source: lane for lane in block.lanes if lane.partition is None}
-    assert set(lanes) == set(mine["clocks"])
+    assert set(lanes) == set(stage_record["clocks"])
     for name, lane in lanes.items():
-        clock = mine["clocks"][name]
+        clock = stage_record["clocks"][name]
         assert lane.newest_us == clock["max_event_us"]
         assert lane.of_stage is (name not in record["sources"])
         if lane.of_stage:
@@ -106,35 +108,36 @@ def lanes_of(seen: PageModel, record: dict[str, Any], mine: dict[str, Any], reco
         least = min((x.watermark_us if x.watermark_us is not None else FAR) for x in lanes.values() if not x.idle)
         assert (holder.watermark_us if holder.watermark_us is not None else FAR) == least
     assert [b.behind_us for b in block.behind] == [
-        None if (at := of(r, str(seen.stage))["watermark_us"]) <= FAR else r["committed_us"] - at for r in records
+        None if (watermark_us := of(r, str(seen.stage))["watermark_us"]) <= FAR else r["committed_us"] - watermark_us
+        for r in records
     ]
 
 
-def size_of(home: Path, seen: PageModel, mine: list[dict[str, Any]]) -> None:
-    latest = [s for shard in mine[-1]["segments"] for s in shard]
+def size_of(home: Path, seen: PageModel, stage_records: list[dict[str, Any]]) -> None:
+    latest = [s for shard in stage_records[-1]["segments"] for s in shard]
     assert seen.growth.commits[-1].bytes == sum((home / s["file"]).stat().st_size for s in latest)
     assert [c.rows for c in seen.growth.commits] == [
-        sum(s["rows"] for shard in m["segments"] for s in shard) for m in mine
+        sum(s["rows"] for shard in m["segments"] for s in shard) for m in stage_records
     ]
 
 
-def buffers_of(home: Path, seen: PageModel, mine: dict[str, Any]) -> None:
+def buffers_of(home: Path, seen: PageModel, stage_record: dict[str, Any]) -> None:
     """From the files as they lie there: rows that are not over, by side."""
     assert seen.joined is not None
-    low, high = mine["fingerprint"]["bounds_us"]
-    kept = {"left": max(high, 0), "right": max(-low, 0)}
+    low, high = stage_record["fingerprint"]["bounds_us"]
+    keep_us = {"left": max(high, 0), "right": max(-low, 0)}
     for side in seen.joined.sides:
-        assert side.keep_us == kept[side.side] + mine["emission"]["retain_us"]
+        assert side.keep_us == keep_us[side.side] + stage_record["emission"]["retain_us"]
         waiting, counts = 0, dict[Any, int]()
-        for meta in (s for shard in mine["segments"] for s in shard if s["kind"] == side.side):
+        for meta in (s for shard in stage_record["segments"] for s in shard if s["kind"] == side.side):
             rows = pl.read_ipc((home / meta["file"]).read_bytes())
-            rows = rows.filter(pl.col("__ts") + side.keep_us >= mine["watermark_us"])
+            rows = rows.filter(pl.col("__ts") + side.keep_us >= stage_record["watermark_us"])
             waiting += rows.height
             for key in rows["__kh"].to_list():
                 counts[key] = counts.get(key, 0) + 1
         assert side.rows == waiting == sum(age.rows for age in side.ages)
         assert (0 if side.hot_key is None else side.hot_key.rows) == max(counts.values(), default=0)
-        counted = mine["counters"].get("sides", {}).get(side.side, {})
+        counted = stage_record["counters"].get("sides", {}).get(side.side, {})
         names = {"entered": "buffered", "matched": "matched", "unmatched": "unmatched", "null_keys": "null_keys"}
         assert {n: getattr(side, n) for n in names} == {n: counted.get(theirs, 0) for n, theirs in names.items()}
 
@@ -148,9 +151,9 @@ def windows(watched: PageSource, seen: PageModel) -> None:
         logic = restore_window(one.commit)
         state = pl.concat([one.reader(s, logic).scan() for s in range(one.commit.shards)])
         watermark = one.commit.stages[0].watermark_us
-        found = [inspect.open_windows(logic, logic.empty_state(), 0)]
-        found += [inspect.open_windows(logic, unit, watermark) for _, unit in state.group_by(logic.key_names)]
-        standing = pl.concat(found)
+        frames = [inspect.open_windows(logic, logic.empty_state(), 0)]
+        frames += [inspect.open_windows(logic, unit, watermark) for _, unit in state.group_by(logic.key_names)]
+        standing = pl.concat(frames)
         hops = 2 if logic.window.kind == "hopping" else 1  # a key with rows in both panes of a window counts twice
         assert standing.height <= seen.closing.total <= hops * standing.height
         for b in seen.closing.bins:

@@ -52,8 +52,8 @@ def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
     ]
     seen, _ = looked_at("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
     assert seen.joined is not None
-    left, right = seen.joined.sides
-    assert (left.entered, left.evicted, left.rows, right.rows) == (20, 13, 7, 0)
-    assert left.hot_key is not None and left.hot_key.rows == 7
+    left_side, right_side = seen.joined.sides
+    assert (left_side.entered, left_side.evicted, left_side.rows, right_side.rows) == (20, 13, 7, 0)
+    assert left_side.hot_key is not None and left_side.hot_key.rows == 7
     assert seen.joined.watermark_us is None
     assert seen.top.accounted

@@ -143,8 +143,8 @@ def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -
         "session": {"gap_ms": 3, "max_session_duration_ms": 10},
     }[kind]
     more = {"allowed_lateness_ms": 200} if late_data == "reopen" else {}
-    made = window(kind=kind, late_data=late_data, **shape, **more)
-    result = ran(made, [0, 61], [100], [30], [31, 96], [130], flush=True, upserts=False)
+    spec = window(kind=kind, late_data=late_data, **shape, **more)
+    result = ran(spec, [0, 61], [100], [30], [31, 96], [130], flush=True, upserts=False)
     seen: dict[int, int] = {}
     for epoch, reason, start, _, revision in said(result):
         if reason == "standalone":
@@ -163,10 +163,10 @@ def test_overlapping_windows_count_each_by_itself() -> None:
     epoch 2        ●7 late                    0 corrected: 2; 5 begun by it: 1
     epoch 3             ●12 late              5 corrected: 2; 10 begun by it: 1
     """
-    made = window(
+    spec = window(
         kind="hopping", duration_ms=10, hop_ms=5, max_groups_per_window=9, late_data="reopen", allowed_lateness_ms=99
     )
-    result = ran(made, [2], [21], [7], [12], flush=False, upserts=False)
+    result = ran(spec, [2], [21], [7], [12], flush=False, upserts=False)
     assert [(e, s, r) for e, _, s, _, r in said(result)] == [
         (1, -5, 1),
         (1, 0, 1),
@@ -181,7 +181,7 @@ def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits(
     """
     10 long, hop 5, at most every hour     row 7 is in 0 and 5; 0 closes at 10, 5 waits on
     """
-    made = window(
+    spec = window(
         kind="hopping",
         duration_ms=10,
         hop_ms=5,
@@ -191,7 +191,7 @@ def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits(
         late_data="reopen",
         allowed_lateness_ms=99,
     )
-    result = ran(made, [-20], [7], [12], [13], [14], flush=False, upserts=False)
+    result = ran(spec, [-20], [7], [12], [13], [14], flush=False, upserts=False)
     assert [(e, s, n) for e, _, s, n, _ in said(result) if s == 0] == [(2, 0, 1)]
 
 

@@ -64,11 +64,11 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
             held = [s for s in answer.reported_stages if s.holder is not None]
             for name in {s.holder.source for s in held if s.holder is not None}:
                 assert name in ("a", "b"), seed
-            of = {s.stage: s for s in answer.reported_stages}
+            report_by_stage = {s.stage: s for s in answer.reported_stages}
             for s in held:
                 for up, down in zip((s.stage, *s.through), s.through, strict=False):
-                    assert down in of[up].reads, (seed, s)
-                end = of[(s.stage, *s.through)[-1]]
+                    assert down in report_by_stage[up].reads, (seed, s)
+                end = report_by_stage[(s.stage, *s.through)[-1]]
                 assert s.holder is not None and s.holder.source in end.reads, (seed, s)
             names = {s.holder.source for s in held if s.holder is not None}
             if len(names) != 1 or len(held) < len(answer.reported_stages):
@@ -105,10 +105,10 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
                 chosen = {n.choice: n for n in opened.needs if n.choice is not None}
                 needs = [n for n in opened.needs if n.choice is None or chosen[n.choice] is n]
                 assert needs, (seed, opened)
-                at: dict[str, int] = {}
+                event_times: dict[str, int] = {}
                 for n in needs:
-                    at[n.source] = max(at.get(n.source, 0), n.event_us)
-                test.pipe({n: [{"k": "far", "v": 1, "ts": us - early}] for n, us in at.items()})
+                    event_times[n.source] = max(event_times.get(n.source, 0), n.event_us)
+                test.pipe({n: [{"k": "far", "v": 1, "ts": us - early}] for n, us in event_times.items()})
                 reached = marks(test)[stage.stage]
                 assert (reached >= opened.closes_us) is not bool(early), (seed, stage, opened)
                 checked += bool(stage.through) and not early
@@ -121,12 +121,12 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
     for seed in range(first, first + 50):
         test = midway(seed)
         with test:
-            mine = asked(test)
+            with_config = asked(test)
             with test._driver.store.peek() as snapshot:
                 assert snapshot is not None
                 other = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
-            assert [s.stage for s in other.reported_stages] == [s.stage for s in mine.reported_stages], seed
-            for one, two in zip(mine.reported_stages, other.reported_stages, strict=True):
+            assert [s.stage for s in other.reported_stages] == [s.stage for s in with_config.reported_stages], seed
+            for one, two in zip(with_config.reported_stages, other.reported_stages, strict=True):
                 assert (one.watermark_us, one.through, one.open_windows) == (
                     two.watermark_us,
                     two.through,
@@ -141,8 +141,8 @@ def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() 
         test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
         with test._driver.store.peek() as snapshot:
             assert snapshot is not None
-            told = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
-        assert [(s.stage, s.kind, s.reads) for s in told.reported_stages] == [
+            report = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)
+        assert [(s.stage, s.kind, s.reads) for s in report.reported_stages] == [
             ("w", "tumbling", ("a",)),
             ("s", "session", ("w",)),
             ("t", "tumbling", ("a",)),

@@ -105,15 +105,15 @@ def planned(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str]
 
 def _rows(rng: random.Random, gap: int, cap: int, dynamic: bool) -> Iterator[dict[str, Any]]:
     """In arrival order: times that wander on and jump back, by steps on the edges; `id` is a power of two, so a sum names its rows."""
-    at, users = rng.randint(-50, 20), rng.choice([["a"], ["a", "a", "b"], ["a", "b", "c", None]])
+    now_ms, users = rng.randint(-50, 20), rng.choice([["a"], ["a", "a", "b"], ["a", "b", "c", None]])
     edges = [0, 1, 1, 2, gap - 1, gap, gap + 1, cap - gap, cap - 1, cap, cap + 1]
     steps = [e for e in edges for _ in range(rng.choice([0, 1, 1, 3]))] + [1, gap, 4 * cap]
     back = [0] * rng.choice([3, 6, 12]) + [*edges, gap, 2 * gap, 2 * cap, 5 * cap]
     for n in range(rng.choice([4, 9, 16, 30])):
-        at += rng.choice(steps)
+        now_ms += rng.choice(steps)
         brought = rng.choice([1, 2, gap, cap - 1]) if dynamic else gap
         value = rng.choice([None, float("nan"), -0.0, 0.0, 2.5, -1.0])
-        yield {"ts": (at - rng.choice(back)) * MS, "u": rng.choice(users), "id": 1 << n, "f": value, "g": brought}
+        yield {"ts": (now_ms - rng.choice(back)) * MS, "u": rng.choice(users), "id": 1 << n, "f": value, "g": brought}
 
 
 def _cut(rng: random.Random, rows: list[Any]) -> list[list[Any]]:
@@ -199,22 +199,22 @@ def said(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> None:
-    found = {name: (said(row), row["_revision"]) for name, row in table.items()}
-    expected = {name: (_columns(told), told.revision) for name, told in model.target.items()}
-    assert found == expected, f"{when}: {_first_difference(found, expected)}"
+    actual = {name: (said(row), row["_revision"]) for name, row in table.items()}
+    expected = {name: (_columns(emitted), emitted.revision) for name, emitted in model.target.items()}
+    assert actual == expected, f"{when}: {_first_difference(actual, expected)}"
     for name, row in table.items():
         reason = model.target[name].reason
         assert row["_emit_reason"] in REASONS[reason], f"{when}: {row['_emit_reason']!r} for {reason!r} of {name}"
 
 
-def _columns(told: Told) -> dict[str, Any]:
-    values = {name: naive.word(value) for name, value in told.values.items()}
-    return {"window_start": told.start, "window_end": told.end, "_final_at": told.final, **values}
+def _columns(emitted: Told) -> dict[str, Any]:
+    values = {name: naive.word(value) for name, value in emitted.values.items()}
+    return {"window_start": emitted.start, "window_end": emitted.end, "_final_at": emitted.final, **values}
 
 
-def _first_difference(found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
-    name = min((n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n)), key=repr)
-    return f"{name}: {found.get(name)}, expected {expected.get(name)}"
+def _first_difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
+    name = min((n for n in actual.keys() | expected.keys() if actual.get(n) != expected.get(n)), key=repr)
+    return f"{name}: {actual.get(name)}, expected {expected.get(name)}"
 
 
 def checked(seed: int, plan: Callable[[int], Run] = planned) -> tuple[int, int, int]:

@@ -57,8 +57,8 @@ def ways_to_emit(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
         ({**reopen, "emit": "updates"}, [3, 31]),
         ({"lateness_ms": 2}, [60]),
     ]
-    found = []
+    emissions = []
     for settings, times in ways:
         result = ran(make(**settings), times, **store)
-        found.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
-    return found
+        emissions.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
+    return emissions

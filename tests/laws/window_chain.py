@@ -64,14 +64,14 @@ def content(rows: Any) -> list[str]:
 
 def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     rng = random.Random(seed)
-    spec, at, every = pipeline(rng), 0, list[dict[str, Any]]()
+    spec, now_ms, every = pipeline(rng), 0, list[dict[str, Any]]()
     schema = {"k": "string", "p": "string", "v": "bigint"}
     with LocalPipeline(spec, schema, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
         for _ in range(rng.randrange(2, 9)):
             rows = []
             for _ in range(rng.randrange(0, 9)):
-                at += rng.choice([0, 3, 11, 40, 200])
-                ts = (at - rng.choice([0, 0, 5, 30])) * MS
+                now_ms += rng.choice([0, 3, 11, 40, 200])
+                ts = (now_ms - rng.choice([0, 0, 5, 30])) * MS
                 rows.append({"k": rng.choice("ab"), "p": rng.choice("xyz"), "v": rng.randrange(9), "ts": ts})
             if rng.random() < 0.4:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]))
@@ -82,9 +82,9 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
             if rng.random() < 0.2:
                 test.quiet(500)
         test.flush()
-        found = test.result()
+        run_result = test.result()
         state = test._driver.state
-    assert content(found.table.with_columns(found.table[c].dt.timestamp("us") for c in ("window_start", "window_end")).iter_rows(named=True)) == content(batch(spec, every))  # fmt: skip
-    assert found.counters.rows_in == len(every)
+    assert content(run_result.table.with_columns(run_result.table[c].dt.timestamp("us") for c in ("window_start", "window_end")).iter_rows(named=True)) == content(batch(spec, every))  # fmt: skip
+    assert run_result.counters.rows_in == len(every)
     for stage in state.stages[1:]:
         assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"
