@@ -67,10 +67,10 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
         late = [{**rows[n], "ts": iso(-600)}] if n else []
         runner.write(f"{n}.jsonl", [*rows[15 * n : 15 * (n + 1)], *late])
     ways: list[bool] = []
-    of = PreaggregationPolicy.of
+    operator_for_epoch = PreaggregationPolicy.operator_for_epoch
 
     def noted(folding: PreaggregationPolicy, operator: Any) -> Any:
-        found = of(folding, operator)
+        found = operator_for_epoch(folding, operator)
         ways.append(not found.lifts_in_sql)
         return found
 
@@ -92,6 +92,6 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
     found = run("by-itself")
     assert ways == [False, True, True, True]
     assert len(found[1]) == 3
-    monkeypatch.setattr(PreaggregationPolicy, "heard", lambda *_: None)
+    monkeypatch.setattr(PreaggregationPolicy, "observe", lambda *_: None)
     assert run("before") == found
     assert ways == [False] * 4

@@ -185,8 +185,8 @@ class Aggregation(Spec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("agg", "as")
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
-        values, wrong = super().read(data, file, at, problems)
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
+        values, wrong = super().read(data, file, path, problems)
         if values.get("agg") == "count_col":  # the older spelling of count with a column
             values["agg"] = "count"
         if values.get("agg") == "count_distinct":
@@ -210,7 +210,7 @@ class Aggregation(Spec):
 
     @property
     def in_sql(self) -> bool:
-        """Whether Spark SQL can aggregate rows before the shuffle."""
+        """Return whether Spark SQL can aggregate rows before the shuffle."""
         return self.builtin and self.agg not in ROWS_ONLY
 
     @property

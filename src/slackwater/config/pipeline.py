@@ -257,13 +257,13 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def keeps_late_rows(self) -> bool:
-        """Whether rows that are late for good become dead letters."""
+        """Return whether rows that are late for good become dead letters."""
         policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
     @property
     def tracks_origin(self) -> bool:
-        """Whether rows may still become dead letters after the SQL, so that it must keep their origin."""
+        """Return whether rows may still become dead letters after the SQL, so that it must keep their origin."""
         brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
         return self.keeps_late_rows or (brings_gap and self.transform.on_error == "dlq")
 

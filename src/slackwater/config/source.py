@@ -210,7 +210,7 @@ class Source(Spec):
 
     @property
     def is_stage_output(self) -> bool:
-        """Whether this source is the output of a stage."""
+        """Return whether this source is the output of a stage."""
         return isinstance(self.dataframe, StageOutputRef)
 
     def derived(self) -> Values:

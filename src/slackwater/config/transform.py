@@ -102,7 +102,7 @@ class Transform(Spec):
 
     @property
     def is_stateless(self) -> bool:
-        """Whether there is only SQL. Also valid for a draft."""
+        """Return whether there is only SQL. Also valid for a draft."""
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:

@@ -52,12 +52,12 @@ class Field:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether this is a scalar type. Only scalars can be keys and inputs."""
+        """Return whether this is a scalar type. Only scalars can be keys and inputs."""
         return self.type in _SIMPLE or _DECIMAL.fullmatch(self.type) is not None
 
     @property
     def is_result_type(self) -> bool:
-        """Whether a result can have this type: a scalar, or an array, map or struct of result types."""
+        """Return whether a result can have this type: a scalar, or an array, map or struct of result types."""
         if self.element is not None:
             return self.element.is_result_type
         if self.entry is not None:

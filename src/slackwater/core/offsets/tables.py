@@ -43,7 +43,7 @@ class TableOffsets(Offsets):
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing was read yet. Reading then begins with the current content of the table."""
+        """Return whether nothing was read yet. Reading then begins with the current content of the table."""
         return not self.table
 
     @property
