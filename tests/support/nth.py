@@ -42,7 +42,7 @@ class Nth(KeyedStep):
     }
 
     @property
-    def added(self) -> Mapping[str, str]:
+    def added_columns(self) -> Mapping[str, str]:
         return {} if self.number_column is None else {self.number_column: "bigint"}
 
     def summary(self) -> StepSummary:

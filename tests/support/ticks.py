@@ -58,7 +58,7 @@ class TicksRead(Offsets):
 
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
         was = TicksRead.coerce(before).next
-        return [OffsetChange("ticks", str(was), str(self.next), again=self.next < was, skips=self.next > was)]
+        return [OffsetChange("ticks", str(was), str(self.next), rereads=self.next < was, skips_rows=self.next > was)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         if not isinstance(start, str) or lookup is None:

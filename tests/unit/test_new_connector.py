@@ -106,7 +106,7 @@ def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     (move,) = reset_offsets.plan_moves(at(7), ["ticks=latest"], pipeline)
     assert move.after == TicksRead(10)
-    assert [c.skips for c in move.after.changes(move.before)] == [True]
+    assert [c.skips_rows for c in move.after.changes(move.before)] == [True]
     with pytest.raises(StartError, match='source "ticks": no tick'):
         reset_offsets.plan_moves(at(7), ["ticks=latest"], None)
 

@@ -161,7 +161,7 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
     if example is None:
         return ""
     column, row, value = example
-    return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.place(row)}"
+    return f": found {abbreviate_value(value)} in {format_value(column)}, {sample.row_location(row)}"
 
 
 def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
@@ -196,7 +196,7 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
     """Describe the first row without a usable time: its value and its location."""
     if time.first_bad is None:
         return ""
-    row, location = sample.rows[time.first_bad], sample.place(time.first_bad)
+    row, location = sample.rows[time.first_bad], sample.row_location(time.first_bad)
     return f"; {location} has {abbreviate_value(row[time.name]) if row.get(time.name) is not None else 'none'}"
 
 

@@ -109,14 +109,14 @@ def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> N
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
     lines = [["source", "partition", "goes on at", "will go on at", ""]]
     changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]
-    lines += [[source, c.part, c.was, c.will, c.meaning] for source, c in changes]
+    lines += [[source, c.part, c.before, c.after, c.meaning] for source, c in changes]
     print("\n".join(align_rows(lines)))
-    if any(c.again for _, c in changes):
+    if any(c.rereads for _, c in changes):
         print(
             "warning: rows that come again are late where their windows are closed, and counted twice in windows that are "
             "open or retained"
         )
-    if any(c.skips for _, c in changes):
+    if any(c.skips_rows for _, c in changes):
         print("warning: rows that are skipped are lost: no window will have them")
 
 

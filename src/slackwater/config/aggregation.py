@@ -145,7 +145,7 @@ class Aggregation(Spec):
     columns: Mapping[str, str] = Field(default_factory=dict)
     options: Mapping[str, Any] = Field(default_factory=dict)
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,

@@ -93,28 +93,28 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
         if options:
             raise UnfitError("options", "given with an aggregator that is made already; give the class, or remove them")
         return reference
-    loaded = _imported(reference) if isinstance(reference, str) else reference
+    loaded = _import_attribute(reference) if isinstance(reference, str) else reference
     if not (isinstance(loaded, type) and issubclass(loaded, Aggregator)) or loaded is Aggregator:
         description = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
         raise UnfitError(
-            "agg", f"{_named(reference)} is {description}, expected a class derived from slackwater.Aggregator"
+            "agg", f"{_reference_text(reference)} is {description}, expected a class derived from slackwater.Aggregator"
         )
     try:
         return loaded(**options)
     except Exception as error:
-        raise UnfitError("options", f"{loaded.__name__} does not take them ({_line(error)})") from None
+        raise UnfitError("options", f"{loaded.__name__} does not take them ({_error_line(error)})") from None
 
 
-def _named(reference: Any) -> str:
+def _reference_text(reference: Any) -> str:
     return f'"{reference}"' if isinstance(reference, str) else getattr(reference, "__name__", type(reference).__name__)
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Return an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
-def _imported(path: str) -> Any:
+def _import_attribute(path: str) -> Any:
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise UnfitError(
@@ -126,7 +126,7 @@ def _imported(path: str) -> Any:
         attribute: Any = importlib.import_module(module_name)
     except Exception as error:
         advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "fix it"
-        raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_line(error)}); {advice}') from None
+        raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_error_line(error)}); {advice}') from None
     for name in names.split("."):
         if not hasattr(attribute, name):
             raise UnfitError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(attribute))}')
@@ -189,7 +189,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
     except NotImplementedError:
         raise unfit(f"does not define {step}") from None
     except Exception as error:
-        raise unfit(f"{step} fails on rows of NULLs ({_line(error)})") from None
+        raise unfit(f"{step} fails on rows of NULLs ({_error_line(error)})") from None
 
 
 def expressions(

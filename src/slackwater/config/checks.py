@@ -70,13 +70,13 @@ def check_connections(values: Values) -> Iterator[Problem]:
             continue
         connection = resolve_connection(spec.connection, connections)
         if connection is None:
-            yield from _unknown(f"{path}.connection", spec.connection, connections)
+            yield from _unknown_connection(f"{path}.connection", spec.connection, connections)
         elif not connection.READS or (isinstance(spec, Lookup) and connection.kind != "files"):
             purpose = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
             kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTIONS.items() if c.READS]
-            yield f"{path}.connection", _unfit(spec.connection, connection, purpose, kinds)
+            yield f"{path}.connection", _wrong_kind(spec.connection, connection, purpose, kinds)
         elif isinstance(spec, Source):
-            yield from _below(path, spec.check_kind(connection.kind, vars(spec), spec._wrong))
+            yield from _with_path(path, spec.check_kind(connection.kind, vars(spec), spec._wrong))
             if not isinstance(connection, KafkaConnection) or connection.schema_registry:
                 continue
             payload = format_value(spec.payload_format)
@@ -93,27 +93,27 @@ def check_connections(values: Values) -> Iterator[Problem]:
             continue
         connection = resolve_connection(target.connection, connections)
         if connection is None:
-            yield from _unknown(f"{path}.connection", target.connection, connections)
+            yield from _unknown_connection(f"{path}.connection", target.connection, connections)
         elif not connection.WRITES:
             purpose = "dead letters go to" if path == "dead_letter" else "results go to"
             kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
-            yield f"{path}.connection", _unfit(target.connection, connection, purpose, kinds)
+            yield f"{path}.connection", _wrong_kind(target.connection, connection, purpose, kinds)
         else:
-            yield from _below(path, target.check_kind(connection.kind, vars(target), target._wrong))
+            yield from _with_path(path, target.check_kind(connection.kind, vars(target), target._wrong))
 
 
-def _unfit(reference: object, connection: Connection, purpose: str, kinds: Sequence[str]) -> str:
+def _wrong_kind(reference: object, connection: Connection, purpose: str, kinds: Sequence[str]) -> str:
     subject = f"{format_value(reference)} is" if isinstance(reference, str) else "is"
     named = " or ".join(format_value(k) for k in kinds)
     return f"{subject} of kind {format_value(connection.kind)}; {purpose} a connection of kind {named}"
 
 
-def _below(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
+def _with_path(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
     for key, line in problems:
         yield f"{path}.{key}", line
 
 
-def _unknown(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
+def _unknown_connection(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
     if reference not in connections:
         advice = (
             suggestion_or_list(str(reference), connections) if connections else "; describe it in [connections.<name>]"

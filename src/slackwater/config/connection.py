@@ -28,7 +28,7 @@ class Connection(Spec):
     """Base class of connections. `READS`: rows can be read from it; `WRITES`: results can be written to it."""
 
     def __init__(self, **data: Any) -> None:
-        _remember(data)
+        _register_secrets(data)
         super().__init__(**data)
 
     kind: str
@@ -232,7 +232,7 @@ CONNECTIONS: Mapping[str, type[Connection]] = {
 _EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
 
 
-def _remember(keys: Mapping[str, Any]) -> None:
+def _register_secrets(keys: Mapping[str, Any]) -> None:
     """Register the secrets of a connection, so that messages do not show them. The connection may be invalid."""
     for value in keys.values():
         if isinstance(value, str):
@@ -259,7 +259,7 @@ def parse_connection(value: Any) -> Connection:
         advice = suggestion_or_list(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
         raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None)
     problems: list[str] = []
-    _remember(value)
+    _register_secrets(value)
     built = CONNECTIONS[kind].parse(value, "", "", problems)
     if built is None:
         raise InvalidTableError(problems, None)

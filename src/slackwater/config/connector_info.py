@@ -41,11 +41,11 @@ def absolute_path(path: str | None) -> str:
     return str(Path(str(path)).absolute()) if is_local else str(path)
 
 
-def _named(s: Source) -> str:
+def _query_text(s: Source) -> str:
     return str(s.query)
 
 
-def _nothing(t: Target) -> str | None:
+def _exactly_once(t: Target) -> str | None:
     return None
 
 
@@ -68,30 +68,30 @@ class ConnectorInfo:
     keeps_history: bool = False  # rows can be read again
     exposes_files: bool = False  # Spark reads files and knows the file of each row
     is_table: bool = False  # a table has a schema of its own, which is unknown before the start
-    by_path: bool = False  # the query is a path
+    query_is_path: bool = False  # the query is a path
     keys: tuple[str, ...] = ()  # keys of a source besides those that every source has
     offsets: type[Offsets] | None = None  # class of its offsets in a commit; None: only Spark's checkpoint has them
     start: StartPosition = StartPosition()  # frozen
-    short_name: Callable[[Source], str] = _named  # short description of a source
-    plan_text: Callable[[Source], str] = _named  # description of a source in a plan
+    short_name: Callable[[Source], str] = _query_text  # short description of a source
+    plan_text: Callable[[Source], str] = _query_text  # description of a source in a plan
     batch_limit: Callable[[Source], int | None] = lambda s: s.max_messages_per_trigger
     # -- as a target -----------------------------------------------------------------------------------------------
     location_text: Callable[[Target], str] = _console
     write_text: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
     append_only_text: str = ""  # describes the targets of this kind that only add rows; "" for all
     at_least_once_reason: Callable[[Target], str | None] = (
-        _nothing  # why delivery is at least once; None: it is exactly once
+        _exactly_once  # why delivery is at least once; None: it is exactly once
     )
     exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
 
 
-def _kafka_weaker(t: Target) -> str | None:
+def _kafka_at_least_once(t: Target) -> str | None:
     if t.delivery == "exactly_once":
         return None
     return 'at least once: a restart may publish an epoch again; set delivery = "exactly_once" for transactions'
 
 
-def _postgres_written(t: Target, adds: bool, within: bool) -> str:
+def _postgres_write_text(t: Target, adds: bool, within: bool) -> str:
     return f"{'insert' if adds else 'upsert'} into Postgres table {t.table}{', within the commit' if within else ''}"
 
 
@@ -131,7 +131,7 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
     "files": ConnectorInfo(
         keeps_history=True,
         exposes_files=True,
-        by_path=True,
+        query_is_path=True,
         keys=("format", "max_files_per_trigger", "schema_"),
         offsets=FileOffsets,
         start=StartPosition(
@@ -170,10 +170,10 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
             f"Kafka topic {t.topic}, {(t.delivery or 'at_least_once').replace('_', ' ')}"
         ),
         append_only_text="a kafka target with these key_columns",
-        at_least_once_reason=_kafka_weaker,
+        at_least_once_reason=_kafka_at_least_once,
         exactly_once_text="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
     ),
-    "postgres": ConnectorInfo(location_text=lambda t: f"Postgres table {t.table}", write_text=_postgres_written),
+    "postgres": ConnectorInfo(location_text=lambda t: f"Postgres table {t.table}", write_text=_postgres_write_text),
     "rabbitmq": ConnectorInfo(
         metadata_columns=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
         has_timestamp=True,
@@ -191,7 +191,7 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
     "pubsub": ConnectorInfo(metadata_columns=("_value",), has_timestamp=True, keys=_STREAM, **_stream("pubsub")),
     "delta": ConnectorInfo(
         **_table("Delta", "versions"),
-        by_path=True,
+        query_is_path=True,
         location_text=lambda t: f'Delta table "{absolute_path(t.path)}"',
         write_text=lambda t, adds, within: (
             f'Delta table "{absolute_path(t.path)}", {"append" if adds else t.mode or "merge"}'

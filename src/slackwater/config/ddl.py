@@ -130,7 +130,7 @@ class DdlParser:
             return True
         return False
 
-    def need(self, mark: str, construct: str) -> None:
+    def expect(self, mark: str, construct: str) -> None:
         if not self.take(mark):
             raise DdlError(f'{construct} needs "{mark}" {self.location_text()}, found {self.found_text()}')
 
@@ -179,7 +179,7 @@ class DdlParser:
         self.position += 1
         word = token.word
         if word in _SIMPLE:
-            if word == "timestamp" and self._zone():
+            if word == "timestamp" and self._take_time_zone():
                 return "timestamp_ntz"
             if self.peek().text == "(":
                 raise DdlError(f'"{token.text}"{owner} takes no length; remove the parentheses')
@@ -195,7 +195,7 @@ class DdlParser:
         hint = f'; did you mean "{meant}"?' if meant else suggestion(token.text.upper(), [n.upper() for n in _NAMES])
         raise DdlError(f'"{token.text}"{owner} is not a Spark type{hint}')
 
-    def _zone(self) -> bool:
+    def _take_time_zone(self) -> bool:
         words = [self.peek(i).word for i in range(3)]
         if words == ["without", "time", "zone"]:
             self.position += 3
@@ -203,7 +203,7 @@ class DdlParser:
         return False
 
     def _nested(self, word: str, construct: str) -> str:
-        self.need("<", construct)
+        self.expect("<", construct)
         if word == "struct":
             if self.take(">"):
                 return "struct<>"
@@ -212,9 +212,9 @@ class DdlParser:
             inner = self.type("")
         else:
             key = self.type("")
-            self.need(",", construct)
+            self.expect(",", construct)
             inner = f"{key},{self.type('')}"
-        self.need(">", construct)
+        self.expect(">", construct)
         return f"{word}<{inner}>"
 
     def _with_parameters(self, word: str, construct: str) -> str:
@@ -223,7 +223,7 @@ class DdlParser:
             if self.take("("):
                 precision = self.number(construct, 38)
                 scale = self.number(construct, precision) if self.take(",") else 0
-                self.need(")", construct)
+                self.expect(")", construct)
             return f"decimal({precision},{scale})"
         if word == "interval":
             if self.take(*_UNITS) and self.take("to"):
@@ -233,13 +233,13 @@ class DdlParser:
             precision = 6
             if self.take("("):
                 precision = self.number(construct, 6)
-                self.need(")", construct)
-            self._zone()
+                self.expect(")", construct)
+            self._take_time_zone()
             return f"time({precision})"
-        self.need("(", construct)
+        self.expect("(", construct)
         inner = self.peek().text  # a length, or a reference system
         self.position += 1
-        self.need(")", construct)
+        self.expect(")", construct)
         return f"{'char' if word == 'character' else word}({inner})"
 
 

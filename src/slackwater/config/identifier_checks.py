@@ -27,10 +27,10 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
         if "schema" not in store._wrong and store.schema_:
-            yield from _of_postgres("state_store.schema", "the schema", store.schema_)
+            yield from _postgres_problems("state_store.schema", "the schema", store.schema_)
         for stage in stages:
             if stage.window is not None:
-                yield from _columns(stage.window, "the state is in Postgres", state=True)
+                yield from _postgres_column_problems(stage.window, "the state is in Postgres", state=True)
 
 
 def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
@@ -48,7 +48,7 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         schema, _, name = target.table.rpartition(".")
         for part, identifier in ((schema, "the schema"), (name, "the table")):
             if part or part is name:
-                yield from _of_postgres(f"{path}.table", identifier, part)
+                yield from _postgres_problems(f"{path}.table", identifier, part)
         if _RESERVED.fullmatch(name):
             yield (
                 f"{path}.table",
@@ -74,13 +74,13 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
     if target.path and "\0" in target.path:
         yield f"{path}.path", "holds U+0000, which no file name can"
     if window is not None:
-        yield from _output(window, connection.kind, target)
+        yield from _column_problems(window, connection.kind, target)
 
 
-def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
+def _column_problems(window: Window, kind: str, target: Target) -> Iterator[Problem]:
     if kind == "postgres":
-        yield from _columns(window, "the target is a Postgres table", state=False)
-    for key, name in _names(window):
+        yield from _postgres_column_problems(window, "the target is a Postgres table", state=False)
+    for key, name in _column_names(window):
         if kind == "delta" and (odd := sorted(_DELTA & set(name))):
             shown = ", ".join(format_value(c) for c in odd)
             yield key, f"found {format_value(name)}; a column of a Delta table cannot have {shown}; choose another name"
@@ -91,7 +91,7 @@ def _output(window: Window, kind: str, target: Target) -> Iterator[Problem]:
             )
 
 
-def _names(window: Window) -> Iterator[tuple[str, str]]:
+def _column_names(window: Window) -> Iterator[tuple[str, str]]:
     """Yield the names that become columns, each with its key in the config."""
     if not {"group_by", "kind"} & window._wrong:
         yield from ((f"{window.CONFIG_PATH}.group_by", k) for k in window.group_by)
@@ -100,8 +100,8 @@ def _names(window: Window) -> Iterator[tuple[str, str]]:
             yield f"{window.CONFIG_PATH}.aggregations[{n}].as", agg.as_
 
 
-def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
-    for key, name in _names(window):
+def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator[Problem]:
+    for key, name in _column_names(window):
         most = POSTGRES_BYTES - (2 if state and key.endswith(".as") else 0)  # accumulators append a dot and a letter
         size = len(name.encode("utf-8", "surrogatepass"))
         if size > most:
@@ -113,7 +113,7 @@ def _columns(window: Window, why: str, state: bool) -> Iterator[Problem]:
             yield key, f"found {format_value(name)}; {why}, whose columns are called by one character at least"
 
 
-def _of_postgres(key: str, identifier: str, name: str) -> Iterator[Problem]:
+def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem]:
     size = len(name.encode("utf-8", "surrogatepass"))
     if size > POSTGRES_BYTES:
         yield (

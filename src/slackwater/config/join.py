@@ -72,7 +72,7 @@ class Join(StepSpec):
     event_time: str = "later"
     max_rows_per_key: int = 100_000
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,

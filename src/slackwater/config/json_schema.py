@@ -95,7 +95,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     units = {key: name for name, key in with_units(spec).items()}
     for key, kind in _kinds(spec).items():
         shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
-        described = {"description": _described(spec, key), **_value(shape, defs), **_default(spec, key)}
+        described = {"description": _description(spec, key), **_value(shape, defs), **_default(spec, key)}
         if key in units:
             keys[units[key]] = {**described, **_with_unit(shape)}
             if "default" in described:
@@ -109,7 +109,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
             "description": keys["name"]["description"],
             "anyOf": [{"type": "string", "pattern": f"^{NAME}$", "maxLength": LONGEST_NAME}, _ENV],
         }
-    rules = [_given(spec, key) for key in spec.REQUIRED]
+    rules = [_require_key(spec, key) for key in spec.REQUIRED]
     rules += [
         {"not": {"required": list(both)}} for key in spec.PARSERS for both in combinations(_spellings(spec, key), 2)
     ]
@@ -118,7 +118,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     return schema | ({"allOf": rules} if rules else {})
 
 
-def _described(spec: type[Spec], key: str) -> str:
+def _description(spec: type[Spec], key: str) -> str:
     words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
     return f"{key_sentence(spec, key)}{elsewhere} See {doc_link(spec)}"
@@ -177,23 +177,23 @@ def _spellings(spec: type[Spec], *keys: str) -> list[str]:
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 
-def _given(spec: type[Spec], key: str) -> Schema:
+def _require_key(spec: type[Spec], key: str) -> Schema:
     """Require a key in any of its spellings."""
     spelled = _spellings(spec, key)
     return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
 
 
-def _where(value: Schema, then: Schema, *keys: str) -> Schema:
+def _if_value(value: Schema, then: Schema, *keys: str) -> Schema:
     """Apply `then` if one of the keys (spellings of one key) has such a value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 
 
-def _without(keys: Iterable[str]) -> Schema:
+def _forbid_keys(keys: Iterable[str]) -> Schema:
     return {"properties": dict.fromkeys(keys, False)}
 
 
-def _only(key: str, *values: str) -> Schema:
+def _require_value(key: str, *values: str) -> Schema:
     """Require a key with one of these values, or with one from the environment."""
     return {"required": [key], "properties": {key: {"anyOf": [{"enum": list(values)}, _ENV]}}}
 
@@ -204,16 +204,19 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         every = set(_kinds(Connection))
         rules.append({"required": ["kind"]})
         for kind, connection in CONNECTIONS.items():
-            then = {"required": list(connection.REQUIRED)} | _without(sorted(every - set(connection.PARSERS)))
-            rules.append(_where({"const": kind}, then, "kind"))
+            then = {"required": list(connection.REQUIRED)} | _forbid_keys(sorted(every - set(connection.PARSERS)))
+            rules.append(_if_value({"const": kind}, then, "kind"))
     if issubclass(spec, StepSpec):
         rules += _step_rules(spec)
     if spec is Window:
         rules += _window_rules()
     if spec is Join:
-        either = {"allOf": [_given(Join, "time_window_ms")], **_without(_spellings(Join, "lower_ms", "upper_ms"))}
-        both = {"allOf": [_given(Join, key) for key in ("lower_ms", "upper_ms")]}
-        rules.append({"oneOf": [either, both | _without(_spellings(Join, "time_window_ms"))]})
+        either = {
+            "allOf": [_require_key(Join, "time_window_ms")],
+            **_forbid_keys(_spellings(Join, "lower_ms", "upper_ms")),
+        }
+        both = {"allOf": [_require_key(Join, key) for key in ("lower_ms", "upper_ms")]}
+        rules.append({"oneOf": [either, both | _forbid_keys(_spellings(Join, "time_window_ms"))]})
         not_empty = {"type": "array", "minItems": 1, "items": {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}}
         rules.append({"properties": dict.fromkeys(("left_keys", "right_keys"), not_empty)})
         columns = {"uniqueItems": True}
@@ -223,22 +226,22 @@ def _rules(spec: type[Spec]) -> list[Schema]:
     if spec is Source:
         rules.append({"required": ["connection", "query"]})
         rules += [
-            {"if": {"required": [key]}, "then": _only("payload_format", payload)}
+            {"if": {"required": [key]}, "then": _require_value("payload_format", payload)}
             for key, payload in OF_PAYLOADS.items()
         ]
-        rules.append(_where({"enum": [*FRAMED, "raw"]}, _without(["schema"]), "payload_format"))
+        rules.append(_if_value({"enum": [*FRAMED, "raw"]}, _forbid_keys(["schema"]), "payload_format"))
     if issubclass(spec, Transform):
         rules.append({"anyOf": [{"required": [key]} for key in (*spec.STEPS, "sql")]})
         rules += [{"not": {"required": list(both)}} for both in combinations(spec.STEPS, 2)]
-        rules.append({"if": {"required": ["join"]}, "then": _without(["sql"])})
+        rules.append({"if": {"required": ["join"]}, "then": _forbid_keys(["sql"])})
     if spec is StateStore:
-        rules.append(_where({"const": "files"}, {"required": ["path"], **_without(["url", "schema"])}, "kind"))
+        rules.append(_if_value({"const": "files"}, {"required": ["path"], **_forbid_keys(["url", "schema"])}, "kind"))
         url = {"anyOf": [{"pattern": f"^({'|'.join(OBJECTS)})://"}, _ENV]}
         place = {"anyOf": [{"not": {"pattern": "://"}}, {"pattern": "^file://"}, *url["anyOf"]]}
-        rules.append(_where({"const": "files"}, {"properties": {"path": place}}, "kind"))
+        rules.append(_if_value({"const": "files"}, {"properties": {"path": place}}, "kind"))
         rules.append({"if": {"required": ["options"]}, "then": {"properties": {"path": url}, "required": ["path"]}})
-        rules.append(_where({"const": "postgres"}, {"required": ["url"], **_without(["options"])}, "kind"))
-        rules.append(_where({"const": "in_memory"}, _without(["path", "url", "schema", "options"]), "kind"))
+        rules.append(_if_value({"const": "postgres"}, {"required": ["url"], **_forbid_keys(["options"])}, "kind"))
+        rules.append(_if_value({"const": "in_memory"}, _forbid_keys(["path", "url", "schema", "options"]), "kind"))
     if spec is Pipeline:
         rules += _pipeline_rules()
     return rules
@@ -247,10 +250,10 @@ def _rules(spec: type[Spec]) -> list[Schema]:
 def _step_rules(spec: type[Spec]) -> list[Schema]:
     timed = ("event_time_unit", "event_time_zone", *_spellings(spec, "max_jump_ms"))
     own_time = {"event_time_column": {"anyOf": [{"const": "_event_ts"}, _ENV]}, **dict.fromkeys(timed, False)}
-    reopens = [{"if": _given(spec, "allowed_lateness_ms"), "then": _only("late_data", "reopen")}]
+    reopens = [{"if": _require_key(spec, "allowed_lateness_ms"), "then": _require_value("late_data", "reopen")}]
     return [
         *(reopens if "late_data" in spec.PARSERS else ()),
-        _where({"const": "processing"}, {"properties": own_time}, "time_mode"),
+        _if_value({"const": "processing"}, {"properties": own_time}, "time_mode"),
     ]
 
 
@@ -263,40 +266,42 @@ def _window_rules() -> list[Schema]:
     rules: list[Schema] = [{"required": ["aggregations"], "properties": {"aggregations": {"minItems": 1}}}]
     for kind in KINDS_OF_WINDOW:
         others = _spellings(Window, *(key for key, kinds in _KEYS_OF.items() if kind not in kinds))
-        then = {"allOf": [_given(Window, key) for key in needs[kind]], **_without(others)}
+        then = {"allOf": [_require_key(Window, key) for key in needs[kind]], **_forbid_keys(others)}
         if kind == "session":
             then["properties"]["group_by"] = {"minItems": 1}
-        rules.append(_where({"const": kind}, then, "kind"))
+        rules.append(_if_value({"const": kind}, then, "kind"))
     no_key = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
     rules.append({"properties": {"group_by": {"uniqueItems": True, "items": no_key}}})
     rules.append({"properties": dict.fromkeys(("window_start_column", "window_end_column"), no_key)})
     standalone = {"required": ["emit_metadata"], "properties": {"emit_metadata": {"const": True}}}
-    rules.append(_where({"const": "standalone"}, standalone, "late_data"))
+    rules.append(_if_value({"const": "standalone"}, standalone, "late_data"))
     nothing = {"anyOf": [{"const": 0}, {"type": "string", "pattern": r"^\s*-?0+\s*[a-z]+\s*$"}, _ENV]}
-    rules.append(_where({"not": nothing}, _only("emit", "updates"), *_spellings(Window, "emit_interval_ms")))
+    rules.append(
+        _if_value({"not": nothing}, _require_value("emit", "updates"), *_spellings(Window, "emit_interval_ms"))
+    )
     return rules
 
 
 def _aggregation_rules() -> list[Schema]:
     spelled = {new: old for old, new in Aggregation.ALIASES.items()}
     names = ("agg", spelled["agg"])
-    column = _given(Aggregation, "column")
+    column = _require_key(Aggregation, "column")
     rules: list[Schema] = []
     for agg in (*AGGREGATES, "count_col"):
         needs = [] if agg == "count" else [column]
         needs += [{"required": [key]} for key, _ in _NEEDS.get(agg, ())]
-        others = _without(key for key, aggs in _BELONGS.items() if agg not in aggs)
-        rules.append(_where({"const": agg}, {**({"allOf": needs} if needs else {}), **others}, *names))
+        others = _forbid_keys(key for key, aggs in _BELONGS.items() if agg not in aggs)
+        rules.append(_if_value({"const": agg}, {**({"allOf": needs} if needs else {}), **others}, *names))
     exact = {"required": ["max_distinct_values_per_group"]}
-    rough = _without(["max_distinct_values_per_group"])
+    rough = _forbid_keys(["max_distinct_values_per_group"])
     is_exact = {"required": ["mode"], "properties": {"mode": {"const": "exact"}}}
     unknown = {"required": ["mode"], "properties": {"mode": _ENV}}
     bounded = {"if": is_exact, "then": exact, "else": {"if": unknown, "else": rough}}
-    rules.append(_where({"const": "count_distinct"}, bounded, *names))
-    rules.append(_where({"const": "approx_quantile"}, {"properties": {"k": {"minimum": 8}}}, *names))
+    rules.append(_if_value({"const": "count_distinct"}, bounded, *names))
+    rules.append(_if_value({"const": "approx_quantile"}, {"properties": {"k": {"minimum": 8}}}, *names))
     builtin_keys = [key for key in _BELONGS if key not in ("columns", "options")]
-    custom_rules = _without([*builtin_keys, "column", spelled["column"]])
-    rules.append(_where({"type": "string", "pattern": f"^{PATH.pattern}$"}, custom_rules, *names))
+    custom_rules = _forbid_keys([*builtin_keys, "column", spelled["column"]])
+    rules.append(_if_value({"type": "string", "pattern": f"^{PATH.pattern}$"}, custom_rules, *names))
     no_time = {"not": {"pattern": "^_[Ee][Vv][Ee][Nn][Tt]_[Tt][Ss]$"}}
     rules.append({"properties": dict.fromkeys(("as", spelled["as"]), no_time)})
     return rules

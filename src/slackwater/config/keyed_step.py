@@ -22,7 +22,7 @@ class KeyedStep(StepSpec):
     DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     @property
-    def added(self) -> Mapping[str, str]:
+    def added_columns(self) -> Mapping[str, str]:
         """Columns that the step adds to rows, with their types."""
         return {}
 

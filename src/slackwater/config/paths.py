@@ -70,17 +70,17 @@ def is_local(path: str) -> bool:
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
     """Return the pipeline with absolute paths. Relative ones begin at `folder`."""
 
-    def at(spec: _S, *keys: str) -> _S:
-        absolute = {key: _at(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
+    def resolve(spec: _S, *keys: str) -> _S:
+        absolute = {key: _absolute(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
         return spec.model_copy(update=absolute) if absolute else spec
 
     def source(spec: Source) -> Source:
         connection = None if spec.dataframe is not None else resolve_connection(spec.connection, pipeline.connections)
-        path = connection is not None and CONNECTORS[connection.kind].by_path
-        return at(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
+        path = connection is not None and CONNECTORS[connection.kind].query_is_path
+        return resolve(spec, *(("query",) if path else ()), *SCHEMA_FILES.values())
 
     def with_lookups(transform: _T) -> _T:
-        lookups = {name: at(lookup, "query") for name, lookup in transform.lookups.items()}
+        lookups = {name: resolve(lookup, "query") for name, lookup in transform.lookups.items()}
         return transform.model_copy(update={"lookups": lookups}) if lookups else transform
 
     stages = tuple(with_lookups(s) for s in pipeline.stages)
@@ -91,15 +91,15 @@ def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
             "sources": tuple(map(source, pipeline.sources)),
             "transform": first or with_lookups(pipeline.transform),
             "stages": stages,
-            "target": at(pipeline.target, "path"),
-            "targets": tuple(at(t, "path") for t in pipeline.targets),
-            "dead_letter": None if letters is None else at(letters, "path"),
-            "state_store": None if store is None else at(store, "path"),
+            "target": resolve(pipeline.target, "path"),
+            "targets": tuple(resolve(t, "path") for t in pipeline.targets),
+            "dead_letter": None if letters is None else resolve(letters, "path"),
+            "state_store": None if store is None else resolve(store, "path"),
         }
     )
 
 
-def _at(folder: PurePath, path: str) -> str:
+def _absolute(folder: PurePath, path: str) -> str:
     if "://" in path or path.startswith("file:") or PurePath(path).is_absolute():
         return path
     absolute = str(folder / path)

@@ -71,7 +71,7 @@ class Pipeline(Spec, NotebookRepr):
         default=(), exclude=True, repr=False
     )  # tuple of `InputPath`, set in `stage_pipelines`
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -192,10 +192,10 @@ class Pipeline(Spec, NotebookRepr):
     @property
     def target_stage(self) -> Pipeline:
         """The stage whose results go to the (first) target, as a pipeline of its own."""
-        return self.stage_pipelines[self.target.from_ or self._final]
+        return self.stage_pipelines[self.target.from_ or self._final_stage]
 
     @property
-    def _final(self) -> str:
+    def _final_stage(self) -> str:
         return self.stages[-1].name if self.stages else TRANSFORM
 
     @property
@@ -204,8 +204,8 @@ class Pipeline(Spec, NotebookRepr):
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
-            stage = target.from_ or self._final
-            name = target.name or _unused(stage, {*pipelines, *taken})
+            stage = target.from_ or self._final_stage
+            name = target.name or _unused_name(stage, {*pipelines, *taken})
             named_target = target.model_copy(update={"name": name, "from_": stage})
             pipelines[name] = self.model_copy(
                 update={"target": named_target, "targets": (named_target,) if self.targets else ()}
@@ -231,9 +231,9 @@ class Pipeline(Spec, NotebookRepr):
         """Return the writer name in a target's marker: the pipeline's name for [target], else one name per target."""
         if not self.targets:
             return self.name
-        name = target if re.fullmatch(TARGET_NAME, target) else _hashed(target)
+        name = target if re.fullmatch(TARGET_NAME, target) else _hash(target)
         marker_name = f"{self.name}~{name}"  # not a valid name of a pipeline
-        return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hashed(marker_name)}"
+        return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hash(marker_name)}"
 
     @property
     def writer(self) -> str:
@@ -347,21 +347,21 @@ def _name_connections(values: Values) -> None:
             return spec
         name = next((n for n, c in connections.items() if c == connection), None)
         if name is None:
-            name = _free_name(connection.kind, connections)
+            name = _unused_connection_name(connection.kind, connections)
             connections[name] = connection
         return spec.model_copy(update={"connection": name})
 
-    def looking_up(transform: _Transformed) -> _Transformed:
+    def with_lookups(transform: _Transformed) -> _Transformed:
         lookups = {name: named(lookup) for name, lookup in transform.lookups.items()}
         return transform.model_copy(update={"lookups": lookups}) if lookups else transform
 
     values["sources"] = tuple(named(s) for s in values["sources"])
     if stages := values.get("stages"):
-        values["stages"] = tuple(looking_up(s) for s in stages)
+        values["stages"] = tuple(with_lookups(s) for s in stages)
         first = values["transform"].name
         values["transform"] = next(s for s in values["stages"] if s.name == first)
     else:
-        values["transform"] = looking_up(values["transform"])
+        values["transform"] = with_lookups(values["transform"])
     values["targets"] = tuple(_with_format(named(t), connections) for t in values.get("targets", ()))
     if values["targets"]:
         values["target"] = values["targets"][0]
@@ -379,15 +379,15 @@ def _with_format(target: Target, connections: Mapping[str, Connection]) -> Targe
     return target.model_copy(update={"format": "parquet"})
 
 
-def _hashed(text: str) -> str:
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _unused(name: str, taken: Collection[str | None]) -> str:
+def _unused_name(name: str, taken: Collection[str | None]) -> str:
     return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
 
 
-def _free_name(kind: str, connections: Mapping[str, Connection]) -> str:
+def _unused_connection_name(kind: str, connections: Mapping[str, Connection]) -> str:
     return next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(connections) + 3))) if n not in connections)
 
 

@@ -135,7 +135,7 @@ class Source(Spec):
     lateness_ms: int | None = None
     dataframe: Any = Field(default=None, exclude=True)
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -232,7 +232,7 @@ class Source(Spec):
             if key not in values and key not in wrong:
                 yield key, f"missing; {advice}"
         if "schema_" in values:
-            yield from _check_schema(values["schema_"])
+            yield from _schema_problems(values["schema_"])
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
@@ -279,7 +279,7 @@ class Source(Spec):
             yield "schema", f'belongs to payload_format = "json", this one is {format_value(payload)}; remove it'
 
 
-def _check_schema(schema: str) -> Iterator[Problem]:
+def _schema_problems(schema: str) -> Iterator[Problem]:
     try:
         ddl.parse_columns(schema)
     except ddl.DdlError as error:
@@ -312,7 +312,7 @@ class Lookup(Spec):
     options: Mapping[str, str] = Field(default_factory=dict)
     refresh_interval_ms: int = 60_000
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -358,7 +358,7 @@ class Lookup(Spec):
             expected = " or ".join(format_value(f) for f in FORMATS)
             yield "format", f"missing, and {format_value(values['query'])} has no known suffix; expected {expected}"
         if "schema_" in values:
-            yield from _check_schema(values["schema_"])
+            yield from _schema_problems(values["schema_"])
 
 
 def guess_format(query: str) -> str | None:

@@ -36,13 +36,13 @@ def with_units(cls: type[Spec]) -> Mapping[str, str]:
     return {name: key for name, key in names.items() if name not in cls.PARSERS}
 
 
-def _below(line: str) -> str:
+def _under_key(line: str) -> str:
     """Return a line of a nested table (without a file: `: key: fact`) so that it can follow the key of that table."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
 
-def _respelled(line: str, spelled: Mapping[str, str]) -> str:
+def _respell(line: str, spelled: Mapping[str, str]) -> str:
     """Replace the names of keys in a line with the user's spelling."""
     if not spelled:
         return line
@@ -153,7 +153,7 @@ class Spec(BaseModel):
                 except InvalidTableError as nested:
                     wrong.add(key)
                     values[cls.ATTRIBUTES.get(key, key)] = nested.draft
-                    problems.extend(at_key + _below(line) for line in nested.problems)
+                    problems.extend(at_key + _under_key(line) for line in nested.problems)
             elif key in cls.UNSUPPORTED:
                 advice = cls.UNSUPPORTED[key]
                 wrong.add(key)
@@ -174,7 +174,7 @@ class Spec(BaseModel):
                 wrong.add(key)
         conflicts = list(cls.check(values, wrong))
         spelled = {key: name for key, name in written.items() if name in with_units(cls)}
-        problems += [f"{prefix}{written.get(key, key)}: {_respelled(line, spelled)}" for key, line in conflicts]
+        problems += [f"{prefix}{written.get(key, key)}: {_respell(line, spelled)}" for key, line in conflicts]
         return values, wrong | {key for key, _ in conflicts}
 
     def derived(self) -> Values:

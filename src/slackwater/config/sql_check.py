@@ -52,16 +52,16 @@ def check_sql(pipeline: Pipeline) -> CheckResult:
     if changed:
         checked.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
         return checked
-    _judge(pipeline, {}, checked)
+    _check(pipeline, {}, checked)
     return checked
 
 
 def stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
     """Return the columns that each stage emits. `source_types`: columns of sources that the config does not declare."""
-    return _judge(pipeline, {name: KnownColumns(types, True) for name, types in source_types.items()}, CheckResult())
+    return _check(pipeline, {name: KnownColumns(types, True) for name, types in source_types.items()}, CheckResult())
 
 
-def _judge(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
+def _check(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
     """Return the columns that each stage emits, by name, and add problems to `checked`."""
     columns = {s.name: sources.get(s.name) or _columns(pipeline, i, s, checked) for i, s in enumerate(pipeline.sources)}
     stage_keys = {s.name: f"{Stage.CONFIG_PATH}[{n}]" for n, s in enumerate(pipeline.stages)}
@@ -138,10 +138,10 @@ def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
     columns = ddl.parse_columns(spec.schema_)
-    return {name: _settled(type_) for name, type_ in columns.items() if name != "_corrupt_record"}
+    return {name: _dataframe_type(type_) for name, type_ in columns.items() if name != "_corrupt_record"}
 
 
-def _settled(type_: str) -> str | None:
+def _dataframe_type(type_: str) -> str | None:
     """Return a type as the schema of a DataFrame has it; None if that may differ."""
     return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
 
@@ -192,17 +192,17 @@ class _StepCheck:
         assert isinstance(step, Window)
         window = WindowColumns(step, self.path, self.result)
         for out in outputs.values():
-            window.gap(out)
+            window.check_gap(out)
         first = next(iter(outputs.values()))
-        window.columns(first)
-        window.same(outputs)
-        return window.results(first)
+        window.check_columns(first)
+        window.check_same_types(outputs)
+        return window.result_columns(first)
 
     @property
     def _kind(self) -> str:
         return self.pipeline.transform.step.table
 
-    def _of(self, source: str) -> str:
+    def _source_prefix(self, source: str) -> str:
         """Return the words that name a source if there are several."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
@@ -214,10 +214,10 @@ class _StepCheck:
         if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
             if type_ is not None and any(event_time_problems(type_, None)):
-                line = f'{self._of(source)}column "{EVENT_TIME}" is {type_}, which is not a time; rename the column'
+                line = f'{self._source_prefix(source)}column "{EVENT_TIME}" is {type_}, which is not a time; rename the column'
                 self.result.add(f"{self.path}.sql", line)
             return
-        key, prefix = f"{self.path}.{self._kind}.event_time_column", self._of(source)
+        key, prefix = f"{self.path}.{self._kind}.event_time_column", self._source_prefix(source)
         if step.time_mode == "processing" or text == EVENT_TIME:
             type_ = columns.types.get(EVENT_TIME)
         elif text in columns.types:
@@ -262,7 +262,7 @@ class _StepCheck:
         findings = Findings()
         names = [s.name for s in self.pipeline.sources]
         out = resolve_query(sql, {**tables, "source": timed}, findings, names)
-        prefix = self._of(source)
+        prefix = self._source_prefix(source)
         secret = isinstance(sql, EnvString)
         for line in findings.problems:
             self.result.add(key, f"{prefix}{line}" if not secret else f"{prefix}{re.sub(r' near .*', '', line)}")
@@ -319,12 +319,12 @@ class _StepCheck:
                 elif type_ is not None and base_type(type_) in NO_KEYS:
                     line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
-            for name in step.added:
+            for name in step.added_columns:
                 if name in out.types:
                     line = f"the SQL selects a column {format_value(name)}, too, which is the name of what is added; rename one"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
-        return KnownColumns({**rows.types, **step.added}, rows.is_complete)
+        return KnownColumns({**rows.types, **step.added_columns}, rows.is_complete)
 
     def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
         """Check that all sources select the same columns."""

@@ -45,7 +45,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     for name, times in Counter(s.name for s in stages).items():
         if times > 1:
             yield "stages", f"{times} stages are called {format_value(name)}; give each its own name"
-    yield from _renames(stages)
+    yield from _rename_conflicts(stages)
     sources = _sources(values)
     for number, stage in enumerate(stages):
         if stage.name in sources:
@@ -55,16 +55,16 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             )
     if len({*sources, *(s.name for s in stages)}) < len(sources) + len(stages) or "sources" in wrong:
         return
-    problems = list(_inputs(stages, sources))
+    problems = list(_unknown_inputs(stages, sources))
     yield from problems
     if problems:
         return
     read = _reads(values)
-    yield from _unread(stages, sources, read, published_stages(values))
+    yield from _unread_inputs(stages, sources, read, published_stages(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
         if stage.name in readers and not stage.is_stateless:
-            yield from _settled(stage, number)
+            yield from _changing_results(stage, number)
         if not stage.is_stateless and stage.step.late_data == "dlq":
             behind = [w.origin for w in input_paths(stage, stages, read) if w.origin not in sources]
             if behind:
@@ -72,10 +72,10 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
                     f"stages[{number}].{stage.step.table}.late_data",
                     f'what a stage emits ({format_value(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
                 )
-    yield from _lookups(stages)
+    yield from _conflicting_lookups(stages)
 
 
-def _renames(stages: Sequence[Stage]) -> Iterator[Problem]:
+def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
     """Yield former names that several stages claim or that a stage still has.
 
     The result would depend on the order of starts.
@@ -107,7 +107,7 @@ def _reads(values: Values) -> dict[str, tuple[str, ...]]:
     return stage_inputs(values["stages"], _sources(values))
 
 
-def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
+def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
     """Yield inputs of stages that are neither a source nor a stage above."""
     every = [s.name for s in stages]
     for number, stage in enumerate(stages):
@@ -138,7 +138,7 @@ def _inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem
                 yield f"stages[{number}].from", f"{format_value(name)} is listed {times} times; list it once"
 
 
-def _unread(
+def _unread_inputs(
     stages: Sequence[Stage], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
 ) -> Iterator[Problem]:
     """Yield sources and stages that nothing reads."""
@@ -157,7 +157,7 @@ def _unread(
             )
 
 
-def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
+def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
     """Yield different lookups of one name: a lookup is one view of the whole pipeline."""
     lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
@@ -167,7 +167,7 @@ def _lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
                 yield f"stages[{number}].lookups.{name}", "another stage has a lookup of this name; choose another name"
 
 
-def _settled(stage: Stage, number: int) -> Iterator[Problem]:
+def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
     """Yield settings that would change emitted results of a stage that another stage reads. It cannot take a result back."""
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data

@@ -49,7 +49,7 @@ class Target(Spec):
     create: bool | None = None
     partitions: int | None = None
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -169,7 +169,7 @@ class StateStore(Spec):
     shards: int | None = None
     options: Mapping[str, str] = Field(default_factory=dict, repr=False)
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -213,7 +213,7 @@ class StateStore(Spec):
             yield "path", 'missing; a files store needs a directory, as in "state"'
         if kind == "postgres" and "url" not in values and "url" not in wrong:
             yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
-        yield from _of_objects(values, wrong)
+        yield from _object_store_problems(values, wrong)
         if kind == "in_memory" and "path" in values:
             yield "path", 'belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'
         for key, attribute in (("url", "url"), ("schema", "schema_")):
@@ -221,7 +221,7 @@ class StateStore(Spec):
                 yield key, f'belongs to kind = "postgres", this one is {format_value(kind)}; remove it'
 
 
-def _of_objects(values: Values, wrong: set[str]) -> Iterator[Problem]:
+def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield problems of a path that is a URL, and of options that only a URL may have."""
     kind, path, options = values.get("kind"), values.get("path"), values.get("options")
     if isinstance(options, Mapping):

@@ -39,16 +39,16 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
             yield "target", "missing; say where results go in [target]"
         return
     placed = targets_with_keys(values)
-    yield from _names(placed)
-    yield from _stages(placed, values, wrong)
-    yield from _places(placed, values.get("connections", {}))
+    yield from _name_problems(placed)
+    yield from _unknown_stages(placed, values, wrong)
+    yield from _shared_locations(placed, values.get("connections", {}))
     letters: Target | None = values.get("dead_letter")
     for key, value in (("name", letters and letters.name), ("from", letters and letters.from_)):
         if value is not None:
             yield f"dead_letter.{key}", "belongs to [[targets]]; the dead letters of all stages go there; remove it"
 
 
-def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
+def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
     for path, target in placed:
         if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
             yield (
@@ -60,7 +60,7 @@ def _names(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
             yield "targets", f"{times} targets are called {format_value(name)}; give each its own name"
 
 
-def _stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
+def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield targets whose stage does not exist. `stage_checks` checks that each stage is read."""
     stages: Sequence[Any] = values.get("stages", ())  # of `config.transform.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
@@ -82,7 +82,7 @@ def published_stages(values: Values) -> tuple[str, ...]:
     return tuple(published) if set(published) <= set(names) else tuple(names)
 
 
-def _places(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
+def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield targets that write to the location of another one. Each would treat the other's rows as its own."""
     seen: dict[object, str] = {}
     for path, target in placed:

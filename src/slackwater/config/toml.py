@@ -68,7 +68,7 @@ def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[
         raise ConfigError([f"{file}: cannot be read ({error.strerror}); expected a TOML file"]) from None
     except UnicodeDecodeError:
         raise ConfigError([f"{file}: is not UTF-8 text; expected a TOML file"]) from None
-    pipeline, problems = _draft(content, file, env)
+    pipeline, problems = _parse_partial(content, file, env)
     return (pipeline if problems else resolve_paths(pipeline, Path(path).resolve().parent)), problems
 
 
@@ -77,13 +77,13 @@ def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = 
 
     `file`: the file name in errors. Raises ConfigError with every mistake, one line each.
     """
-    pipeline, problems = _draft(content, file, env)
+    pipeline, problems = _parse_partial(content, file, env)
     if problems:
         raise ConfigError(problems)
     return pipeline
 
 
-def _draft(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipeline, list[str]]:
+def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tuple[Pipeline, list[str]]:
     try:
         data = tomllib.loads(content)
     except RecursionError:

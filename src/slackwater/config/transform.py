@@ -66,7 +66,7 @@ class Transform(Spec):
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
     formerly: str | None = None
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,
@@ -144,7 +144,7 @@ class Stage(Transform):
     name: str
     from_: tuple[str, ...] = Field(default=(), alias="from")
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,

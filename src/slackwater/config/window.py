@@ -73,7 +73,7 @@ class Window(StepSpec):
     window_end_column: str = "window_end"
     aggregations: tuple[Aggregation, ...] = ()
 
-    if TYPE_CHECKING:  # values as they are given; the attributes hold them as they are meant
+    if TYPE_CHECKING:  # accepted types of arguments; the attributes hold the parsed values
 
         def __init__(
             self,

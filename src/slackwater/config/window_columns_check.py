@@ -27,7 +27,7 @@ class WindowColumns:
     path: str
     result: CheckResult
 
-    def gap(self, out: KnownColumns) -> None:
+    def check_gap(self, out: KnownColumns) -> None:
         """Check a gap that is a SQL expression."""
         if not isinstance(self.window.gap_ms, str):
             return
@@ -48,7 +48,7 @@ class WindowColumns:
         if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
-    def _find(self, name: str, out: KnownColumns, key: str) -> str | None:
+    def _column_type(self, name: str, out: KnownColumns, key: str) -> str | None:
         """Return the type of a column that a key or an aggregation names. Reports a missing or non-scalar column."""
         if name not in out.types:
             if out.is_complete:
@@ -65,11 +65,11 @@ class WindowColumns:
             return None
         return type_
 
-    def columns(self, out: KnownColumns) -> None:
+    def check_columns(self, out: KnownColumns) -> None:
         """Check the key columns and the inputs of the aggregations."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
-            named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
+            named = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
             unknown = [name for name in dict.fromkeys(named) if name not in out.types]
             if unknown:
                 self.result.skip(
@@ -77,10 +77,10 @@ class WindowColumns:
                     f"whether {', '.join(map(format_value, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL",
                 )
         for name in self.window.group_by:
-            self._find(name, out, f"{window_key}.group_by")
+            self._column_type(name, out, f"{window_key}.group_by")
         for i, aggregation in enumerate(self.window.aggregations):
-            for key, name in _read(aggregation):
-                type_ = self._find(name, out, f"{window_key}.aggregations[{i}].{key}")
+            for key, name in _columns_read(aggregation):
+                type_ = self._column_type(name, out, f"{window_key}.aggregations[{i}].{key}")
                 if (
                     key == "column"
                     and aggregation.agg in _NEEDS_NUMBER
@@ -92,10 +92,10 @@ class WindowColumns:
                         f"{aggregation.agg} needs a number, column {format_value(name)} is {type_}; cast it in the SQL",
                     )
 
-    def same(self, outputs: Mapping[str, KnownColumns]) -> None:
+    def check_same_types(self, outputs: Mapping[str, KnownColumns]) -> None:
         """Check that the columns of the window have the same type in every source."""
         (first, expected), *others = outputs.items()
-        needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _read(a))]
+        needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
         for source, columns in others:
             for name in dict.fromkeys(needed):
                 if not (expected.is_complete and columns.is_complete) or name not in expected.types:
@@ -108,7 +108,7 @@ class WindowColumns:
                         "expected the same columns from every source: cast or rename in the SQL",
                     )
 
-    def results(self, out: KnownColumns) -> KnownColumns:
+    def result_columns(self, out: KnownColumns) -> KnownColumns:
         """Return the columns of the results for the next stage. Most aggregation types are known at the start only."""
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
@@ -122,7 +122,7 @@ class WindowColumns:
         return KnownColumns(types, True)
 
 
-def _read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
+def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
     """Yield the columns that an aggregation reads, each after the key that names it."""
     if aggregation.column:
         yield "column", aggregation.column

@@ -29,7 +29,7 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
             parts += [pl.lit(("," if parts else "{") + json.dumps(field.name, ensure_ascii=False) + ":")]
             parts += [json_text(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
         return pl.when(value.is_null()).then(pl.lit("null")).otherwise(pl.concat_str(*parts, pl.lit("}")))
-    encoded = _encoded(_simple(value, kind, binary))
+    encoded = _encode(_json_scalar(value, kind, binary))
     if not kind.is_float():
         return encoded
     return (
@@ -71,16 +71,16 @@ def _map_text(value: pl.Expr, kind: pl.Map, binary: str) -> pl.Expr:
     if kind.key != pl.String:
         return json_text(value.cast(listed), listed, binary)
     pair = pl.element().struct.field
-    parts = [_encoded(pair("key")), pl.lit(":"), json_text(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
+    parts = [_encode(pair("key")), pl.lit(":"), json_text(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
     whole = pl.concat_str(pl.lit("{"), value.cast(listed).list.eval(pl.concat_str(parts)).list.join(","), pl.lit("}"))
     return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
 
 
-def _encoded(value: pl.Expr) -> pl.Expr:
+def _encode(value: pl.Expr) -> pl.Expr:
     return pl.struct(value.alias("v")).struct.json_encode().str.strip_prefix('{"v":').str.head(-1)
 
 
-def _simple(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
+def _json_scalar(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
     """Return a scalar as a value that JSON supports."""
     if kind == pl.Binary:
         return value.bin.encode("base64" if binary == "base64" else "hex")

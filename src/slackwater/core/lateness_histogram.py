@@ -98,13 +98,13 @@ def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessSt
     counts = {int(step): n for step, n in by_step.items() if step != NEVER}
     late = sum(by_step.values())
     rows = max(int(counters.get("rows", 0)), late)
-    chances = tuple(_chances(counts, late, rows, {us - waits_us for us in counters.get("of_us", {}).values()}))
+    chances = tuple(_options(counts, late, rows, {us - waits_us for us in counters.get("of_us", {}).values()}))
     enough = ENOUGH * sum(counts.values())
     advice = next((c for c in chances if late - c.late >= enough), None)
     return LatenessStats(rows, late, 1 - late / rows if rows else 1.0, chances, advice)
 
 
-def _chances(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -> Iterator[LatenessOption]:
+def _options(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -> Iterator[LatenessOption]:
     for step in range(min(counts, default=0), max(counts, default=-1) + 1):
         late -= counts.get(step, 0)
         more = int(EDGES[step])

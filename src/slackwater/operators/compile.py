@@ -162,7 +162,7 @@ def bind_keyed(
                 f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes '
                 "text of anything"
             )
-    for name in step.added:
+    for name in step.added_columns:
         if name in first:
             problems.append(
                 f'{where}: the SQL selects a column "{name}", too, which is the name of what is added; rename one'

@@ -31,7 +31,7 @@ def time_columns(sample: Sample) -> list[TimeColumn]:
     """Return the columns that may be the event time, the most likely one first."""
     candidates = []
     for path, values in _paths(sample):
-        column = _as_time(path, values, len(sample.rows))
+        column = _time_column(path, values, len(sample.rows))
         if column is not None:
             candidates.append(column)
     return sorted(candidates, key=lambda c: -c.score)
@@ -78,7 +78,7 @@ def _is_time(value: Any) -> bool:
     return isinstance(value, dt.date)
 
 
-def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn | None:
+def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn | None:
     present = [v for v in values if v is not None]
     if len(present) < rows / 2 or not present:
         return None
@@ -87,9 +87,8 @@ def _as_time(path: tuple[str, ...], values: list[Any], rows: int) -> TimeColumn 
     if all(isinstance(v, str) for v in present):
         times = [text_time_us(v) for v in present]
         parsed = tuple(t for t in times if t is not None)
-        required_share = (
-            0.9 if len(path) == 1 else 1.0
-        )  # a field that is not a time everywhere stays a text, and its cast is Spark's
+        # a struct field must be a time in every row; else it stays a text
+        required_share = 0.9 if len(path) == 1 else 1.0
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
         first_unusable = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
         return (

@@ -41,7 +41,7 @@ class Sample:
     lines: Sequence[int] = ()  # for a single text file: the line of each row, from 1
     first_bad: str = ""  # describes the first line that cannot be decoded
 
-    def place(self, row: int) -> str:
+    def row_location(self, row: int) -> str:
         """Return the position of a row: its line in the file, or its number."""
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
@@ -183,7 +183,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
         line_numbers = list(range(1, len(table) + 1))  # with several files, messages name no line
-    names = _names(table[0] if header else [f"c{i + 1}" for i in range(width)])
+    names = _column_names(table[0] if header else [f"c{i + 1}" for i in range(width)])
     first_body_row = 1 if header else 0
     numbered_body = list(zip(line_numbers[first_body_row:], table[first_body_row:], strict=True))
     body = [r for _, r in numbered_body if len(r) == width]
@@ -222,7 +222,7 @@ def _is_header(row: list[str]) -> bool:
     return bool(names) and plain and len(set(names)) == len(names)
 
 
-def _names(row: list[str]) -> list[str]:
+def _column_names(row: list[str]) -> list[str]:
     names: list[str] = []
     for i, cell in enumerate(row):
         name = cell.strip() or f"c{i + 1}"

@@ -43,13 +43,13 @@ def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], b
     from sqlglot import exp
 
     if isinstance(item, exp.Star):
-        return _without(scope.tables, item), scope.is_complete
+        return _star_columns(scope.tables, item), scope.is_complete
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):
         owner = item.parts[0].name.casefold()
         owners = [(alias, columns) for alias, columns in scope.tables if alias == owner]
         if len(item.parts) > 2 or len(owners) != 1:
             return {}, False
-        return _without(owners, item.this), owners[0][1].is_complete
+        return _star_columns(owners, item.this), owners[0][1].is_complete
     if isinstance(item, exp.Alias):
         return {item.alias: type_of(item.this, scope)}, True
     if isinstance(item, exp.Aliases):
@@ -64,7 +64,7 @@ def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], b
     return {}, not own_name  # else its name is its text, with parentheses or operators
 
 
-def _without(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:
+def _star_columns(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:
     """Return the columns of a `*`."""
     except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
     return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}

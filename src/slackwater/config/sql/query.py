@@ -60,7 +60,7 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
     except UnsupportedSyntax as why:
         findings.undecided.append(str(why))
         return None
-    if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_given(tree)) - {"expressions"}:
+    if not isinstance(tree, exp.Select) or len(tree.expressions) != 1 or set(_set_arguments(tree)) - {"expressions"}:
         findings.problems.append("is not a single expression")
         return None
     (one,) = tree.expressions
@@ -69,7 +69,7 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
         return None
     scope = Scope([("", columns)])
     try:
-        NameResolver(scope, findings.problems, findings.non_row_wise).judge(one)
+        NameResolver(scope, findings.problems, findings.non_row_wise).check(one)
         return type_of(one, scope)
     except RecursionError:
         findings.undecided.append(DEEP)
@@ -84,7 +84,7 @@ class _Table:
     non_row_wise: set[str]
 
 
-def _given(node: exp.Expr) -> dict[str, Any]:
+def _set_arguments(node: exp.Expr) -> dict[str, Any]:
     """Return the arguments of a node that are set."""
     return {key: value for key, value in node.args.items() if value not in (None, False, [])}
 
@@ -115,7 +115,7 @@ class QueryResolver:
 
         with_: Any = node.args.get("with_")
         if with_ is not None and with_.args.get("recursive"):
-            return self._unsure("a recursive WITH")
+            return self._undecided("a recursive WITH")
         for cte in with_.expressions if with_ is not None else ():
             cte_beyond: set[str] = set()
             columns = rename_columns(self.visit(cte.this, readable, cte_beyond), cte.alias_column_names)
@@ -133,16 +133,16 @@ class QueryResolver:
             inner = self.visit(node.this, readable, beyond) if not isinstance(node.this, exp.Table) else UNKNOWN
             return UNKNOWN if node.args.get("pivots") else inner
         if isinstance(node, exp.SetOperation):
-            return self._set(node, readable, beyond)
+            return self._set_operation(node, readable, beyond)
         if isinstance(node, exp.Select):
             return self._select(node, readable, beyond)
-        return self._unsure(f"{node.key.upper()}")
+        return self._undecided(f"{node.key.upper()}")
 
-    def _unsure(self, construct: str) -> KnownColumns:
+    def _undecided(self, construct: str) -> KnownColumns:
         self.findings.undecided.append(f"{construct} is not understood here")
         return UNKNOWN
 
-    def _set(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _set_operation(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         from sqlglot import exp
 
         left_columns, right_columns = self.visit(node.left, readable, beyond), self.visit(node.right, readable, beyond)
@@ -177,10 +177,10 @@ class QueryResolver:
         for join in node.args.get("joins") or ():
             self._join(join, readable, scope, beyond)
         for lateral in node.args.get("laterals") or ():
-            judge.judge_parts(lateral.this)
+            judge.check_children(lateral.this)
             scope.tables.append((lateral.alias.casefold(), function_columns(lateral.alias_column_names)))
         if node.args.get("where") is not None:
-            judge.judge(node.args["where"].this)
+            judge.check(node.args["where"].this)
         group: Any = node.args.get("group")
         scope.is_grouped = group is not None and group_by.groups_by_bound(
             group.expressions, group_by.item_aliases(node), scope
@@ -188,7 +188,7 @@ class QueryResolver:
         if (group is not None or node.args.get("having")) and not scope.is_grouped:
             beyond.add(AGGREGATE)
         if node.args.get("windows") or node.args.get("qualify") or node.args.get("match"):
-            return self._unsure("WINDOW or QUALIFY")
+            return self._undecided("WINDOW or QUALIFY")
         types: dict[str, str | None] = {}
         closed = True
         if any(isinstance(item, exp.QueryTransform) for item in node.expressions):
@@ -196,7 +196,7 @@ class QueryResolver:
             return UNKNOWN
         for item in node.expressions:
             plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
-            judge.judge(plain)
+            judge.check(plain)
             more, complete = item_columns(item, scope)
             types |= more
             closed = closed and complete
@@ -214,7 +214,7 @@ class QueryResolver:
             beyond.add("a lateral subquery")
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             alias = node.alias_or_name
-            columns = self._named(node, readable, beyond)
+            columns = self._named_table(node, readable, beyond)
         elif isinstance(node, exp.Subquery) and not isinstance(node.this, exp.Table):
             alias = node.alias
             columns = self.visit(node, readable, beyond)
@@ -235,7 +235,7 @@ class QueryResolver:
         for join in node.args.get("joins") or ():
             self._join(join, readable, scope, beyond)
 
-    def _named(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _named_table(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
         name = node.name
         if node.db or node.catalog:
             self.findings.undecided.append(
@@ -270,6 +270,6 @@ class QueryResolver:
         for name in join.args.get("using") or ():
             scope.merged.add(name.name.casefold())
         if join.args.get("on"):
-            NameResolver(scope, self.findings.problems, beyond).judge(join.args["on"])
+            NameResolver(scope, self.findings.problems, beyond).check(join.args["on"])
         if kind in ("SEMI", "ANTI"):  # only the condition of the join sees the other table
             del scope.tables[before:]

@@ -24,7 +24,7 @@ class NameResolver:
     problems: list[str]
     non_row_wise: set[str]
 
-    def judge(self, node: exp.Expr) -> None:
+    def check(self, node: exp.Expr) -> None:
         """Report names that do not exist, and functions that are not row-wise."""
         from sqlglot import exp
 
@@ -36,18 +36,18 @@ class NameResolver:
             return
         if isinstance(node, exp.In) and node.args.get("query"):
             self.non_row_wise.add("a subquery (IN)")
-            self.judge(node.this)
+            self.check(node.this)
             return
         if isinstance(node, exp.DataType):  # its collation is not a column
             return
         if isinstance(node, exp.Collate):
-            self.judge(node.this)
+            self.check(node.this)
             return
         if isinstance(node, exp.Window):
             if not group_by.groups_by_bound(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
                 self.non_row_wise.add(WINDOW)
                 return
-            replace(self, scope=replace(self.scope, is_grouped=True)).judge_parts(node)
+            replace(self, scope=replace(self.scope, is_grouped=True)).check_children(node)
             return
         if isinstance(node, exp.Column):
             self._column(node)
@@ -55,12 +55,12 @@ class NameResolver:
         if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string:
             self._time(node.to.this.name, node.this.name)
         self._function(node)
-        self.judge_parts(node)
+        self.check_children(node)
 
-    def judge_parts(self, node: exp.Expr) -> None:
+    def check_children(self, node: exp.Expr) -> None:
         """Check the children of a node as `judge` does."""
         for child in node.iter_expressions():
-            self.judge(child)
+            self.check(child)
 
     def _time(self, type_: str, text: str) -> None:
         """Report a time literal that depends on the clock."""

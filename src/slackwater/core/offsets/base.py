@@ -22,15 +22,15 @@ class ChangedFiles:
 class OffsetChange(NamedTuple):
     """The effect of new offsets on one part of a source, as text.
 
-    `again`: rows are read again. `skips`: rows are never read.
+    `rereads`: rows are read again. `skips_rows`: rows are never read.
     """
 
     part: str
-    was: str
-    will: str
+    before: str
+    after: str
     meaning: str = ""
-    again: bool = False
-    skips: bool = False
+    rereads: bool = False
+    skips_rows: bool = False
 
 
 OffsetLookup = Callable[[str | int], "Offsets"]  # returns the offsets of "earliest", "latest" or a time (µs)

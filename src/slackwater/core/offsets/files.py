@@ -28,9 +28,9 @@ class FileOffsets(Offsets):
             return None
         changed = stored.get("changed")
         return cls(
-            tuple(map(_list, stored["segments"])),
+            tuple(map(_parse_list_name, stored["segments"])),
             count_of_files(stored.get("count", 0)),
-            None if changed is None else _changed(changed),
+            None if changed is None else _parse_changed_files(changed),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class FileOffsets(Offsets):
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
         read = FileOffsets.coerce(before).count
         meaning = f"{plural(read, 'file')} again" if read else "as it is"
-        return [OffsetChange("files", f"{plural(read, 'file')} read", "none read", meaning, again=read > 0)]
+        return [OffsetChange("files", f"{plural(read, 'file')} read", "none read", meaning, rereads=read > 0)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> FileOffsets:
         if start != "earliest":
@@ -59,13 +59,13 @@ class FileOffsets(Offsets):
         return replace(self, lists=tuple(map(listed, self.lists)))
 
 
-def _list(name: Any) -> str:
+def _parse_list_name(name: Any) -> str:
     if not isinstance(name, str) or not _LIST.fullmatch(name):
         raise ValueError(f"{str(name)[:100]!r} is not the name of a list")
     return name
 
 
-def _changed(stored: Any) -> ChangedFiles:
+def _parse_changed_files(stored: Any) -> ChangedFiles:
     last = stored.get("last", []) if isinstance(stored, Mapping) else None
     if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
         raise ValueError("changed files are not names")

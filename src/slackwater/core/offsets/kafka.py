@@ -36,7 +36,7 @@ class KafkaOffsets(Offsets):
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> KafkaOffsets:
-        topics = {str(topic): _partitions(topic, parts) for topic, parts in stored.items() if topic != _IDS}
+        topics = {str(topic): _parse_partitions(topic, parts) for topic, parts in stored.items() if topic != _IDS}
         return cls(topics, _parse_ids(stored.get(_IDS, {})))
 
     def replaced_topics(self, ids: Mapping[str, str]) -> list[str]:
@@ -93,10 +93,10 @@ def _change(partition: str, was: int | None, offset: int, replaced: bool = False
     if offset == was:
         return OffsetChange(partition, str(was), str(offset), "as it is")
     meaning = f"{was - offset:,} again" if offset < was else f"{offset - was:,} skipped"
-    return OffsetChange(partition, str(was), str(offset), meaning, again=offset < was, skips=offset > was)
+    return OffsetChange(partition, str(was), str(offset), meaning, rereads=offset < was, skips_rows=offset > was)
 
 
-def _partitions(topic: Any, parts: Any) -> dict[str, int]:
+def _parse_partitions(topic: Any, parts: Any) -> dict[str, int]:
     if not isinstance(parts, Mapping):
         raise ValueError(f"{str(topic)[:100]!r} has no offsets by partition")
     for partition, offset in parts.items():

@@ -64,9 +64,9 @@ class TableOffsets(Offsets):
     def changes(self, before: Offsets | None) -> list[OffsetChange]:
         was = str(before) if isinstance(before, TableOffsets) else "never read"
         if not self.is_unread:
-            return [OffsetChange("versions", was, f"after {self}", skips=before != self)]
+            return [OffsetChange("versions", was, f"after {self}", skips_rows=before != self)]
         again = before is not None
-        return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", again=again)]
+        return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", rereads=again)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         """Return the offsets for "earliest" (the content at the next run) or "latest" (changes after now)."""
