@@ -34,9 +34,8 @@ def export_state(
         raise StartError(f"{out}: cannot be written ({error.strerror})") from None
     finally:
         aside.unlink(missing_ok=True)
-    exported_epoch = (
-        int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
-    )  # its last column; a runner may have gone on
+    # the last column holds the epoch of the windows, which a runner may have advanced since `manifest`
+    exported_epoch = int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
     print(f"{plural(windows.height, 'window')} of {commit.pipeline} as of epoch {exported_epoch}, in {out}")
 
 

@@ -54,7 +54,7 @@ class IcebergResults:
         try:
             table = iceberg.open_catalog(self.connection).load(self.name)
             return table, {} if table is None else {t.file.file_path: t for t in table.scan().plan_files()}
-        except Exception as error:  # catalogs raise what their clients do
+        except Exception as error:  # catalog clients raise all kinds of exceptions
             raise self._read_error(error) from None
 
     def _read_rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:

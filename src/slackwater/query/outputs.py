@@ -140,7 +140,7 @@ def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
     try:
         table = iceberg.open_catalog(connection).load(target.table or "")
         rows = None if table is None else iceberg.read_all(table)
-    except Exception as error:  # catalogs raise what their clients do
+    except Exception as error:  # catalog clients raise all kinds of exceptions
         raise StartError(f"{label}: cannot be read ({iceberg.iceberg_error_reason(error)})") from None
     if rows is None:
         raise StartError(f"{label}: there is no such table in its catalog")
@@ -196,7 +196,7 @@ def _read_delta(path: str, options: Mapping[str, str]) -> ResultOutput:
 
     try:
         rows = pl.from_arrow(DeltaTable(path, storage_options=dict(options)).to_pyarrow_table())
-    except Exception as error:  # the library has no base class
+    except Exception as error:  # deltalake has no common base class
         raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
     assert isinstance(rows, pl.DataFrame)
     return ResultOutput(f"Delta table {path}", rows)

@@ -237,7 +237,7 @@ class _DeltaResults:
             if not DeltaTable.is_deltatable(self.path, self.options):
                 return None
             return DeltaTable(self.path, storage_options=self.options)
-        except Exception as error:  # the library has no base class
+        except Exception as error:  # deltalake has no common base class
             raise self._read_error(error) from None
 
     def _rows(self, table: Any) -> pl.DataFrame:

@@ -24,8 +24,6 @@ from slackwater.query.why_report import (
 )
 from slackwater.state.protocol import Snapshot, StateStore
 
-NEXT = 5  # windows that are listed
-
 
 def why(
     pipeline: Pipeline,

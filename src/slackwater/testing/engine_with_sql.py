@@ -84,6 +84,7 @@ class GivenEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
+        """Run the shard tasks over a batch. See `engine.protocol.Engine`."""
         names = [s.name for s in self.front.sources]
         prepared_rows = self._prepare_batch(batch, clock_us)
         stats: dict[str, SourceStats] = {}
@@ -169,7 +170,7 @@ class GivenEngine:
         return rows.rows.filter(why.is_null())
 
     def payload(self, rows: pl.DataFrame) -> Any:
-        """Rows that the stage before emitted; they are prepared at the time of the epoch."""
+        """Return results of the previous stage as a DataFrame, which `ingest` prepares."""
         return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
