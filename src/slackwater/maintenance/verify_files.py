@@ -279,8 +279,8 @@ def _check_begins(check: _FilesCheck) -> None:
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     """Complete the report with remedies, without files that a runner deleted meanwhile."""
-    report, kept = check.report, check.store.epochs()
-    deleted = {e for e in epochs if e not in kept and kept and e < kept[0]}
+    report, stored_epochs = check.report, check.store.epochs()
+    deleted = {e for e in epochs if e not in stored_epochs and stored_epochs and e < stored_epochs[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]
     affected = {e for p in problems for e in p.epochs}
     sound = [e for e in check.manifests if e not in affected and e not in deleted]

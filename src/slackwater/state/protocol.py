@@ -183,8 +183,8 @@ Publish = Callable[[Any], None]  # its argument is the store's connection
 class StateStore(Protocol):
     """Durable state of one pipeline. Methods raise LockHeldError and StateError.
 
-    Call `open` first, except for `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and to read rows
-    or outputs.
+    Call `open` first, except for `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and to read
+    rows or outputs.
     """
 
     @property

@@ -52,7 +52,7 @@ class BackgroundMerger:
     """Merges the segments of one store in one background thread. Only the driver's thread calls its methods."""
 
     def __init__(self, storage: Storage) -> None:
-        # fixed
+        # set at the start
         self._storage = storage
         self._logics: dict[int, StageLogic] = {}  # by number of stage
         # changes with every commit

@@ -243,6 +243,10 @@ class FilesStore:
         return False
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
+        """Commit an epoch, see `StateStore.commit`.
+
+        `publish` is ignored, because no target shares a transaction with files.
+        """
         if commit.epoch != self._latest + 1:
             raise FencedError(
                 f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"

@@ -67,6 +67,10 @@ class Transaction:
     named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit names
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
+        """Run the transaction: fence, merge, publish to targets in this database, and write the record.
+
+        Return the stored commit.
+        """
         db, t = self.db, self.tables
         with db.transaction():
             self._fence(commit)

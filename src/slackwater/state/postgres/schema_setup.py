@@ -196,6 +196,7 @@ class SchemaSetup:
         self.db.execute(f"DELETE FROM {t.outputs} WHERE pipeline_name = %s AND epoch > %s", (t.pipeline, self.epoch))
 
     def _must_exist(self) -> None:
+        """Raise StateError if the state table is missing."""
         table = self.tables.state
         row = self.db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
         if row is None or row[0] is None:
