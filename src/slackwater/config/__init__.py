@@ -1,1 +1,1 @@
-"""What a user describes: validated, frozen; knows no Spark, no state, no clock."""
+"""The specs that a user writes: validated and frozen. This room knows nothing of Spark, state or clocks."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartPosition:
-    """Where a source begins that was never read.
+    """The position at which a source begins that was never read.
 
     `default`: the default position; None if the connector decides. `offsets`: offsets by partition are allowed besides
     "earliest" and "latest". `from_first`: the source always begins with its first row. `position_text`, `default_text`:

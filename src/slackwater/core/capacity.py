@@ -1,5 +1,6 @@
-"""Limits of the values that a target or a store can hold. They are checked before a commit, because a commit must be
-writable.
+"""Limits of the values that a target or a store can hold.
+
+They are checked before a commit, because a commit must be writable.
 """
 
 from __future__ import annotations

@@ -6,7 +6,5 @@ from typing import NoReturn
 
 
 def unregistered(kind: object, question: str) -> NoReturn:
-    """Raise TypeError: no implementation of `question` ("slackwater.room.module.function") is registered for this
-    kind.
-    """
+    """Raise TypeError: no implementation of `question` ("slackwater.room.module.function") is registered for this kind."""
     raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")

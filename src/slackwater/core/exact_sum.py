@@ -214,7 +214,7 @@ def sum_limbs(
 ) -> tuple[Int64s, Int64s]:
     """Write sum and rest of these groups to `total_of` and `rest_of`. Returns their limbs, and the end of each group's.
 
-    The limbs of total `i` begin at `offsets[i]`; a total may have none, and `offsets` is empty if none has any.
+    Total `i` has the limbs from `offsets[i]` on, possibly none. `offsets` is empty if no total has any.
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(groups), np.int64)

@@ -18,8 +18,8 @@ def compiled(function: F) -> F:
     """Compile a function to machine code at its first call, without the GIL, and cache the code for other processes.
 
     The cache is next to the source, else in the user's cache directory. If neither is writable, each process compiles
-    the function again. Constants of other modules are compiled in, and the cache does not notice when they change.
-    Pass them as arguments instead.
+    the function again. Constants of other modules are compiled in, and the cache does not notice when they change. Pass
+    them as arguments instead.
     """
     try:
         return cast(F, njit(cache=True, nogil=True)(function))

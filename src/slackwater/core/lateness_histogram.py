@@ -59,8 +59,8 @@ def update_histogram(
 class LatenessOption:
     """The effect of `more_us` more lateness (µs) on every source: at most `late` rows would still be late.
 
-    `share`: the share of all rows that would have been kept. `lateness_us`: the resulting lateness; None if the
-    sources have different ones.
+    `share`: the share of all rows that would have been kept. `lateness_us`: the resulting lateness; None if the sources
+    have different ones.
     """
 
     more_us: int
@@ -89,8 +89,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Return the statistics of a commit's counts, as `update_histogram` writes them. Empty counts give NOTHING's
-    values.
+    """Return the statistics of a commit's counts, as `update_histogram` writes them. Empty counts give NOTHING's values.
 
     `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
     """

@@ -17,8 +17,9 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.value_text`). `repr()` shows
-    the fields.
+    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.value_text`).
+
+    `repr()` shows the fields.
     """
 
     def __str__(self) -> str:

@@ -34,9 +34,7 @@ def _zone(name: str) -> dt.tzinfo | None:
 
 
 def text_time_us(text: str) -> int | None:
-    """Return the microseconds since 1970 of a text that is a time; None for other texts. A text without a zone is
-    UTC.
-    """
+    """Return the microseconds since 1970 of a text that is a time; None for other texts. A text without a zone is UTC."""
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

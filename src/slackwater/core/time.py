@@ -13,9 +13,7 @@ _TEXT = re.compile(r"(-?\d+)\s*(ms|s|m|h|d)")
 
 
 def duration_ms(value: int | str) -> int:
-    """Return the milliseconds of `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"`. Raises ValueError for anything
-    else.
-    """
+    """Return the milliseconds of `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"`. Raises ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None

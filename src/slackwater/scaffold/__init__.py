@@ -1,1 +1,1 @@
-"""What `slackwater init` knows: reading a sample of the data, finding times and keys in it, writing a commented config."""
+"""The work of `slackwater init`: read a sample of the data, find times and keys in it, and write a commented config."""

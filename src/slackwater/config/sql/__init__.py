@@ -1,1 +1,1 @@
-"""What a SQL text does with the columns it is given, read without Spark; knows columns and their types, and no config."""
+"""Static checks of SQL texts against their input columns, without Spark. This room knows columns and types, not configs."""

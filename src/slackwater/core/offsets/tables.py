@@ -15,10 +15,10 @@ from slackwater.errors import StartError
 class TableOffsets(Offsets):
     """How far a table was read, in the order of its versions.
 
-    `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table
-    or the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`:
-    how many files were read; None for all. `content`: `files` counts the content of the version, not the files that
-    it added.
+    `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table or
+    the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: how
+    many files were read; None for all. `content`: `files` counts the content of the version, not the files that it
+    added.
     """
 
     table: str = ""
