@@ -114,13 +114,13 @@ def run_backfill(
             if latest is not None:
                 runner.reporter.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
             components = runner.prepare(latest, range_targets)
-            last = None
+            last_status = None
             if components is not None:
                 _HistoryRunner(runner, components, span).read()
-                last = _finish(runner, components)
+                last_status = _finish(runner, components)
             previous_epoch = None if latest is None else latest.epoch
             return BackfillResult(
-                backfill.name, last or runner.reporter.last, written, last is not None, previous_epoch
+                backfill.name, last_status or runner.reporter.last, written, last_status is not None, previous_epoch
             )
         finally:
             runner.close()
@@ -131,9 +131,9 @@ def _finish(runner: Runner, components: RunComponents) -> Status | None:
     if runner.stop.is_set():
         return None
     components.driver.flush()
-    last = runner.reporter.last or components.driver.status_at_start()
+    last_status = runner.reporter.last or components.driver.status_at_start()
     runner.store.remove()
-    return last
+    return last_status
 
 
 class _HistoryRunner:

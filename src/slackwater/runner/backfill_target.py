@@ -61,13 +61,13 @@ class RangeFilterTarget:
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span
-        sides = rows.select(
+        flags = rows.select(
             (start < span.until_us).alias("due"),
             (start < span.since_us).alias("early"),
             (end <= span.since_us).fill_null(False).alias("over"),
             (end > self.clock_us).fill_null(False).alias("unfinished"),
         )
-        due, early, over, unfinished = (sides[c] for c in sides.columns)
+        due, early, over, unfinished = (flags[c] for c in flags.columns)
         reaching = due & early & ~over
         chosen = due & ~early & ~unfinished
         if self.partial:

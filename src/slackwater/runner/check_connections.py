@@ -75,9 +75,9 @@ def find_notes(pipeline: Pipeline) -> list[str]:
                 if pipeline.state_store.kind == "files" and read.lists:
                     tracker = file_change_tracker.FileChangeTracker()
                     tracker.add(files.load_file_list(store, read))
-                    new = tracker.find_changed(None)
-                    names += [local_name(e.path) for e in new]
-                    count += len(new)
+                    changed = tracker.find_changed(None)
+                    names += [local_name(e.path) for e in changed]
+                    count += len(changed)
                 if count:
                     notes.append(
                         file_change_tracker.changed_files_text(spec.name, names[-files.CHANGES_SHOWN :], count)

@@ -81,13 +81,13 @@ def targets_of(
         latest: the commit after which the run continues; it tells which output columns are new.
     """
     targets = {}
-    new = added_columns.added_target_columns(
+    new_columns = added_columns.added_target_columns(
         pipeline, latest, {n: {f.name: f.type for f in o.output} for n, o in operators.items()}
     )
     for name, target_pipeline in pipeline.per_target.items():
         logic = operators[str(target_pipeline.target.from_)]
         table = TargetTable(
-            target_pipeline.writer, tuple(logic.output), logic.identity, state_id, tuple(new.get(name, ()))
+            target_pipeline.writer, tuple(logic.output), logic.identity, state_id, tuple(new_columns.get(name, ()))
         )
         targets[name] = _target(target_pipeline.target, target_pipeline, table)
     return targets

@@ -76,9 +76,9 @@ class _ErrorBoundary(AbstractContextManager[None]):
 def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
     exit_text = None if spark is None or isinstance(error, SparkEndedError) else spark_exit(spark)
     if exit_text is not None:
-        last = committed()
+        commit_text = committed()
         return SparkEndedError(
-            f"{pipeline}: Spark's process {exit_text}; {last + '; ' if last else ''}start again, it goes on from the last commit. If "
+            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again, it goes on from the last commit. If "
             'this comes again, give Spark more memory ("spark.driver.memory" in [spark], 2g unless set) or read less per '
             "epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )

@@ -15,12 +15,12 @@ from slackwater.sources.planning import planners_of
 from slackwater.spark import session
 
 
-def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool, stated: bool) -> None:
+def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
     """Run to the end of the input (`available_now`) or until the runner is stopped.
 
-    `stated`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
+    `offsets_given`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
     """
-    commit_start_offsets(components, stated)
+    commit_start_offsets(components, offsets_given)
     files = WatchedFiles(runner.pipeline.name, components, runner.reporter)
     epochs = EpochRunner(runner, components, files)
     planners = planners_of(components.streams, components.driver.state, files.read)
@@ -42,18 +42,18 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
             engine.hints.warn_missing()
 
 
-def commit_start_offsets(components: RunComponents, stated: bool) -> None:
+def commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
     """Commit the first offsets of sources that were never read, before anything else is committed.
 
-    These are the offsets that "latest" stands for now, or the offsets that the start stated.
+    These are the offsets that "latest" stands for now, or the offsets that the start gave.
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:
         if not isinstance(source, Seekable) or components.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
-        # stated offsets stay valid even if this run dies before its first epoch
-        if (offsets := source.latest() if latest else source.configured_start() if stated else None) is not None:
+        # given offsets stay valid even if this run dies before its first epoch
+        if (offsets := source.latest() if latest else source.configured_start() if offsets_given else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
         components.driver.commit_start_offsets(start_offsets)

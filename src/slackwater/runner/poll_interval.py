@@ -23,9 +23,9 @@ SHORTEST_MS, LONGEST_MS = 10, 1000
 _SHARE = 0.02  # the pause as a share of the silence so far
 
 
-def poll_seconds(quiet: float) -> float:
-    """Return the pause after a poll in seconds, given how long no rows arrived (`quiet`, seconds)."""
-    return min(max(quiet * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
+def poll_seconds(quiet_s: float) -> float:
+    """Return the pause after a poll in seconds, given how long no rows arrived (`quiet_s`, seconds)."""
+    return min(max(quiet_s * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
 
 
 class PollInterval:
@@ -39,12 +39,12 @@ class PollInterval:
         """Poll as often as possible, because rows arrived."""
         self._change(SHORTEST_MS)
 
-    def slow_down(self, quiet: float) -> None:
-        """Poll less often, because no rows arrived for `quiet` seconds.
+    def slow_down(self, quiet_s: float) -> None:
+        """Poll less often, because no rows arrived for `quiet_s` seconds.
 
         The pause changes only when it doubles or reaches its maximum, since each change is a call to Spark's process.
         """
-        new_pause_ms = int(1000 * poll_seconds(quiet))
+        new_pause_ms = int(1000 * poll_seconds(quiet_s))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:
             self._change(new_pause_ms)
 
@@ -52,9 +52,9 @@ class PollInterval:
         """Return the time up to which the sources were certainly polled, given the time `now` (seconds)."""
         return now - self.pause_ms / 1000
 
-    def check_seconds(self, quiet: float) -> float:
+    def check_seconds(self, quiet_s: float) -> float:
         """Return the seconds to wait before the next check of the query itself."""
-        return min(max(quiet * _SHARE, 0.02), 0.2)
+        return min(max(quiet_s * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:
         if self._set_pause_ms is not None and pause_ms != self.pause_ms:

@@ -58,11 +58,11 @@ def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
     if not _is_durable(pipeline):
         return None
     name = pipeline.name
-    no = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
+    otherwise = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
             f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
-            f'Then add formerly = "{other}" to the config. {no}'
+            f'Then add formerly = "{other}" to the config. {otherwise}'
         )
     for mark, target in _results_without_state(pipeline):
         return StateError(
@@ -73,7 +73,7 @@ def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
     for other, target in _other_writers(pipeline):
         return StateError(
             f"{name}: there is no state of {name}, and {target} holds results of {other}, whose state is not here. Was it "
-            f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {no}'
+            f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {otherwise}'
         )
     return None
 

@@ -212,7 +212,7 @@ def _with_state(
     components = runner.prepare(latest, former_output=former_output)
     if components is None:
         return None
-    main_loop.run_to_end(runner, components, available_now=available_now, stated=bool(rebuild))
+    main_loop.run_to_end(runner, components, available_now=available_now, offsets_given=bool(rebuild))
     if flush and not runner.stop.is_set():
         components.driver.flush()
     return reporter.last

@@ -113,21 +113,23 @@ class Runner:
             former_output: the choice for targets that do not fit: see `target_marks.settle_marks`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
-        self._latest = stored = latest
-        exact = make_targets is targets_of
+        self._latest = stored_commit = latest
+        is_exact = make_targets is targets_of
         if latest is not None:
-            latest, done = target_marks.settle_marks(pipeline, self.store, latest, former_output, exact)
-            for line in done:
+            latest, lines = target_marks.settle_marks(pipeline, self.store, latest, former_output, is_exact)
+            for line in lines:
                 notice("warning", line)
-        found_marks = target_marks.unnamed_marks(pipeline, latest) if exact else {}
-        base = self._start_spark()
-        if base is None:
+        found_marks = target_marks.unnamed_marks(pipeline, latest) if is_exact else {}
+        spark = self._start_spark()
+        if spark is None:
             return None
         store = pipeline.state_store
-        shards = (store.shards if store else None) or spark_connect.task_slots(base)
-        private_session = session.private_session(base, shards)
-        warm = threading.Thread(target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True)
-        warm.start()
+        shards = (store.shards if store else None) or spark_connect.task_slots(spark)
+        private_session = session.private_session(spark, shards)
+        warm_up_thread = threading.Thread(
+            target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True
+        )
+        warm_up_thread.start()
         lookups = Lookups(private_session, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
         stored_columns = {n: s.columns for n, s in latest.sources.items()} if latest else {}
@@ -160,13 +162,13 @@ class Runner:
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, found_marks)
         if self.stop.is_set():
             return None
-        driver.start(latest, shards, schemas, state_id, branches=latest is not stored)
+        driver.start(latest, shards, schemas, state_id, branches=latest is not stored_commit)
         if latest is not None:
             self.reporter.status(driver.status_at_start())
         for target in targets.values():
             if target.guarantee != "exactly once":
                 notice("warning", f"delivery to {target.description} is {target.guarantee}")
-        warm.join()
+        warm_up_thread.join()
         return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:

@@ -128,9 +128,9 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
         if latest is None:
             raise no_state()
         check_pending(pipeline, latest, store.published_epoch(), epoch)
-        wrong, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached_targets()))
-        if (refused := target_marks.refuse_mismatches(pipeline, latest, wrong)) is not None:
-            raise refused
+        mismatches, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached_targets()))
+        if (refusal := target_marks.refuse_mismatches(pipeline, latest, mismatches)) is not None:
+            raise refusal
         yield store, latest
     finally:
         store.close()

@@ -91,20 +91,20 @@ class _StreamingQuery:
             self.stop.wait(0.02 if self.available_now else self._poll_interval.check_seconds(quiet_s))
             now = time.monotonic() if interval_s else self._poll_interval.polled_until(time.monotonic())
             since = self._idle_since
-            waited = now - since
+            waited_s = now - since
             # with timed triggers the sources are polled once per interval, so whole intervals count
-            quiet = waited // interval_s * interval_s if interval_s else min(waited, 4 * pause_s)
-            if self.available_now or self._failure is not None or waited < pause_s or not quiet:
+            counted_s = waited_s // interval_s * interval_s if interval_s else min(waited_s, 4 * pause_s)
+            if self.available_now or self._failure is not None or waited_s < pause_s or not counted_s:
                 continue
-            nothing = _has_nothing(query)
+            is_idle = _has_nothing(query)
             if self._turn.acquire(blocking=False):
                 try:
                     if not self._has_polled:  # the time before the first poll does not count as silence
-                        self._has_polled, self._idle_since = nothing, time.monotonic()
-                    if not nothing or self._idle_since != since:
+                        self._has_polled, self._idle_since = is_idle, time.monotonic()
+                    if not is_idle or self._idle_since != since:
                         continue  # the sources are being polled, or rows arrived meanwhile
-                    self.epochs.tick(int(quiet * 1e6))
-                    self._idle_since = self._idle_since + quiet if interval_s else now
+                    self.epochs.tick(int(counted_s * 1e6))
+                    self._idle_since = self._idle_since + counted_s if interval_s else now
                     self._poll_interval.slow_down(time.monotonic() - self._rows_at)
                 except BaseException:
                     self._stopping = True

@@ -72,14 +72,18 @@ def with_tables(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
     downstream, unknown = _downstream_changes(pipeline, commit, checks)
-    late = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
+    timeout_text = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
     return replace(
         comparison,
         changes=(*comparison.changes, *(change for check in checks for change in check.changes), *downstream),
         waits="; ".join(reason for reason in (comparison.waits, *(check.refused for check in checks)) if reason)
         or None,
         unknown=(
-            *(check.unknown or f'source "{check.spec.name}" {late}' for check in checks if check.unknown is not None),
+            *(
+                check.unknown or f'source "{check.spec.name}" {timeout_text}'
+                for check in checks
+                if check.unknown is not None
+            ),
             *unknown,
         ),
     )
@@ -94,28 +98,33 @@ def _downstream_changes(
     """
     if not any(check.changes for check in checks):
         return [], []
-    now = {check.spec.name: check.columns for check in checks if check.columns is not None}
+    current_columns = {check.spec.name: check.columns for check in checks if check.columns is not None}
     previous_columns = {
-        **now,
+        **current_columns,
         **{
             check.spec.name: commit_from_config.schema_types(check.stored_columns)
             for check in checks
             if check.changes and check.stored_columns
         },
     }
-    was, is_ = sql_check.stage_columns(pipeline, previous_columns), sql_check.stage_columns(pipeline, now)
-    changes, unknown, new = list[KeyChange](), list[str](), dict[str, Types]()
+    columns_before, columns_after = (
+        sql_check.stage_columns(pipeline, previous_columns),
+        sql_check.stage_columns(pipeline, current_columns),
+    )
+    changes, unknown, new_columns = list[KeyChange](), list[str](), dict[str, Types]()
     matched_stages = match_stages(pipeline.former_names, commit).matched
     for n, ((name, stage_pipeline), state) in enumerate(
         zip(pipeline.stage_pipelines.items(), matched_stages, strict=True)
     ):
-        before, after = was[name], is_[name]
+        before, after = columns_before[name], columns_after[name]
         if stage_pipeline.transform.window is not None:
             continue  # aggregations name the columns of its results
         if not (before.is_complete and after.is_complete):
             unknown.append(f'stage "{name}": which of the new columns come out of it is known at the start')
             continue
-        new[name] = {c: t for c, t in after.types.items() if not before.has(c)}
-        if new[name] and state is not None and stage_pipeline.transform.join is not None:
-            changes.append(added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new[name]))
-    return [*changes, *added_columns.target_changes(pipeline, commit, new)], unknown
+        new_columns[name] = {c: t for c, t in after.types.items() if not before.has(c)}
+        if new_columns[name] and state is not None and stage_pipeline.transform.join is not None:
+            changes.append(
+                added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new_columns[name])
+            )
+    return [*changes, *added_columns.target_changes(pipeline, commit, new_columns)], unknown

@@ -86,19 +86,19 @@ def marked_targets(
         exact: False if a target does not get every epoch, as in a backfill.
     """
     current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
-    now_called = dict(zip(commit.targets, current.targets, strict=True))
-    lacking = {now_called.get(name, name) for name in missing}
+    current_names = dict(zip(commit.targets, current.targets, strict=True))
+    missing_names = {current_names.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _target_specs(pipeline):
         location, record = destinations.target_location(spec), current.targets.get(name)
         # after a rename the target has the mark of the previous name until it gets rows
-        former = own_writer if record is None or record.place != location else record.writer
-        for writer in dict.fromkeys((own_writer, former)):
+        previous_writer = own_writer if record is None or record.place != location else record.writer
+        for writer in dict.fromkeys((own_writer, previous_writer)):
             target = _marking_target(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
             assert connection is not None, "it is marked"
-            expected = expected_marks(current, name, location, writer, name in lacking)
+            expected = expected_marks(current, name, location, writer, name in missing_names)
             if not exact:
                 expected = ExpectedMarks(expected.rollback)
             upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
@@ -163,33 +163,33 @@ def find_mismatches(
 
     The start opens targets that cannot be read, and fails then. `fence`: see `targets.base.MarkingTarget`.
     """
-    wrong: list[MarkMismatch] = []
+    mismatches: list[MarkMismatch] = []
     marks: dict[str, TargetMark | None] = {}
-    unread: list[str] = []
+    unreadable: list[str] = []
     for marked in marked_targets(pipeline, commit, missing, exact):
         try:
             mark = marked.target.read_mark(commit.lineage, marked.expected.marks, fence)
         except StartError as error:
-            unread.append(f"{marked.title}: {error}")
+            unreadable.append(f"{marked.title}: {error}")
             continue
         if marked.expected.was_target or not exact:
             marks[marked.name] = mark
         kind = find_mismatch(commit, marked.expected, mark)
         if kind is not None:
-            wrong.append(MarkMismatch(marked, kind, mark))
-    return wrong, marks, unread
+            mismatches.append(MarkMismatch(marked, kind, mark))
+    return mismatches, marks, unreadable
 
 
-def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMismatch]) -> StateError | None:
+def refuse_mismatches(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkMismatch]) -> StateError | None:
     """Return the error that refuses a start and says what the user can do; None if all targets fit."""
-    if not wrong:
+    if not mismatches:
         return None
-    facts = "; ".join(mismatch.text(commit) for mismatch in wrong)
-    behind = [mismatch for mismatch in wrong if mismatch.kind == BEHIND]
+    facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)
+    behind = [mismatch for mismatch in mismatches if mismatch.kind == BEHIND]
     choices = ["restore the target" if behind else "restore the newer state"]
-    if all(mismatch.is_movable for mismatch in wrong):
+    if all(mismatch.is_movable for mismatch in mismatches):
         choices.append("move the newer files away and write them again with --put-aside-output")
-    elif not behind and all(mismatch.marked.upserts for mismatch in wrong):
+    elif not behind and all(mismatch.marked.upserts for mismatch in mismatches):
         choices.append("write the newer rows again in their place with --keep-output")
     elif not behind:
         choices.append("write the newer rows a second time with --keep-output")
@@ -203,8 +203,8 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, wrong: Sequence[MarkMi
 
 def check_marks(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
     """Return the error that would refuse a start from this commit, or None. Takes no lock."""
-    wrong, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
-    return refuse_mismatches(pipeline, snapshot.commit, wrong)
+    mismatches, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
+    return refuse_mismatches(pipeline, snapshot.commit, mismatches)
 
 
 def settle_marks(
@@ -217,24 +217,24 @@ def settle_marks(
     missing = (
         commit.missing(store.reached_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
     )
-    wrong, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
-    refused = refuse_mismatches(pipeline, commit, wrong)
-    if refused is None:
+    mismatches, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
+    refusal = refuse_mismatches(pipeline, commit, mismatches)
+    if refusal is None:
         return commit, []
     marks = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
     if choice == previous_output.KEEP:
-        done = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
-    elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in wrong):
-        done = [_put_newer_aside(mismatch) for mismatch in wrong]
-        for mismatch in wrong:
+        lines = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
+    elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in mismatches):
+        lines = [_put_newer_aside(mismatch) for mismatch in mismatches]
+        for mismatch in mismatches:
             if not mismatch.marked.expected.was_target:
                 continue  # the commit has no marks of this target
             marks[mismatch.marked.name] = (
                 mismatch.marked.expected.rollback if mismatch.marked.expected.rollback.epoch >= 0 else None
             )
     else:
-        raise refused
-    return branch_off(commit, uuid.uuid4().hex, marks, missing), done
+        raise refusal
+    return branch_off(commit, uuid.uuid4().hex, marks, missing), lines
 
 
 def _put_newer_aside(mismatch: MarkMismatch) -> str:

@@ -70,7 +70,7 @@ class PageCache:
     def refresh(self) -> None:
         """Build the model again if there may be a new commit."""
         with self._lock:
-            now, used, before = time.monotonic(), time.process_time(), self.tag
+            now, cpu_before, previous_tag = time.monotonic(), time.process_time(), self.tag
             if now < self._next:
                 return
             try:
@@ -82,12 +82,12 @@ class PageCache:
             except SlackwaterError as error:
                 self.model, self.problem, self._observed = None, str(error), ()
                 self.waits = isinstance(error, NoCommitError)
-            if self.viewers and self.tag != before:
+            if self.viewers and self.tag != previous_tag:
                 self._refresh_update()
                 self.notifier.notify()
             # waiting for disks and for other processes does not count as cost
-            spent = min(time.process_time() - used, time.monotonic() - now) + SHOW_S * self.viewers
-            self._next = time.monotonic() + min(max(LOOK_S, PAUSE * spent), LONGEST_S)
+            cost_s = min(time.process_time() - cpu_before, time.monotonic() - now) + SHOW_S * self.viewers
+            self._next = time.monotonic() + min(max(LOOK_S, PAUSE * cost_s), LONGEST_S)
 
     def _has_changed(self, now: float) -> bool:
         """Return whether the commit, the runner or the latest run has changed since the last call."""

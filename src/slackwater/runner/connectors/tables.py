@@ -64,13 +64,15 @@ class TableConnector(Connector[C]):
         stored = _columns(record.columns)
         if not (new := added_columns(stored, source.schema)):
             return (), types
-        it = "it" if len(new) == 1 else "them"
-        explanation = f"the next start takes {it}, with NULL in rows of before; SQL that names {it} finds {it}, SELECT * takes {it} along"
-        had, has = (
+        pronoun = "it" if len(new) == 1 else "them"
+        explanation = f"the next start takes {pronoun}, with NULL in rows of before; SQL that names {pronoun} finds {pronoun}, SELECT * takes {pronoun} along"
+        old_text, new_text = (
             plural(len(stored.fields), "column"),
             f"{plural(len(snapshot.columns.fields), 'column')}, new: {', '.join(new)}",
         )
-        return [KeyChange(f"{label}, columns", had, has, COMPATIBLE, explanation, location="the table")], types
+        return [
+            KeyChange(f"{label}, columns", old_text, new_text, COMPATIBLE, explanation, location="the table")
+        ], types
 
 
 def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
