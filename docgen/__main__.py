@@ -6,6 +6,6 @@ from docgen.pictures import PICTURES
 from docgen.reference import PAGES
 from docgen.sources import ROOT
 
-for folder, made in ((ROOT / "docs", PAGES), (ROOT / "docs" / "learn", PICTURES)):
-    for name, text in made.items():
+for folder, documents in ((ROOT / "docs", PAGES), (ROOT / "docs" / "learn", PICTURES)):
+    for name, text in documents.items():
         (folder / name).write_text(text())

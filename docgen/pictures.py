@@ -36,13 +36,13 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 def events() -> list[dict[str, Any]]:
     """In the order in which they arrive; `ts` in microseconds."""
-    found = [json.loads(line) for line in EVENTS.read_text().splitlines()]
-    return [{**e, "ts": (dt.datetime.fromisoformat(e["ts"]) - _EPOCH) // dt.timedelta(microseconds=1)} for e in found]
+    records = [json.loads(line) for line in EVENTS.read_text().splitlines()]
+    return [{**e, "ts": (dt.datetime.fromisoformat(e["ts"]) - _EPOCH) // dt.timedelta(microseconds=1)} for e in records]
 
 
 def window(**more: Any) -> Window:
     """The sessions of the page."""
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "kind": "session",
         "gap_ms": "30m",
         "max_session_duration_ms": "3h",
@@ -51,7 +51,7 @@ def window(**more: Any) -> Window:
         "group_by": ["user"],
         "aggregations": [Aggregation(agg="count", as_="clicks")],
     }
-    return Window(**(given | more))
+    return Window(**(settings | more))
 
 
 def reopening() -> Window:
@@ -65,25 +65,28 @@ def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageMo
     with tempfile.TemporaryDirectory() as home:
         script = [RowsInput({"clicks": [event]}) for event in events()[:after]]
         schema = {"user": "string", "page": "string"}
-        found = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
+        run_result = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
         watched = PageSource(
             pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
         )
-        return look_at(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), found.rows
+        return look_at(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), run_result.rows
 
 
 def arrivals() -> Markup:
     """The events on the axis of their own time, numbered as they arrive."""
-    found = events()
-    users = sorted({e["user"] for e in found})
-    times = [e["ts"] for e in found]
-    left, right, top, lane = 60, WIDTH - 20, 20, 46
-    across, bottom = Axis(min(times) - 600_000_000, max(times) + 600_000_000, left, right), top + lane * len(users)
+    input_events = events()
+    users = sorted({e["user"] for e in input_events})
+    times = [e["ts"] for e in input_events]
+    left_edge, right_edge, top, lane = 60, WIDTH - 20, 20, 46
+    across, bottom = (
+        Axis(min(times) - 600_000_000, max(times) + 600_000_000, left_edge, right_edge),
+        top + lane * len(users),
+    )
     parts = time_axis(across, top, bottom)
     for n, user in enumerate(users):
         parts.append(text(20, top + lane * n + lane / 2 + 4, user, "lane"))
     taken: dict[str, list[float]] = {}
-    for n, e in enumerate(found, 1):
+    for n, e in enumerate(input_events, 1):
         x, y = across.position(e["ts"]), top + lane * users.index(e["user"]) + lane / 2
         near = any(abs(x - other) < 12 for other in taken.setdefault(e["user"], []))
         taken[e["user"]].append(x)
@@ -97,20 +100,20 @@ def arrivals() -> Markup:
 
 def out_of_order() -> Markup:
     """When each event arrived, and when it happened: what lies below the stairs of the watermark is behind it."""
-    found, lateness = events(), 300_000_000
-    left, right, top, bottom = 90, WIDTH - 20, 16, 250
-    times = [e["ts"] for e in found]
+    input_events, lateness = events(), 300_000_000
+    left_edge, right_edge, top, bottom = 90, WIDTH - 20, 16, 250
+    times = [e["ts"] for e in input_events]
     up = Axis(min(times) - 600_000_000, max(times) + 600_000_000, bottom, top)
-    step = (right - left) / len(found)
+    step = (right_edge - left_edge) / len(input_events)
     parts: list[Markup] = []
     for y, name, _ in up.times(5):
         parts += [
-            element("line", x1=left, y1=y, x2=right, y2=y, class_="grid"),
-            text(left - 8, y + 4, name, "tick", "end"),
+            element("line", x1=left_edge, y1=y, x2=right_edge, y2=y, class_="grid"),
+            text(left_edge - 8, y + 4, name, "tick", "end"),
         ]
     newest: int | None = None
-    for n, e in enumerate(found):
-        x = left + step * (n + 0.5)
+    for n, e in enumerate(input_events):
+        x = left_edge + step * (n + 0.5)
         if newest is not None:  # judged against the watermark before it
             y = up.position(newest - lateness)
             parts.append(rect(x - step / 2, y - 1, step, 2, "tickmark busy"))
@@ -159,9 +162,9 @@ _DRAWN: Mapping[str, Callable[[], Markup]] = {
 }
 
 
-def _there(found: Any) -> Any:
-    assert found is not None
-    return found
+def _there(optional: Any) -> Any:
+    assert optional is not None
+    return optional
 
 
 PICTURES: Mapping[str, Callable[[], str]] = {name: (lambda draw=draw: _file(draw())) for name, draw in _DRAWN.items()}

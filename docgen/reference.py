@@ -95,10 +95,10 @@ _OF_MODULES: Mapping[str, str] = {  # where the keys are documented that a modul
 
 def _mistakes() -> Iterator[str]:
     """Mistakes of keys, by the heading where the keys are documented."""
-    found: dict[str, list[str]] = {}
+    texts_by_heading: dict[str, list[str]] = {}
     for module, texts in mistakes().items():
-        found.setdefault(_OF_MODULES.get(module, "the-pipeline"), []).extend(texts)
-    for heading, texts in sorted(found.items()):
+        texts_by_heading.setdefault(_OF_MODULES.get(module, "the-pipeline"), []).extend(texts)
+    for heading, texts in sorted(texts_by_heading.items()):
         yield from (
             "",
             f"About keys of [{heading.replace('-', ' ')}](configuration.md#{heading}), behind the name of the key:",
@@ -149,28 +149,32 @@ def keys_page() -> str:
             "|---|---|---|---|",
         ]
         units = with_units(spec)
-        for key, of in shape["properties"].items():
+        for key, key_schema in shape["properties"].items():
             if key in units.values():
                 continue
-            text = of["description"] if of.get("deprecated") else key_docs.key_sentence(spec, units.get(key, key))
-            default = _code(json.dumps(of["default"])) if "default" in of else ""
-            lines.append(f"| `{key}` | {_values(of)} | {default} | {_cell(text)} |")
+            text = (
+                key_schema["description"]
+                if key_schema.get("deprecated")
+                else key_docs.key_sentence(spec, units.get(key, key))
+            )
+            default = _code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
+            lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {_cell(text)} |")
         page, _, anchor = key_docs.doc_link(spec).removeprefix("docs/").partition("#")
         lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
     return "\n".join(lines) + "\n"
 
 
-def _values(of: Mapping[str, Any]) -> str:
-    if "$ref" in of:
-        name = of["$ref"].rpartition("/")[2]
+def _values(key_schema: Mapping[str, Any]) -> str:
+    if "$ref" in key_schema:
+        name = key_schema["$ref"].rpartition("/")[2]
         return "a duration" if name.startswith("duration") else "" if name == "env" else "a table"
-    if "anyOf" in of:
-        return " or ".join(dict.fromkeys(v for part in of["anyOf"] if (v := _values(part))))
-    if "enum" in of:
-        return ", ".join(_code(str(v)) for v in of["enum"])
-    if of.get("type") == "array":
-        return f"a list of {'tables' if '$ref' in of.get('items', {}) else 'texts'}"
-    kind = of.get("type")
+    if "anyOf" in key_schema:
+        return " or ".join(dict.fromkeys(v for part in key_schema["anyOf"] if (v := _values(part))))
+    if "enum" in key_schema:
+        return ", ".join(_code(str(v)) for v in key_schema["enum"])
+    if key_schema.get("type") == "array":
+        return f"a list of {'tables' if '$ref' in key_schema.get('items', {}) else 'texts'}"
+    kind = key_schema.get("type")
     kinds = [kind] if isinstance(kind, str) else list(kind or [])
     return " or ".join(
         {
@@ -209,12 +213,12 @@ def _command(command: Any, path: list[str]) -> Iterator[str]:
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
         usage = [*path, *("[OPTIONS]" if options else "",), *(_usage(a) for a in arguments)]
         yield from ("", "```", " ".join(filter(None, usage)), "```")
-        told = [(_usage(a), a.help) for a in arguments if getattr(a, "help", None)] + [
+        documented_parameters = [(_usage(a), a.help) for a in arguments if getattr(a, "help", None)] + [
             (_option(o, hints), o.help) for o in options
         ]
-        if told:
+        if documented_parameters:
             yield from ("", "| | |", "|---|---|")
-            yield from (f"| {_code(name)} | {_cell(text or '')} |" for name, text in told)
+            yield from (f"| {_code(name)} | {_cell(text or '')} |" for name, text in documented_parameters)
         return
     for name in sorted(inner):
         if not inner[name].hidden:
@@ -230,8 +234,8 @@ def _option(option: Any, hints: Mapping[str, Any]) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
     if option.is_flag:
         return names
-    of = str(hints.get(option.name, ""))
-    return f"{names} {option.metavar or ('NUMBER' if 'int' in of or 'float' in of else 'PATH' if 'Path' in of else 'TEXT')}"
+    annotation = str(hints.get(option.name, ""))
+    return f"{names} {option.metavar or ('NUMBER' if 'int' in annotation or 'float' in annotation else 'PATH' if 'Path' in annotation else 'TEXT')}"
 
 
 # -- metrics ----------------------------------------------------------------------------------------------------------
@@ -292,9 +296,9 @@ def python_page() -> str:
     for name in slackwater.__all__:
         if name == "__version__":
             continue
-        what = getattr(slackwater, name)
+        exported = getattr(slackwater, name)
         lines += ["", f"## sw.{name}", ""]
-        if inspect.isclass(what) and issubclass(what, Spec):
+        if inspect.isclass(exported) and issubclass(exported, Spec):
             shown = _TABLES.get(name, "[connections.NAME]")
             lines += [
                 f"Its keys: {_code(shown)} of [every key](keys.md)."
@@ -302,18 +306,25 @@ def python_page() -> str:
                 else "Its keys: those [at the top](keys.md#at-the-top).",
                 "",
             ]
-        elif callable(what):
-            lines += [f"```python\nsw.{name}{_signature(what)}\n```", ""]
-        lines.append(_doc(what))
-        if inspect.isclass(what) and not issubclass(what, Spec | Exception):
-            for method, of in _methods(what):
-                lines += ["", f"### sw.{name}.{method}", "", f"```python\n{method}{_signature(of)}\n```", "", _doc(of)]
+        elif callable(exported):
+            lines += [f"```python\nsw.{name}{_signature(exported)}\n```", ""]
+        lines.append(_doc(exported))
+        if inspect.isclass(exported) and not issubclass(exported, Spec | Exception):
+            for method, function in _methods(exported):
+                lines += [
+                    "",
+                    f"### sw.{name}.{method}",
+                    "",
+                    f"```python\n{method}{_signature(function)}\n```",
+                    "",
+                    _doc(function),
+                ]
     return "\n".join(lines) + "\n"
 
 
-def _signature(what: Any) -> str:
+def _signature(function: Any) -> str:
     try:
-        text = str(inspect.signature(what))
+        text = str(inspect.signature(function))
     except (TypeError, ValueError):
         return "(…)"
     text = re.sub(r"'([^']*)'", r"\1", text).replace("(self, ", "(").replace("(self)", "()")
@@ -328,22 +339,22 @@ def _signature(what: Any) -> str:
 
 def _folded(text: str) -> str:
     """One argument per line; commas within brackets stay."""
-    depth, made = 0, ""
+    depth, folded = 0, ""
     for c in text:
         depth += (c in "([{") - (c in ")]}")
-        made += c
+        folded += c
         if c == "," and depth == 1:
-            made += "\n   "
+            folded += "\n   "
         if c == "(" and depth == 1:
-            made += "\n    "
-    return made
+            folded += "\n    "
+    return folded
 
 
-def _doc(what: Any) -> str:
+def _doc(documented: Any) -> str:
     text = re.sub(
         r"^(Args|Raises):\n((?: {4}.*\n?)+)",
         lambda m: f"{m[1]}:\n\n{_entries(m[2])}",
-        inspect.getdoc(what) or "",
+        inspect.getdoc(documented) or "",
         flags=re.MULTILINE,
     )
     # indented parts are code

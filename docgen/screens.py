@@ -73,20 +73,20 @@ def clicks(home: Path) -> PageSource:
     file = config("session", home)
     logging.disable(logging.WARNING)
     ran(file, drawn(4, epochs=14, rows=300))
-    found = watched(file)
-    return replace(found, pipeline=found.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
+    source = watched(file)
+    return replace(source, pipeline=source.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
 
 
 def paid_orders(home: Path) -> PageSource:
-    dice, at = random.Random(1), START
+    dice, now = random.Random(1), START
     for n in range(EPOCHS):
-        at += dt.timedelta(seconds=dice.choice([10, 20, 30]))
+        now += dt.timedelta(seconds=dice.choice([10, 20, 30]))
         for side in ("orders", "payments"):
             rows = (
                 {
                     "user": f"u{dice.randrange(1200) if side == 'orders' else dice.randrange(900)}",
                     "ts": (
-                        at - dt.timedelta(seconds=dice.choice([0, 5, 20, 50]), milliseconds=dice.randrange(1000))
+                        now - dt.timedelta(seconds=dice.choice([0, 5, 20, 50]), milliseconds=dice.randrange(1000))
                     ).isoformat(),
                 }
                 for _ in range(dice.randrange(800, 4000))
@@ -97,8 +97,8 @@ def paid_orders(home: Path) -> PageSource:
     file.write_text(JOIN)
     command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--available-now"]
     subprocess.run(command, cwd=home, check=True, timeout=600)
-    (found,) = load_page_sources(str(file))
-    return found
+    (source,) = load_page_sources(str(file))
+    return source
 
 
 @contextmanager
@@ -119,10 +119,10 @@ def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
 
 def taken(browser: Browser, to: Path, *blocks: str) -> None:
     """These blocks of the page, and no others, as a PNG."""
-    kept = [f"{name}-title" for name in blocks]
+    block_titles = [f"{name}-title" for name in blocks]
     browser.value(
         f"for (const e of document.querySelectorAll('.card'))"
-        f" if (!{json.dumps(kept)}.includes(e.getAttribute('aria-labelledby'))) e.style.display = 'none'; 1"
+        f" if (!{json.dumps(block_titles)}.includes(e.getAttribute('aria-labelledby'))) e.style.display = 'none'; 1"
     )
     cut = "[...document.querySelectorAll('table')].filter(t => t.checkVisibility({contentVisibilityAuto: true}) && !t.closest('details:not([open])') && t.scrollWidth > t.clientWidth).length"
     assert browser.value(cut) == 0, "a table does not fit"
@@ -136,8 +136,8 @@ def taken(browser: Browser, to: Path, *blocks: str) -> None:
     top, bottom = edges[0][0], edges[1][1]
     low = 0 if blocks[0] == "top" else max(top - MARGIN, 0)
     clip = {"x": 0, "y": low, "width": WIDTH, "height": bottom + MARGIN - low, "scale": 1}
-    found = browser.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-    to.write_bytes(base64.b64decode(found["data"]))
+    screenshot = browser.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    to.write_bytes(base64.b64decode(screenshot["data"]))
 
 
 def main() -> None:

@@ -49,15 +49,15 @@ def shown(node: ast.expr) -> str:
 
 def messages() -> list[Message]:
     """All errors and warnings, in the order of the files. Mistakes of a config are told apart: see `mistakes`."""
-    found = list[Message]()
+    all_messages = list[Message]()
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and (kind := _kind(node)) is not None:
                 said = node.args[-1 if _name(node) in _NOTICES else 0] if node.args else None
                 text = "" if said is None else re.sub(r"%[sd]", VALUE, shown(said))
                 says = text.strip(VALUE + " :.;")  # "" where it passes on what others say
-                found.append(Message(str(path.relative_to(SOURCES)), node.lineno, kind, text if says else ""))
-    return found
+                all_messages.append(Message(str(path.relative_to(SOURCES)), node.lineno, kind, text if says else ""))
+    return all_messages
 
 
 _NOTICES = ("notice", "_notice")
@@ -79,7 +79,7 @@ def _kind(call: ast.Call) -> str | None:
 
 def mistakes() -> dict[str, list[str]]:
     """What the modules of `config` say of keys, by module or folder: texts with `…` for values."""
-    found = dict[str, list[str]]()
+    texts_by_name = dict[str, list[str]]()
     for path in sorted((SOURCES / "config").rglob("*.py")):
         if path.stem in ("connectors", "documented", "json_schema", "replayable", "state_size"):
             continue
@@ -87,8 +87,8 @@ def mistakes() -> dict[str, list[str]]:
         texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
         if texts:
             name = path.stem if path.parent.name == "config" else path.parent.name
-            found.setdefault(name, []).extend(texts)
-    return found
+            texts_by_name.setdefault(name, []).extend(texts)
+    return texts_by_name
 
 
 def _texts(node: ast.AST) -> Iterator[str]:

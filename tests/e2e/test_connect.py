@@ -225,9 +225,14 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
             fields = {"user": "ab"[n % 2], "amount": n}
             row = protobuf.first(fields) if payload == "protobuf" else fields
             first.send(
-                row, b"{broken" if n == 3 else row, at=40 * n + part, partition=n % 2, key="k", headers=[("h", b"x")]
+                row,
+                b"{broken" if n == 3 else row,
+                second=40 * n + part,
+                partition=n % 2,
+                key="k",
+                headers=[("h", b"x")],
             )
-            second.send(row, at=30 * n + part)
+            second.send(row, second=30 * n + part)
         for name, session in (("classic", runner.spark), ("connect", lent)):
             runner.run(
                 name=name, source=source, transform_sql=sql, window=minutes(lateness_ms="1h"), on_error="drop", spark=session,

@@ -209,7 +209,7 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
 ) -> None:
     made: Topic = topic(3)
     for n in range(20):
-        made.send({"user": f"u{n % 4}", "amount": n}, at=30 * n, partition=n % 2)
+        made.send({"user": f"u{n % 4}", "amount": n}, second=30 * n, partition=n % 2)
     file = tmp_path / "clicks.toml"
     file.write_text(TOPIC.replace("ADDRESS", made.broker.address).replace("TOPIC", made.name))
     run = started(file)
@@ -220,7 +220,7 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
 
     def idle_is_shown() -> bool:
         nonlocal sent
-        made.send({"user": "u1", "amount": 1}, at=700, partition=0)
+        made.send({"user": "u1", "amount": 1}, second=700, partition=0)
         sent += 1
         return f"{made.name}-2" in browser.value(lanes)
 
@@ -230,7 +230,7 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser.is_clean(run.home)
     browser.open("about:blank")
     run.dies()
-    made.send(*({"user": "u9", "amount": n} for n in range(7)), at=800, partition=1)
+    made.send(*({"user": "u9", "amount": n} for n in range(7)), second=800, partition=1)
     dead = serve_pages(load_page_sources(str(file)), 0)
     try:
         browser.open(f"http://127.0.0.1:{dead.port}/")

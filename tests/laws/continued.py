@@ -28,6 +28,7 @@ from slackwater.cli import plan
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.stage import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.evolution.difference import REBUILD
 from slackwater.query.result_readers import result_reader
@@ -36,7 +37,7 @@ from slackwater.runner.components import store_of, targets_of
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.targets.iceberg_tables import IcebergTables
-from slackwater.testing.pipeline import LocalPipeline, Stepping
+from slackwater.testing.pipeline import LocalPipeline
 
 MINUTE_US = 60_000_000
 BEGIN_US = 1_704_067_200_000_000
@@ -88,7 +89,7 @@ class Start(LocalPipeline):
             for target in self._targets.values():
                 target.open()
             stages = [
-                Stepping(
+                StageRunner(
                     name,
                     stage_pipeline,
                     self._steps[name],

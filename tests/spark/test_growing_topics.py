@@ -46,7 +46,7 @@ class Writer:
         for partition in [*range(self.partitions), *self.random.choices(range(self.partitions), k=5)]:
             rows = [{"user": f"u{self.random.randrange(4)}", "amount": 1} for _ in range(self.random.randint(1, 3))]
             self.users.update(r["user"] for r in rows)
-            self.topic.send(*rows, at=self.random.uniform(0, 50), partition=partition)
+            self.topic.send(*rows, second=self.random.uniform(0, 50), partition=partition)
 
     def grow(self) -> None:
         """Add one to three partitions."""

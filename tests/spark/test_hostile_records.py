@@ -144,7 +144,7 @@ def test_a_damaged_record_is_a_row_or_a_bad_row(runner: Runner, topic: Make, pay
     damaged = [*extremes, *(damage(draw, write(draw, "damaged"), length) for _ in range(400))]
     records = [*sound, *damaged]
     draw.shuffle(records)
-    events.send(*records, at=1)
+    events.send(*records, second=1)
     schema_file = runner.home / f"event.{'avsc' if payload_format == 'avro' else 'proto'}"
     schema_file.write_text(json.dumps(AVRO) if payload_format == "avro" else PROTO)
     source = events.source(

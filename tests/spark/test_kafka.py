@@ -37,8 +37,8 @@ def newest_at(runner: Runner, pipeline: str) -> str | None:
 
 def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner, topic: Make) -> None:
     events = topic(2)
-    events.send({"user": "a", "amount": 1}, at=1, key="k", headers=[("h", b"x")])
-    events.send({"user": "b", "amount": 2}, at=2, partition=1)
+    events.send({"user": "a", "amount": 1}, second=1, key="k", headers=[("h", b"x")])
+    events.send({"user": "b", "amount": 2}, second=2, partition=1)
     sql = (
         "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, CAST(_headers[0].value AS STRING), _topic,"
         " _partition, _offset, CAST(unix_millis(_event_ts) AS STRING)) AS user, amount, _event_ts FROM source"
@@ -59,22 +59,22 @@ def test_each_of_many_partitions_holds_the_watermark(
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 3)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 1)
     events = topic(3)
-    events.send({"user": "a", "amount": 1}, at=1)
-    events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, at=600, partition=1)
-    events.send({"user": "c", "amount": 8}, at=601, partition=2)
+    events.send({"user": "a", "amount": 1}, second=1)
+    events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, second=600, partition=1)
+    events.send({"user": "c", "amount": 8}, second=601, partition=2)
     assert runner.run(source=events.source(), window=minutes(), flush=False).is_empty()  # the first holds all back
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         (clock,) = snapshot.commit.clocks.values()
     found = {name: ((p.max_event_us or 0) // 1000 - START_MS) // 1000 for name, p in clock.partitions.items()}
     assert found == {f"{events.name}-0": 1, f"{events.name}-1": 600, f"{events.name}-2": 601}
-    events.send({"user": "d", "amount": 16}, at=602)
+    events.send({"user": "d", "amount": 16}, second=602)
     assert counted(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
 
 
 def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
     events = topic()
-    events.send(b"a;3", b"b;4", at=1)
+    events.send(b"a;3", b"b;4", second=1)
     sql = "SELECT split_part(CAST(value AS STRING), ';', 1) AS user, CAST(split_part(CAST(value AS STRING), ';', 2) AS BIGINT) AS amount, _event_ts FROM source"
     found = runner.run(source=events.source(schema=None, payload_format="raw"), transform_sql=sql, window=minutes())
     assert counted(found) == [("a", 1, 3), ("b", 1, 4)]
@@ -83,8 +83,8 @@ def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
 @pytest.mark.matrix
 def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
     first, second = topic(), topic()
-    first.send({"user": "a", "amount": 1}, at=1)
-    second.send({"user": "a", "amount": 2}, at=2)
+    first.send({"user": "a", "amount": 1}, second=1)
+    second.send({"user": "a", "amount": 2}, second=2)
     listed = first.source(query=f"{first.name}, {second.name}")
     runner.run(source=listed, window=minutes(), name="listed", target_path=str(runner.home / "x"))
     assert counted(pl.read_parquet(runner.home / "x" / "*.parquet")) == [("a", 2, 3)]
@@ -96,11 +96,11 @@ def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
 @pytest.mark.matrix
 def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: Runner, topic: Make) -> None:
     events = topic(2)
-    events.send(*[{"user": "a", "amount": 1}] * 5, at=1)
-    events.send(*[{"user": "b", "amount": 1}] * 3, at=2, partition=1)
+    events.send(*[{"user": "a", "amount": 1}] * 5, second=1)
+    events.send(*[{"user": "b", "amount": 1}] * 3, second=2, partition=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
-    events.send(*[{"user": "a", "amount": 1}] * 4, at=3)
+    events.send(*[{"user": "a", "amount": 1}] * 4, second=3)
     found = runner.run(source=events.source(), window=minutes())
     assert counted(found) == [("a", 9, 9), ("b", 3, 3)]
     assert runner.statuses[-1].counters.rows_in == 12
@@ -111,8 +111,8 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
     """Ours, Spark's by an option of its stream, ours, with a limit that makes several epochs of each turn."""
     events = topic(2)
     for turn, options in enumerate([{}, {"minOffsetsPerTrigger": "1"}, {}]):
-        events.send(*[{"user": "a", "amount": 1}] * 5, at=turn)
-        events.send(*[{"user": "b", "amount": 1}] * 2, at=turn, partition=1)
+        events.send(*[{"user": "a", "amount": 1}] * 5, second=turn)
+        events.send(*[{"user": "b", "amount": 1}] * 2, second=turn, partition=1)
         source = events.source(options=options, max_offsets_per_trigger=4)
         found = runner.run(source=source, window=minutes(), flush=turn == 2)
         checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
@@ -164,14 +164,14 @@ def test_an_added_partition_begins_where_a_table_names_it(runner: Runner, topic:
     from confluent_kafka.cimpl import NewPartitions
 
     events = topic(1)
-    events.send({"user": "a", "amount": 1}, at=1)
+    events.send({"user": "a", "amount": 1}, second=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
     time.sleep(0.5)
-    events.send({"user": "b", "amount": 1}, at=2, partition=1)
+    events.send({"user": "b", "amount": 1}, second=2, partition=1)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
-    events.send({"user": "c", "amount": 1}, at=3, partition=1)
+    events.send({"user": "c", "amount": 1}, second=3, partition=1)
     found = runner.run(source=events.source(starting_offsets={events.name: {"1": 1}}), window=minutes())
     assert counted(found) == [("a", 1, 1), ("c", 1, 1)]
 
@@ -179,9 +179,9 @@ def test_an_added_partition_begins_where_a_table_names_it(runner: Runner, topic:
 @long(beside="test_changed_run.py::test_a_rebuild_reads_everything_again")
 def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
-    events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], at=1)
-    events.send({"user": "b", "amount": 16}, at=2, partition=1)
-    other.send(*[{"user": "c", "amount": 32}] * 2, at=3)
+    events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], second=1)
+    events.send({"user": "b", "amount": 16}, second=2, partition=1)
+    other.send(*[{"user": "c", "amount": 32}] * 2, second=3)
     sources: Any = [events.source(), other.source(name="others")]
     runner.run(sources=sources, window=minutes(), flush=False)
     before = runner.statuses[-1].counters.rows_in
@@ -195,7 +195,7 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
         runner.run(sources=sources, window=bad, rebuild=begins)
     target = str(runner.home / "again")
     runner.run(**hours, rebuild=begins, flush=False, target_path=target)
-    other.send({"user": "c", "amount": 64}, at=4)
+    other.send({"user": "c", "amount": 64}, second=4)
     runner.run(**hours, target_path=target)
     assert counted(runner.output("again")) == [("a", 2, 12), ("b", 1, 16), ("c", 1, 64)]
     assert runner.statuses[-1].counters.rows_in == 4
@@ -207,7 +207,7 @@ def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kaf
     from confluent_kafka.cimpl import NewPartitions
 
     events, stop = topic(1), threading.Event()
-    events.send({"user": "a", "amount": 1}, at=1)
+    events.send({"user": "a", "amount": 1}, second=1)
     options = {"kafka.metadata.max.age.ms": "500"}
 
     def rows_in() -> int:
@@ -225,7 +225,7 @@ def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kaf
             admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
             admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
             time.sleep(1)
-            events.send({"user": "b", "amount": 1}, at=2, partition=1)
+            events.send({"user": "b", "amount": 1}, second=2, partition=1)
             until(2)
         finally:
             stop.set()
@@ -249,9 +249,9 @@ def delete_before(kafka: Any, topic: str, offset: int) -> None:
 
 def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
     events = topic(1)
-    events.send(*[{"user": "a", "amount": 1}] * 3, at=1)
+    events.send(*[{"user": "a", "amount": 1}] * 3, second=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
-    events.send(*[{"user": "a", "amount": 1}] * 4, at=2)
+    events.send(*[{"user": "a", "amount": 1}] * 4, second=2)
     delete_before(kafka, events.name, 5)
     with pytest.raises(
         sw.SlackwaterError, match=rf"{events.name}-0 offsets 3 to 4 of the records are gone; nothing of this"
@@ -268,8 +268,8 @@ BAD = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7")
 @long(beside="test_kafka.py::test_dead_letters_keep_the_original_bytes")
 def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: Make) -> None:
     events = topic(1)
-    events.send({"user": "a", "amount": 1}, at=1)
-    events.send(*BAD, at=2)
+    events.send({"user": "a", "amount": 1}, second=1)
+    events.send(*BAD, second=2)
     with pytest.raises(sw.SlackwaterError, match=rf"5 bad rows .*undecodable: .* in {events.name}-0 at offset 1"):
         runner.run(source=events.source(), window=minutes())
     found = runner.run(source=events.source(), window=minutes(), on_error="drop")
@@ -282,9 +282,9 @@ def test_dead_letters_keep_the_original_bytes(
     runner: Runner, topic: Make, kafka: Any, postgres: Any, place: str
 ) -> None:
     events, letters = topic(1), topic(1)
-    events.send({"user": "a", "amount": 1}, at=1)
-    events.send(*BAD, at=2, key="k\0", headers=[("h", b"\x01")])
-    events.send({"user": "a", "amount": 1}, at=40 * 365 * 86400)  # far ahead: another reason
+    events.send({"user": "a", "amount": 1}, second=1)
+    events.send(*BAD, second=2, key="k\0", headers=[("h", b"\x01")])
+    events.send({"user": "a", "amount": 1}, second=40 * 365 * 86400)  # far ahead: another reason
     target = {
         "files": lambda: sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
         "kafka": lambda: sw.Target(connection=letters.connection, topic=letters.name),
@@ -330,9 +330,9 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
     """
     events = topic(2)
     for second in range(0, 600, 10):
-        events.send({"user": "a", "amount": 1}, at=second, partition=1)
-    events.send(*[{"user": "b", "amount": 1}] * 2, at=0)
-    events.send({"user": "b", "amount": 1}, at=590)
+        events.send({"user": "a", "amount": 1}, second=second, partition=1)
+    events.send(*[{"user": "b", "amount": 1}] * 2, second=0)
+    events.send({"user": "b", "amount": 1}, second=590)
     found = runner.run(source=events.source(max_offsets_per_trigger=9), window=minutes())
     assert len(runner.statuses) > 5
     assert runner.statuses[-1].counters.rows_late == 0
@@ -349,13 +349,13 @@ def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner,
 
     def drive() -> None:
         def goes_on() -> Any:
-            events.send({"user": "a", "amount": 1}, at=500)
+            events.send({"user": "a", "amount": 1}, second=500)
             time.sleep(0.5)
             return runner.statuses and runner.statuses[-1].watermark_us
 
         try:
             waited_for(goes_on)
-            events.send({"user": "b", "amount": 1}, at=2, partition=1)
+            events.send({"user": "b", "amount": 1}, second=2, partition=1)
             waited_for(lambda: sum(runner.statuses[-1].counters.late.values()))
         finally:
             stop.set()
@@ -372,7 +372,7 @@ def test_offsets_are_advertised_to_a_group(runner: Runner, topic: Make, kafka: A
     from confluent_kafka import Consumer, TopicPartition
 
     events = topic(2)
-    events.send(*[{"user": "a", "amount": 1}] * 3, at=1)
+    events.send(*[{"user": "a", "amount": 1}] * 3, second=1)
     group = f"lag-{events.name}"
     runner.run(source=events.source(commit_group=group), window=minutes())
     consumer: Any = Consumer({"bootstrap.servers": kafka.address, "group.id": group})
@@ -402,10 +402,10 @@ def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkey
 def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     first, second, third = topic(), topic(), topic()
     for n, events in enumerate((first, second, third)):
-        events.send(*[{"user": "a", "amount": 10**n}] * 2, at=n)
+        events.send(*[{"user": "a", "amount": 10**n}] * 2, second=n)
     one, two, three = (t.source(name=f"s{n}") for n, t in enumerate((first, second, third)))
     runner.run(sources=[one, two], window=minutes(), flush=False)
-    first.send({"user": "a", "amount": 1}, at=3)
+    first.send({"user": "a", "amount": 1}, second=3)
     found = runner.run(sources=[three, one], window=minutes())
     assert counted(found) == [("a", 7, 2 + 20 + 200 + 1)]
 
@@ -437,8 +437,8 @@ def avro(schema: Mapping[str, Any], row: Mapping[str, Any], number: int | None =
 @pytest.mark.matrix
 def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     events = topic()
-    events.send(*[avro(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], at=1)
-    events.send(b"\xff\xff\xff", at=2)
+    events.send(*[avro(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], second=1)
+    events.send(b"\xff\xff\xff", second=2)
     path = runner.home / "event.avsc"
     path.write_text(json.dumps(AVRO_1))
     source = events.source(schema=None, payload_format="avro", avro_schema_file=str(path))
@@ -481,9 +481,9 @@ def avro_of_two_versions(runner: Runner, events: Topic, registry: str, first: in
     events.send(
         avro(AVRO_1, {"user": "a", "amount": 1}, first),
         avro(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, second),
-        at=1,
+        second=1,
     )
-    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 10**6), at=2)  # an id that the subject does not have
+    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 10**6), second=2)  # an id that the subject does not have
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
     source = events.source(schema=None, payload_format="avro", connection=connection)
     sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"
@@ -536,7 +536,7 @@ def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, sc
 
 def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kafka: Any, tmp_path: Path) -> None:
     events, stop = topic(), threading.Event()
-    events.send({"user": "a", "amount": 1}, at=1)
+    events.send({"user": "a", "amount": 1}, second=1)
 
     def drive() -> None:
         end = time.monotonic() + 400
@@ -546,7 +546,7 @@ def test_a_broker_that_goes_away_and_comes_back(runner: Runner, topic: Make, kaf
             kafka.kill()
             time.sleep(3)
             kafka.start()
-            events.send({"user": "a", "amount": 1}, at=2)
+            events.send({"user": "a", "amount": 1}, second=2)
             while runner.statuses[-1].counters.rows_in < 2 and time.monotonic() < end:
                 time.sleep(0.05)
         finally:

@@ -220,11 +220,13 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     for at in FIRST:
-        stream.send({"user": "a", "amount": 1}, at=at)
+        stream.send({"user": "a", "amount": 1}, second=at)
     runner.run(**given, flush=False)
     for n, at in enumerate(SECOND):
-        stream.send(f'{{"user":  "a", "amount": {n + 1}}}'.encode(), at=at, key=f"k{n}", headers=[("h", bytes([n]))])
-    stream.send({"user": "a", "amount": 0}, at=-30)  # late, and filtered away by the SQL: no letter
+        stream.send(
+            f'{{"user":  "a", "amount": {n + 1}}}'.encode(), second=at, key=f"k{n}", headers=[("h", bytes([n]))]
+        )
+    stream.send({"user": "a", "amount": 0}, second=-30)  # late, and filtered away by the SQL: no letter
     runner.run(**given)
     counters = runner.statuses[-1].counters
     kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
@@ -264,12 +266,12 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
         "dead_letter": sw.Target(connection=sw.PostgresConnection(url=url), table="letters"),
         "target_path": None,
     }
-    stream.send({"user": "a", "amount": 1}, at=100)
+    stream.send({"user": "a", "amount": 1}, second=100)
     runner.run(**given, flush=False)
-    stream.send(b"{broken", b"\xff", at=100)
-    stream.send({"user": "a", "amount": 2}, at=70)
-    stream.send({"user": "a", "amount": 4}, at=-30)
-    stream.send({"user": "a", "amount": 8}, at=50 * 365 * 86400)
+    stream.send(b"{broken", b"\xff", second=100)
+    stream.send({"user": "a", "amount": 2}, second=70)
+    stream.send({"user": "a", "amount": 4}, second=-30)
+    stream.send({"user": "a", "amount": 8}, second=50 * 365 * 86400)
     runner.run(**given)
     with psycopg.connect(url) as db:
         found = db.execute(
@@ -299,13 +301,13 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
 
     def drive() -> None:
         def goes_on() -> Any:
-            stream.send({"user": "a", "amount": 1}, at=500)
+            stream.send({"user": "a", "amount": 1}, second=500)
             time.sleep(0.5)
             return runner.statuses and runner.statuses[-1].watermark_us
 
         try:
             waited_for(goes_on)
-            stream.send({"user": "b", "amount": 1}, at=2, partition=1)
+            stream.send({"user": "b", "amount": 1}, second=2, partition=1)
             waited_for(lambda: sum(runner.statuses[-1].counters.late.values()))
         finally:
             stop.set()

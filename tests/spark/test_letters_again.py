@@ -58,11 +58,11 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
         "dead_letter": sw.Target(connection=sw.PostgresConnection(url=url), table="letters"),
     }
     sent = [("a", 1, 100), ("a", 2, 70), ("a", 4, -30), ("b", 8, 95), ("b", 16, 20)]
-    stream.send({"user": "a", "amount": 1}, at=100)
+    stream.send({"user": "a", "amount": 1}, second=100)
     runner.run(**given, target_path=None, flush=False)
-    stream.send(b"{broken", at=100)
+    stream.send(b"{broken", second=100)
     for user, amount, at in sent[1:]:
-        stream.send({"user": user, "amount": amount}, at=at)
+        stream.send({"user": user, "amount": amount}, second=at)
     runner.run(**given, target_path=None)
 
     def table() -> list[tuple[Any, ...]]:

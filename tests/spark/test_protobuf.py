@@ -72,9 +72,9 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
 def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(
-        first({"user": "a", "amount": 1}), first({"user": "a", "amount": 2}), at=1, key="k", headers=[("h", b"x")]
+        first({"user": "a", "amount": 1}), first({"user": "a", "amount": 2}), second=1, key="k", headers=[("h", b"x")]
     )
-    events.send(b"\xff\xff\xff", None, at=2)
+    events.send(b"\xff\xff\xff", None, second=2)
     path = runner.home / "event.proto"
     path.write_text(FIRST)
     source = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(path))
@@ -129,11 +129,11 @@ def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
 def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
     """Records of two versions, and those that are bad as things are: the last one's version comes later."""
     row = {"user": "a", "amount": 1}
-    events.send(first(row, one), second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), at=1)
-    events.send(first({**row, "amount": 2}, one), first({**row, "amount": 4}, one), at=5)
+    events.send(first(row, one), second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
+    events.send(first({**row, "amount": 2}, one), first({**row, "amount": 4}, one), second=5)
     other = head(two, (1,)) + written(files_of(SECOND), "shop.Other", row)
     bad = [first(row, two)[:-1], None, b"", first(row), other, b"\0\xff", first({**row, "amount": 8}, later)]
-    events.send(*bad, at=6, key="k", headers=[("h", b"\1")])
+    events.send(*bad, second=6, key="k", headers=[("h", b"\1")])
     return bad
 
 

@@ -47,12 +47,12 @@ def stored(home: Path, pipeline: str = "test") -> KafkaOffsets:
 @pytest.mark.parametrize("records", [3, 5, 1])  # as many as were read, more, fewer
 def test_a_start_stops_for_another_topic_of_the_name(runner: Runner, topic: Make, kafka: Any, records: int) -> None:
     events = topic(1)
-    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
     first = stored(runner.home)
     assert list(first.ids) == [events.name]
     events = recreated(kafka, events)
-    events.send(*[{"user": "new", "amount": 1}] * records, at=2)
+    events.send(*[{"user": "new", "amount": 1}] * records, second=2)
     with pytest.raises(sw.SlackwaterError, match=RECREATED):
         runner.run(source=events.source(), window=minutes())
     assert stored(runner.home) == first
@@ -66,10 +66,10 @@ def test_a_reset_begins_with_the_new_topic(
     runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = topic(1)
-    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
     runner.run(source=events.source(), window=minutes(), flush=False)
     events = recreated(kafka, events)
-    events.send(*[{"user": "new", "amount": 1}] * 4, at=2)
+    events.send(*[{"user": "new", "amount": 1}] * 4, second=2)
     config = runner.home / "p.toml"
     config.write_text(
         f'name = "test"\n[connections.k]\nkind = "kafka"\nbootstrap_servers = "{kafka.address}"\n[connections.lake]\nkind = "files"\n'
@@ -93,14 +93,14 @@ def test_an_epoch_stops_for_another_topic_of_the_name(
 ) -> None:
     """While the pipeline runs: not one record of the new topic is taken for one behind the old offset."""
     events, stop = topic(1), threading.Event()
-    events.send(*[{"user": "old", "amount": 1}] * 3, at=1)
+    events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
     options = {"minOffsetsPerTrigger": "1"} if planned_by_spark else {}
 
     def replace() -> None:
         end = time.monotonic() + 300
         while time.monotonic() < end and not (runner.statuses and runner.statuses[-1].counters.rows_in == 3):
             time.sleep(0.05)
-        recreated(kafka, events).send(*[{"user": "new", "amount": 1}] * 7, at=2)
+        recreated(kafka, events).send(*[{"user": "new", "amount": 1}] * 7, second=2)
 
     replacing = threading.Thread(target=replace)
     replacing.start()
@@ -116,12 +116,12 @@ def test_a_state_without_ids_takes_them_with_its_next_commit(
     runner: Runner, topic: Make, kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = topic(1)
-    events.send({"user": "a", "amount": 1}, at=1)
+    events.send({"user": "a", "amount": 1}, second=1)
     with monkeypatch.context() as former:
         former.setattr(KafkaBroker, "topic_ids", lambda self, topics: {})
         runner.run(source=events.source(), window=minutes(), flush=False)
     assert not stored(runner.home).ids
-    events.send({"user": "a", "amount": 1}, at=2)
+    events.send({"user": "a", "amount": 1}, second=2)
     assert counted(runner.run(source=events.source(), window=minutes())) == [("a", 2, 2)]
     assert stored(runner.home).ids
 
@@ -129,11 +129,11 @@ def test_a_state_without_ids_takes_them_with_its_next_commit(
 def test_one_topic_of_several_is_named(runner: Runner, topic: Make, kafka: Any) -> None:
     first, second = topic(2), topic(1)
     both = f"{first.name},{second.name}"
-    first.send({"user": "a", "amount": 1}, at=1, partition=1)
-    second.send({"user": "b", "amount": 1}, at=1)
+    first.send({"user": "a", "amount": 1}, second=1, partition=1)
+    second.send({"user": "b", "amount": 1}, second=1)
     runner.run(source=first.source(query=both), window=minutes(), flush=False)
-    recreated(kafka, first).send(*[{"user": "c", "amount": 1}] * 2, at=2, partition=1)
-    second.send({"user": "b", "amount": 1}, at=2)
+    recreated(kafka, first).send(*[{"user": "c", "amount": 1}] * 2, second=2, partition=1)
+    second.send({"user": "b", "amount": 1}, second=2)
     with pytest.raises(sw.SlackwaterError, match=f'topic "{first.name}" was deleted') as refused:
         runner.run(source=first.source(query=both), window=minutes())
     assert second.name not in str(refused.value)

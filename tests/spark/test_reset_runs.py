@@ -67,8 +67,8 @@ def test_kafka_is_read_from_where_the_broker_says(
     """Read again from a time on: counted twice in the open window. Then three records are skipped."""
     events = topic(2)
     for second in (1, 2, 3, 4):
-        events.send({"user": "a", "amount": second}, at=second)
-    events.send({"user": "b", "amount": 10}, at=5, partition=1)
+        events.send({"user": "a", "amount": second}, second=second)
+    events.send({"user": "b", "amount": 10}, second=5, partition=1)
     window = minutes()
     runner.run(source=events.source(), window=window, flush=False)
     file = runner.home / "p.toml"
@@ -79,12 +79,12 @@ def test_kafka_is_read_from_where_the_broker_says(
     assert ["events", f"{events.name}-0", "4", "2", "2", "again"] in lines
     assert ["events", f"{events.name}-1", "1", "0", "1", "again"] in lines
     runner.run(source=events.source(), window=window, flush=False)
-    events.send(*[{"user": "a", "amount": 100}] * 3, at=6)
+    events.send(*[{"user": "a", "amount": 100}] * 3, second=6)
     text = reset(monkeypatch, capsys, str(file), "--offsets", "latest")
     assert "3 skipped" in text
     assert "warning: rows that are skipped are lost" in text
     assert reset(monkeypatch, capsys, str(file), "--offsets", "earliest", "--dry-run").endswith("(--dry-run)\n")
-    events.send({"user": "a", "amount": 1000}, at=7)
+    events.send({"user": "a", "amount": 1000}, second=7)
     out = runner.run(source=events.source(), window=window)
     assert counted(out) == [("a", 4 + 2 + 1, 10 + 7 + 1000), ("b", 2, 20)]
 

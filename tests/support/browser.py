@@ -52,21 +52,21 @@ class Browser:
             self.ask(f"{domain}.enable")
         self.ask("Emulation.setScrollbarsHidden", hidden=True)  # a picture of the whole page has none
 
-    def ask(self, method: str, **given: Any) -> dict[str, Any]:
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": given}
+        message = {"id": self._number, "method": method, "params": parameters}
         self._socket.send(json.dumps(message | ({"sessionId": self._session} if self._session else {})))
         while True:
-            found = json.loads(self._socket.recv())
-            if found.get("id") == self._number:
-                assert "error" not in found, found
-                return dict(found["result"])
-            self.said.append(found)
+            response = json.loads(self._socket.recv())
+            if response.get("id") == self._number:
+                assert "error" not in response, response
+                return dict(response["result"])
+            self.said.append(response)
 
     def value(self, code: str) -> Any:
-        found = self.ask("Runtime.evaluate", expression=code, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        response = self.ask("Runtime.evaluate", expression=code, returnByValue=True)
+        assert "exceptionDetails" not in response, response
+        return response["result"].get("value")
 
     def open(self, url: str) -> None:
         self.ask("Page.navigate", url=url)
@@ -75,16 +75,16 @@ class Browser:
     def arrives(self, url: str) -> None:
         until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
 
-    def dark(self, wanted: bool) -> None:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+    def dark(self, enabled: bool) -> None:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if enabled else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, to: Path) -> None:
         """The whole page as a PNG."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
-        to.write_bytes(base64.b64decode(found["data"]))
+        screenshot = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+        to.write_bytes(base64.b64decode(screenshot["data"]))
 
     def both_colours(self, home: Path, name: str) -> None:
         """The page light and dark, as files; what is drawn is on the page, and the colours are others."""
@@ -115,26 +115,28 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """A click of the pointer in the middle of the first element, as a person's."""
-        at = self.value(
+        position = self.value(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
             " const r = e.getBoundingClientRect(); return {x: r.x + r.width / 2, y: r.y + r.height / 2}; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=kind, x=at["x"], y=at["y"], button="left", clickCount=1)
+            self.ask(
+                "Input.dispatchMouseEvent", type=kind, x=position["x"], y=position["y"], button="left", clickCount=1
+            )
 
     def complaints(self) -> list[Any]:
         """Errors and warnings of the console, and exceptions."""
         self.value("1")
-        found = []
+        messages = []
         for m in self.said:
             entry = m.get("params", {})
             if m["method"] == "Runtime.exceptionThrown":
-                found.append(entry["exceptionDetails"])
+                messages.append(entry["exceptionDetails"])
             if m["method"] == "Log.entryAdded" and entry["entry"]["level"] in ("error", "warning"):
-                found.append(entry["entry"])
+                messages.append(entry["entry"])
             if m["method"] == "Runtime.consoleAPICalled" and entry["type"] in ("error", "warning", "assert"):
-                found.append(entry["args"])
-        return found
+                messages.append(entry["args"])
+        return messages
 
     def requests(self) -> list[str]:
         return [m["params"]["request"]["url"] for m in self.said if m["method"] == "Network.requestWillBeSent"]
@@ -145,9 +147,9 @@ class Browser:
         self._process.wait(timeout=60)
 
 
-def until(there: Callable[[], Any]) -> None:
+def until(condition: Callable[[], Any]) -> None:
     ends = time.monotonic() + WAIT_S
-    while not there():
+    while not condition():
         assert time.monotonic() < ends, "it never came"
         time.sleep(0.05)
 
@@ -155,6 +157,6 @@ def until(there: Callable[[], Any]) -> None:
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
     needed("Chromium", CHROMIUM is not None, "apt-get install chromium")
-    found = Browser(tmp_path / "browser")
-    yield found
-    found.close()
+    client = Browser(tmp_path / "browser")
+    yield client
+    client.close()

@@ -9,20 +9,20 @@ from slackwater.ui.server import UiServer
 
 
 class Answer:
-    def __init__(self, found: http.client.HTTPResponse) -> None:
-        self.status, self.headers, self.body = found.status, found.headers, found.read()
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = response.status, response.headers, response.read()
 
     @property
     def text(self) -> str:
         return self.body.decode()
 
 
-def get(at: UiServer, path: str, **headers: str) -> Answer:
-    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+def get(server: UiServer, path: str, **headers: str) -> Answer:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     client.request("GET", path, headers={n.replace("_", "-"): v for n, v in headers.items()})
-    found = Answer(client.getresponse())
+    answer = Answer(client.getresponse())
     client.close()
-    return found
+    return answer
 
 
 class Tags(HTMLParser):

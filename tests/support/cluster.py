@@ -68,7 +68,7 @@ class Cluster:
         host = f"127.0.0.{number + 1}"
         ready = "Successfully registered with master"
         self.workers[number] = self._started(
-            f"worker{number}", "Worker", ready, *flags, host=host, own=self._of(number)
+            f"worker{number}", "Worker", ready, *flags, host=host, work_folder=self._of(number)
         )
 
     def _of(self, number: int) -> Path:
@@ -76,19 +76,19 @@ class Cluster:
         return self.home / f"machine{number}"
 
     def _started(
-        self, name: str, role: str, ready: str, *flags: str, host: str = "127.0.0.1", own: Path | None = None
+        self, name: str, role: str, ready: str, *flags: str, host: str = "127.0.0.1", work_folder: Path | None = None
     ) -> Process:
-        """The process, once its log has the line. `own`: where it works."""
-        place = own or self.home
+        """The process, once its log has the line. `work_folder`: where it works."""
+        place = work_folder or self.home
         place.mkdir(exist_ok=True)
         log = self.home / f"{name}.log"
         log.unlink(missing_ok=True)
         command = ["java", "-cp", f"{_SPARK}/jars/*", "-Xmx300m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += [f"org.apache.spark.deploy.{role.lower()}.{role}", "--host", host, "--webui-port", "0"]
-        given = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
-        given |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
-        given |= {"SLACKWATER_CACHE_DIR": str(place / "cache")}
-        process = Process([*command, *flags], log, {"env": {**os.environ, **given}, "cwd": place})
+        environment = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
+        environment |= {"SPARK_SCALA_VERSION": "2.13"}  # which PySpark's own folder does not tell
+        environment |= {"SLACKWATER_CACHE_DIR": str(place / "cache")}
+        process = Process([*command, *flags], log, {"env": {**os.environ, **environment}, "cwd": place})
         process.start()
         until = time.monotonic() + SECONDS
         while ready not in log.read_text(errors="replace"):

@@ -80,10 +80,10 @@ def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds
 
 def _executors(cluster: Cluster, driven: Driven) -> list[psutil.Process]:
     until = time.monotonic() + SECONDS
-    while not (there := cluster.executors()):  # one that was killed is started again
+    while not (executors := cluster.executors()):  # one that was killed is started again
         assert time.monotonic() < until, driven.said()
         time.sleep(0.05)
-    return there
+    return executors
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

@@ -48,9 +48,11 @@ class Server:
         command += ["-XX:+IgnoreUnrecognizedVMOptions", *_OPEN.split()]
         command += ["org.apache.spark.deploy.SparkSubmit", "--class", _SERVER, "--master", "local[2]"]
         command += [part for key, value in settings.items() for part in ("--conf", f"{key}={value}")]
-        own = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
-        own |= {"SPARK_CONNECT_MODE": "0", "POLARS_MAX_THREADS": "1"}
-        self.process = Process([*command, "spark-internal"], log, {"env": {**os.environ, **own}, "cwd": self.home})
+        environment = {"SPARK_HOME": str(_SPARK), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+        environment |= {"SPARK_CONNECT_MODE": "0", "POLARS_MAX_THREADS": "1"}
+        self.process = Process(
+            [*command, "spark-internal"], log, {"env": {**os.environ, **environment}, "cwd": self.home}
+        )
         self.process.start()
         until = time.monotonic() + SECONDS
         while "Spark Connect server started" not in log.read_text(errors="replace"):

@@ -61,11 +61,11 @@ class Continued:
     def topic(self) -> str:
         return f"{self.id}-results"
 
-    def url(self, what: str) -> str:
+    def url(self, purpose: str) -> str:
         """A database of this pipeline for its state or its target."""
-        if what not in self._urls:
-            self._urls[what] = self.services["postgres"].database(f"{self.id}_{what}")
-        return self._urls[what]
+        if purpose not in self._urls:
+            self._urls[purpose] = self.services["postgres"].database(f"{self.id}_{purpose}")
+        return self._urls[purpose]
 
     def pipeline(self, per: int = 1) -> sw.Pipeline:
         connections: dict[str, Any] = {"lake": sw.FilesConnection()}
@@ -122,8 +122,10 @@ class Continued:
         """One file per minute, in order; a file that is older than another is read first."""
         for minute in minutes:
             self._files += 1
-            at = f"2024-01-01T{minute // 60:02d}:{minute % 60:02d}:00Z"
-            (self.home / "in" / f"{self._files:05d}.jsonl").write_text(json.dumps({"user": "u", "ts": at}) + "\n")
+            timestamp = f"2024-01-01T{minute // 60:02d}:{minute % 60:02d}:00Z"
+            (self.home / "in" / f"{self._files:05d}.jsonl").write_text(
+                json.dumps({"user": "u", "ts": timestamp}) + "\n"
+            )
             self.expected[minute] += 1
 
     def start(self, flush: bool = False, per: int = 1, **more: Any) -> None:
@@ -185,7 +187,7 @@ class Continued:
 
     def rows(self) -> Counter[int]:
         """The minutes in the target, with their counts; a row that is there twice counts twice."""
-        found: Counter[int] = Counter()
+        counts_per_minute: Counter[int] = Counter()
         with closing(result_reader(self.pipeline())) as results:
             frame = results.latest(100_000)
         if frame is not None:
@@ -193,8 +195,8 @@ class Continued:
             if starts.dtype == pl.String:  # of a topic
                 starts = starts.str.to_datetime(time_unit="us", time_zone="UTC")
             for start, n in zip(starts.dt.timestamp("us").to_list(), frame["n"].to_list(), strict=True):
-                found[(start - BEGIN_US) // MINUTE_US] += int(n)
-        return found
+                counts_per_minute[(start - BEGIN_US) // MINUTE_US] += int(n)
+        return counts_per_minute
 
 
 def recreate(kafka: Any, topic: str) -> None:

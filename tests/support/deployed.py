@@ -23,8 +23,8 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def last_stage() -> list[tuple[str, str]]:
-    found = instructions()
-    return found[max(n for n, (name, _) in enumerate(found) if name == "FROM") :]
+    all_instructions = instructions()
+    return all_instructions[max(n for n, (name, _) in enumerate(all_instructions) if name == "FROM") :]
 
 
 def environment() -> dict[str, str]:
@@ -46,8 +46,8 @@ def documents() -> list[dict[str, Any]]:
 
 
 def deployment() -> dict[str, Any]:
-    (found,) = [d for d in documents() if d["kind"] == "Deployment"]
-    return found
+    (document,) = [d for d in documents() if d["kind"] == "Deployment"]
+    return document
 
 
 def services() -> dict[str, Any]:

@@ -14,12 +14,12 @@ NAN = float("nan")
 
 
 def every_aggregation() -> list[sw.Aggregation]:
-    found = [sw.Aggregation(agg="count", as_="n")]
+    aggregations = [sw.Aggregation(agg="count", as_="n")]
     for column in ("i", "l", "d", "m", "s", "b", "t"):
         for agg in ("count", "min", "max", "first", "last"):
-            found.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
-        found.append(sw.Aggregation(agg="count_distinct", column=column, as_=f"approx_{column}"))
-        found.append(
+            aggregations.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
+        aggregations.append(sw.Aggregation(agg="count_distinct", column=column, as_=f"approx_{column}"))
+        aggregations.append(
             sw.Aggregation(
                 agg="count_distinct",
                 column=column,
@@ -30,8 +30,8 @@ def every_aggregation() -> list[sw.Aggregation]:
         )
     for column in ("i", "l", "d", "m"):
         for agg in ("sum", "avg"):
-            found.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
-    return found
+            aggregations.append(sw.Aggregation(agg=agg, column=column, as_=f"{agg}_{column}"))
+    return aggregations
 
 
 def iso(second: int) -> str:
@@ -75,8 +75,8 @@ WINDOWS = {
 
 
 def window(kind: str, **settings: Any) -> sw.Window:
-    given = {"event_time_column": "ts", "group_by": ["user"], "aggregations": every_aggregation()} | WINDOWS[kind]
-    return sw.Window(**(given | settings))
+    defaults = {"event_time_column": "ts", "group_by": ["user"], "aggregations": every_aggregation()} | WINDOWS[kind]
+    return sw.Window(**(defaults | settings))
 
 
 def comparable(frame: pl.DataFrame) -> list[dict[str, Any]]:
@@ -86,11 +86,11 @@ def comparable(frame: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def simple(**settings: Any) -> sw.Window:
-    given = {
+    defaults = {
         "kind": "session", "gap_ms": "20s", "max_session_duration_ms": "1h", "event_time_column": "ts", "group_by": ["user"],
         "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="i", as_="total")],
     }  # fmt: skip
-    return sw.Window(**(given | settings))
+    return sw.Window(**(defaults | settings))
 
 
 SIMPLE = "user STRING, i INT, ts TIMESTAMP"

@@ -50,8 +50,8 @@ def ingest(
         )
         .select(*fields, *extra)
     )
-    known = acknowledged(logic, state.select(fields), watermark)
-    whole = Unit.of(logic, pl.concat([known, fresh], how="diagonal" if extra else "vertical"))
+    acknowledged_state = acknowledged(logic, state.select(fields), watermark)
+    whole = Unit.of(logic, pl.concat([acknowledged_state, fresh], how="diagonal" if extra else "vertical"))
     floors = whole.floors(logic.reach_us, horizon)
     is_row = whole.kind == ROW
     held = ~is_row & ~whole.is_gone(horizon)
@@ -90,8 +90,8 @@ def ingest(
         # keys that share a hash share a unit, which is replaced as a whole
         unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
         touched = in_sorted(unit_of_key, distinct_values(unit_of_key[touched]))
-        kept = touched[unit.key]
-        unit, run, piece = chosen(unit, kept), renumber(run[kept]), renumber(piece[kept])
+        touched_rows = touched[unit.key]
+        unit, run, piece = chosen(unit, touched_rows), renumber(run[touched_rows]), renumber(piece[touched_rows])
         unit = as_told(logic, unit, piece) if logic.revises else unit
     new_state = logic.empty_state()
     if len(unit.key):
@@ -99,8 +99,8 @@ def ingest(
         touched[unit.key] = False
         alone = np.flatnonzero(touched & (floors != NO_WATERMARK))
         if len(alone):
-            at = first_of_each(whole.key)[alone]
-            new_state = pl.concat([new_state, floor_rows(logic, whole.frame[at], alone, floors)])
+            positions = first_of_each(whole.key)[alone]
+            new_state = pl.concat([new_state, floor_rows(logic, whole.frame[positions], alone, floors)])
     has_open = np.zeros(whole.keys, dtype=bool)
     has_open[unit.key] = True
     lost = whole.frame.filter(pl.Series(late)) if late.any() else whole.frame.clear()
@@ -184,10 +184,10 @@ def state_of(
     first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
     pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
     close = end + 1
-    told = np.logical_and.reduceat(unit.told, heads)
-    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | told)
+    published = np.logical_and.reduceat(unit.told, heads)
+    alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | published)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
-    kind = np.where(told, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
+    kind = np.where(published, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
     merged = logic.merge_groups(
         frame.select("__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators),
         piece,
@@ -207,16 +207,16 @@ def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: In
     """One FLOOR row per key that has one; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
-    kept = values != NO_WATERMARK
-    if not kept.any():
+    has_floor = values != NO_WATERMARK
+    if not has_floor.any():
         return logic.empty_state()
-    rows = frame.select("__h", "__kh", *logic.key_names)[heads[kept]]
+    rows = frame.select("__h", "__kh", *logic.key_names)[heads[has_floor]]
     rows = rows.with_columns(
         pl.lit(FLOOR, pl.Int8).alias("__kind"),
-        pl.Series("__start", values[kept] - logic.gap_us),
-        pl.Series("__last", values[kept] - logic.gap_us),
-        pl.Series("__due", values[kept] + logic.reach_us + 1),
-        *([pl.Series("__end", values[kept])] if logic.dynamic else []),
+        pl.Series("__start", values[has_floor] - logic.gap_us),
+        pl.Series("__last", values[has_floor] - logic.gap_us),
+        pl.Series("__due", values[has_floor] + logic.reach_us + 1),
+        *([pl.Series("__end", values[has_floor])] if logic.dynamic else []),
         *(pl.lit(None, dtype).alias(name) for name, dtype in logic.accumulators.items()),
     )
     return logic.add_revision_columns(rows).select(logic.state_schema.keys())
@@ -359,16 +359,21 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     """
     heads = np.diff(run, prepend=-1) != 0
     for begin, stop in zip(*_long_runs(start, last, run, cap), strict=True):
-        at = int(begin)
+        position = int(begin)
         while True:
-            limit = start[at] + cap
-            nearest = min(int(np.searchsorted(start[at:stop], limit)), int(np.searchsorted(last[at:stop], limit)))
+            limit = start[position] + cap
+            nearest = min(
+                int(np.searchsorted(start[position:stop], limit)), int(np.searchsorted(last[position:stop], limit))
+            )
             nearest = max(nearest, 1)
-            apart = start[at + 1 : at + nearest] > np.maximum.accumulate(end[at : at + nearest])[:-1]
-            at += int(np.argmax(apart)) + 1 if apart.any() else nearest
-            if at >= stop:
+            apart = (
+                start[position + 1 : position + nearest]
+                > np.maximum.accumulate(end[position : position + nearest])[:-1]
+            )
+            position += int(np.argmax(apart)) + 1 if apart.any() else nearest
+            if position >= stop:
                 break
-            heads[at] = True
+            heads[position] = True
     return heads
 
 
@@ -396,8 +401,8 @@ def place_late_rows(
             here = slice(begin, stop)
             _place(unit.start[here], unit.last[here], unit.end[here], behind[here], logic.cap_us, label[here])
             too_late[here] = label[here] == _LATE
-    known = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
-    label = label[known]  # what is late parts no piece
+    last_placed = np.maximum.accumulate(np.where(too_late, 0, np.arange(len(run))))
+    label = label[last_placed]  # what is late parts no piece
     changed = (np.diff(label, prepend=-1) != 0) | (np.diff(run, prepend=-1) != 0)
     return np.cumsum(changed) - 1, too_late
 
@@ -419,9 +424,9 @@ def _place(start: Int64s, last: Int64s, end: Int64s, behind: Bools, cap: int, la
         s, e, reach = s[heads], np.maximum.reduceat(e, heads), np.maximum.reduceat(reach, heads)
         joined = np.append(False, s[1:] <= np.maximum.accumulate(reach)[:-1])
         begins = session_heads(s, e, reach, np.cumsum(~joined) - 1, cap)
-        for at, members in enumerate(np.split(ahead, heads[1:])):
-            here = _Session(int(s[at]), int(e[at]), int(reach[at]), members.tolist())
-            if begins[at]:
+        for index, members in enumerate(np.split(ahead, heads[1:])):
+            here = _Session(int(s[index]), int(e[index]), int(reach[index]), members.tolist())
+            if begins[index]:
                 sessions.append(here)
             else:
                 sessions[-1].join(here)
@@ -458,19 +463,19 @@ def _insert(sessions: list[_Session], row: _Session, cap: int) -> None:
     """Put one row behind the watermark into the sessions of its run, in place; leave it out if it is late."""
     ts = row.start
     after = next((i for i, s in enumerate(sessions) if s.start > ts), len(sessions))
-    left = sessions[after - 1] if after and ts <= sessions[after - 1].end else None
-    right = sessions[after] if after < len(sessions) and sessions[after].start <= row.end else None
-    if left is not None and right is not None and right.last - left.start < cap:
-        left.join(row)
-        left.join(right)
+    earlier = sessions[after - 1] if after and ts <= sessions[after - 1].end else None
+    later = sessions[after] if after < len(sessions) and sessions[after].start <= row.end else None
+    if earlier is not None and later is not None and later.last - earlier.start < cap:
+        earlier.join(row)
+        earlier.join(later)
         del sessions[after]
-    elif left is not None and max(ts, left.last) - left.start < cap:
-        left.join(row)
-        if right is not None:
-            right.stays = True
-    elif right is not None and right.last - ts < cap:
-        right.join(row)
-    elif left is None and right is None:
+    elif earlier is not None and max(ts, earlier.last) - earlier.start < cap:
+        earlier.join(row)
+        if later is not None:
+            later.stays = True
+    elif later is not None and later.last - ts < cap:
+        later.join(row)
+    elif earlier is None and later is None:
         sessions.insert(after, row)
 
 
@@ -510,7 +515,7 @@ def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
     """
     if not unit.told.any():
         return unit
-    there = np.flatnonzero(unit.kind != ROW)
+    positions = np.flatnonzero(unit.kind != ROW)
     heads = first_of_each(piece)
     pieces = replace(
         unit,
@@ -519,17 +524,17 @@ def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
         last=np.maximum.reduceat(unit.last, heads),
         end=np.maximum.reduceat(unit.end, heads),
     )
-    key, start, last, end = unit.key[there], unit.start[there], unit.last[there], unit.end[there]
+    key, start, last, end = unit.key[positions], unit.start[positions], unit.last[positions], unit.end[positions]
     before, after = arranged(logic, replace(unit, key=key, start=start, last=last, end=end)), arranged(logic, pieces)
-    return unlike(logic, unit, there, before, after, after.session[piece[there]])
+    return unlike(logic, unit, positions, before, after, after.session[piece[positions]])
 
 
 def unlike(
-    logic: SessionLogic, unit: Unit, there: Int64s, before: Arrangement, after: Arrangement, now: Int64s
+    logic: SessionLogic, unit: Unit, positions: Int64s, before: Arrangement, after: Arrangement, now: Int64s
 ) -> Unit:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 
-    `there`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
+    `positions`: positions of the intervals that `before` arranges; `now`: the session of `after` that each of them is in.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
@@ -537,7 +542,7 @@ def unlike(
     if logic.allowed_us:  # one that is cut is final at its end
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
-    moved[there] = ~same[before.session]
+    moved[positions] = ~same[before.session]
     if not moved.any():
         return unit
     kind = np.where(moved & (unit.kind == TOLD), SETTLED, unit.kind)

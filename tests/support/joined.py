@@ -27,10 +27,10 @@ def written(runner: Runner, seed: int, late: bool = False) -> tuple[list[dict[st
         for rows, key, more in ((orders, "order_id", "amount"), (payments, "paid_order", "method")):
             some = []
             for _ in range(40):
-                at = 60 * epoch + chance.randrange(600) / 10 - (chance.choice([0, 5, 200]) if late else 0)
+                second = 60 * epoch + chance.randrange(600) / 10 - (chance.choice([0, 5, 200]) if late else 0)
                 value = chance.choice([1.5, 0.0, None]) if more == "amount" else chance.choice(["card", "cash"])
                 region = chance.choice(["eu", "us", None])
-                some.append({key: chance.randrange(12), "region": region, more: value, "ts": stamp(max(at, 0))})
+                some.append({key: chance.randrange(12), "region": region, more: value, "ts": stamp(max(second, 0))})
                 if chance.random() < 0.1:
                     some.append(dict(some[-1]))
             runner.write(f"{epoch}.jsonl", some, folder=key)
@@ -46,7 +46,7 @@ def sources(runner: Runner, files: tuple[int, int] = (1, 1)) -> list[Any]:
 
 
 def join(kind: str = "inner", **settings: Any) -> Any:
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "left_keys": ["order_id", "region"],
         "right_keys": ["paid_order", "region"],
         "lower_ms": "-20s",
@@ -54,4 +54,4 @@ def join(kind: str = "inner", **settings: Any) -> Any:
         "event_time_column": "ts",
         "lateness_ms": "2m",
     }
-    return sw.Join(kind=kind, left_source="orders", right_source="payments", **(given | settings))
+    return sw.Join(kind=kind, left_source="orders", right_source="payments", **(defaults | settings))

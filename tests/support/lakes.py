@@ -23,8 +23,8 @@ def options(home: Path) -> dict[str, str]:
 
 def connection(home: Path) -> str:
     """The same as a config has it."""
-    given = ", ".join(f'{name} = "{value}"' for name, value in options(home).items())
-    return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {given} }}'
+    catalog_options = ", ".join(f'{name} = "{value}"' for name, value in options(home).items())
+    return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {catalog_options} }}'
 
 
 def sql(home: Path, name: str | None = None) -> Lake:
@@ -50,9 +50,9 @@ class Lake:
         return target
 
     def table(self) -> IcebergTable:
-        found = self.tables().load(self.name)
-        assert found is not None
-        return found
+        lake_table = self.tables().load(self.name)
+        assert lake_table is not None
+        return lake_table
 
     def content(self) -> pl.DataFrame:
         return read_all(self.table())

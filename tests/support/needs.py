@@ -7,11 +7,11 @@ import os
 import pytest
 
 
-def needed(what: str, there: bool, how: str) -> None:
+def needed(dependency: str, available: bool, how: str) -> None:
     """Go on where it is there. `how`: the command that brings it."""
-    if there:
+    if available:
         return
-    message = f"there is no {what} on this machine; get it with: {how}"
+    message = f"there is no {dependency} on this machine; get it with: {how}"
     if os.environ.get("CI") or os.environ.get("SLACKWATER_TEST_ALL"):
         pytest.fail(f"{message} (`make test` goes without)", pytrace=False)
     pytest.skip(message)

@@ -134,8 +134,8 @@ def written(home: Path, files: int = FILES) -> tuple[list[tuple[int, str, int]],
     rng = random.Random(11)
     orders, payments = [], []
     for number in range(files * ROWS):
-        at = START_US + number * STEP_US - rng.randrange(DISORDER_US)
-        orders.append((number, f"u{rng.randrange(60)}", at))
+        time_us = START_US + number * STEP_US - rng.randrange(DISORDER_US)
+        orders.append((number, f"u{rng.randrange(60)}", time_us))
         payments.append((rng.randrange(max(number - 300, 0), number + 1), number, START_US + number * STEP_US))
     for name, rows, names in (("orders", orders, ("id", "user")), ("payments", payments, ("id", "paid"))):
         (home / name).mkdir()
@@ -143,7 +143,8 @@ def written(home: Path, files: int = FILES) -> tuple[list[tuple[int, str, int]],
             path = home / name / f"{file:03d}.jsonl"
             some_rows = rows[file * ROWS : (file + 1) * ROWS]
             lines = [
-                {names[0]: a, names[1]: b, "_event_ts": f"{moment(at):%Y-%m-%dT%H:%M:%S.%fZ}"} for a, b, at in some_rows
+                {names[0]: a, names[1]: b, "_event_ts": f"{moment(time_us):%Y-%m-%dT%H:%M:%S.%fZ}"}
+                for a, b, time_us in some_rows
             ]
             path.write_text("".join(json.dumps(line) + "\n" for line in lines))
             os.utime(path, (START_US // 10**6 + file,) * 2)
@@ -157,8 +158,8 @@ def moment(us: int) -> dt.datetime:
 def sessions_of(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int, int]]:
     """(user, first, last plus the gap, rows)."""
     times: dict[str, list[int]] = defaultdict(list)
-    for _, user, at in orders:
-        times[user].append(at)
+    for _, user, time_us in orders:
+        times[user].append(time_us)
     result = []
     for user, each in times.items():
         each.sort()
@@ -171,12 +172,12 @@ def sessions_of(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int,
 
 
 def pairs_of(orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]]) -> list[tuple[int, int | None]]:
-    of: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, paid, at in payments:
-        of[number].append((paid, at))
+    payments_by_order: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, paid, ordered_us in payments:
+        payments_by_order[number].append((paid, ordered_us))
     result: list[tuple[int, int | None]] = []
-    for number, _, at in orders:
-        near = [paid for paid, when in of[number] if 0 <= when - at <= WITHIN_US]
+    for number, _, ordered_us in orders:
+        near = [paid for paid, when in payments_by_order[number] if 0 <= when - ordered_us <= WITHIN_US]
         result += [(number, paid) for paid in near] or [(number, None)]
     return result
 
@@ -187,14 +188,16 @@ def found(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(frame.with_columns(pl.col(times).dt.epoch("us")).rows())
 
 
-def check(home: Path, orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]], told: str = "") -> None:
+def check(
+    home: Path, orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]], message: str = ""
+) -> None:
     """All targets hold the batch answer."""
     expected = sessions_of(orders)
-    assert found(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), told
+    assert found(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), message
     minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
     for user, _, end, n in expected:
         minutes[user, end // MINUTE_US * MINUTE_US].append(n)
-    wanted = sorted((user, at, len(each), sum(each)) for (user, at), each in minutes.items())
-    assert found(home / "per_minute", "user", "window_start", "sessions", "orders") == wanted, told
+    expected_minutes = sorted((user, start_us, len(each), sum(each)) for (user, start_us), each in minutes.items())
+    assert found(home / "per_minute", "user", "window_start", "sessions", "orders") == expected_minutes, message
     paid = pl.read_parquet(home / "paid" / "*.parquet")
-    assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(pairs_of(orders, payments)), told
+    assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(pairs_of(orders, payments)), message

@@ -10,14 +10,14 @@ FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.DOTALL | re.MULTILINE)
 
 def anchors(text: str) -> set[str]:
     """What the headings of a page are called, as GitHub calls them."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for heading in re.findall(r"^#{1,6}\s+(.*?)\s*#*$", FENCE.sub("", text), re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower()
         name = re.sub(r"[^\w\- ]", "", shown).replace(" ", "-")
-        found[name] = found.get(name, -1) + 1
-        if found[name]:
-            found[f"{name}-{found[name]}"] = 0
-    return set(found)
+        counts[name] = counts.get(name, -1) + 1
+        if counts[name]:
+            counts[f"{name}-{counts[name]}"] = 0
+    return set(counts)
 
 
 ROOT = Path(__file__).resolve().parents[2]

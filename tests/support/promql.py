@@ -62,12 +62,12 @@ class Samples:
     seen: dict[tuple[str, Labels], float] = field(default_factory=dict)
     last: float = 0.0
 
-    def scrape(self, at: float, shown: Iterable[tuple[str, dict[str, str], float]]) -> None:
-        self.last = at
+    def scrape(self, time_s: float, shown: Iterable[tuple[str, dict[str, str], float]]) -> None:
+        self.last = time_s
         for name, labels, value in shown:
             key = (name, frozenset(labels.items()))
-            self.series.setdefault(key, []).append((at, value))
-            self.seen[key] = at
+            self.series.setdefault(key, []).append((time_s, value))
+            self.seen[key] = time_s
 
     def _found(self, selector: Any) -> Iterator[tuple[Labels, list[tuple[float, float]], bool]]:
         for key, points in self.series.items():
@@ -123,10 +123,10 @@ class Samples:
 
 
 def _fits(matcher: Any, labels: dict[str, str]) -> bool:
-    found, op = labels.get(matcher.name, ""), str(matcher.op).rpartition(".")[2]
+    label, op = labels.get(matcher.name, ""), str(matcher.op).rpartition(".")[2]
     if op in ("Equal", "NotEqual"):
-        return (found == matcher.value) == (op == "Equal")
-    return (re.fullmatch(matcher.value, found) is not None) == (op == "Re")
+        return (label == matcher.value) == (op == "Equal")
+    return (re.fullmatch(matcher.value, label) is not None) == (op == "Re")
 
 
 def _increase(points: list[tuple[float, float]], seconds: float) -> float:
@@ -161,14 +161,14 @@ _CALCULATE = {
 }
 
 
-def _binary(op: str, left: Any, right: Any) -> Any:
+def _binary(op: str, left_operand: Any, right_operand: Any) -> Any:
     if op == "and":
-        return {labels: v for labels, v in left.items() if labels in right}
-    if isinstance(left, float | int) and isinstance(right, dict):
+        return {labels: v for labels, v in left_operand.items() if labels in right_operand}
+    if isinstance(left_operand, float | int) and isinstance(right_operand, dict):
         assert op in _CALCULATE
-        return {labels: _CALCULATE[op](float(left), float(v)) for labels, v in right.items()}
-    others = right if isinstance(right, dict) else dict.fromkeys(left, right)
-    pairs = {labels: (float(v), float(others[labels])) for labels, v in left.items() if labels in others}
+        return {labels: _CALCULATE[op](float(left_operand), float(v)) for labels, v in right_operand.items()}
+    others = right_operand if isinstance(right_operand, dict) else dict.fromkeys(left_operand, right_operand)
+    pairs = {labels: (float(v), float(others[labels])) for labels, v in left_operand.items() if labels in others}
     if op in _COMPARE:
         return {labels: a for labels, (a, b) in pairs.items() if _COMPARE[op](a, b)}
     return {labels: _CALCULATE[op](a, b) for labels, (a, b) in pairs.items()}
@@ -179,7 +179,7 @@ def _quantile(q: float, buckets: Vector) -> Vector:
     for labels, count in buckets.items():
         rest = frozenset(pair for pair in labels if pair[0] != "le")
         groups.setdefault(rest, []).append((float(dict(labels)["le"]), count))
-    found = {}
+    quantiles = {}
     for labels, edges in groups.items():
         edges.sort()
         if not edges[-1][1]:
@@ -187,7 +187,7 @@ def _quantile(q: float, buckets: Vector) -> Vector:
         rank, low, below = q * edges[-1][1], 0.0, 0.0
         for edge, count in edges:
             if count >= rank:
-                found[labels] = low if edge == math.inf else low + (edge - low) * (rank - below) / (count - below)
+                quantiles[labels] = low if edge == math.inf else low + (edge - low) * (rank - below) / (count - below)
                 break
             low, below = edge, count
-    return found
+    return quantiles

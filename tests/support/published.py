@@ -75,15 +75,15 @@ class Place:
     def _frame(self, rows: Sequence[Row]) -> pl.DataFrame:
         def whole(minute: int, user: str | None, n: int) -> dict[str, Any]:
             start = NINE + dt.timedelta(minutes=minute)
-            known = {"user": user, "n": n, "window_start": start, "window_end": start + dt.timedelta(minutes=1)}
-            return {f.name: known.get(f.name) for f in self.logic.output}
+            columns = {"user": user, "n": n, "window_start": start, "window_end": start + dt.timedelta(minutes=1)}
+            return {f.name: columns.get(f.name) for f in self.logic.output}
 
         return pl.DataFrame([whole(*r) for r in rows], schema={f.name: f.polars for f in self.logic.output})
 
 
 @pytest.fixture
 def at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
-    made: list[Place] = []
+    places: list[Place] = []
 
     def make(place: str) -> Place:
         ready: Callable[[], None] = lambda: None  # noqa: E731
@@ -107,9 +107,9 @@ def at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str
         file = tmp_path / "p.toml"
         text = CONFIG.replace("CONNECTION", connection).replace("PLACE", where).replace("HOME", str(tmp_path))
         file.write_text(text)
-        made.append(Place(file, ready))
-        return made[-1]
+        places.append(Place(file, ready))
+        return places[-1]
 
     yield make
-    for one in made:
+    for one in places:
         one.close()

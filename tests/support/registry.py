@@ -11,17 +11,17 @@ from typing import Any
 
 
 @contextmanager
-def answering(found: Callable[[str], Any]) -> Iterator[str]:
+def answering(find_answer: Callable[[str], Any]) -> Iterator[str]:
     """A server that answers with what is found for a path, as JSON; its address."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps(found(self.path)).encode()
+            body = json.dumps(find_answer(self.path)).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *given: Any) -> None:
+        def log_message(self, *arguments: Any) -> None:
             return
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)

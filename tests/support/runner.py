@@ -38,7 +38,7 @@ class Runner:
         import slackwater as sw
 
         lake = sw.FilesConnection()
-        given: dict[str, Any] = {
+        run_options: dict[str, Any] = {
             "name": "test",
             "target": lake,
             "target_path": str(self.home / "out"),
@@ -51,15 +51,15 @@ class Runner:
         } | settings
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PySpark's
-            sw.run_streaming_pipeline(**given)
+            sw.run_streaming_pipeline(**run_options)
         return self.output()
 
     def output(self, folder: str = "out") -> pl.DataFrame:
         """What was published, as one frame sorted by its first columns."""
-        found = sorted((self.home / folder).glob("*.parquet"))
-        if not found:
+        files = sorted((self.home / folder).glob("*.parquet"))
+        if not files:
             return pl.DataFrame()
-        frame = pl.concat([pl.read_parquet(p) for p in found])
+        frame = pl.concat([pl.read_parquet(p) for p in files])
         return frame.sort(frame.columns[:4])
 
     def source(self, schema: str, name: str = "events", folder: str = "in", **settings: Any) -> Any:

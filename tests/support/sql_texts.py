@@ -174,19 +174,19 @@ def _written(rng: Random, sql: str) -> str:
 def _broken(rng: Random, sql: str) -> str:
     """A text with a word missing, doubled, replaced or swapped. It may be a query all the same."""
     try:
-        found = [t.text for t in lexical.tokens(sql)]
+        tokens = [t.text for t in lexical.tokens(sql)]
     except lexical.UnreadableError:
         return sql
     for _ in range(rng.randint(1, 2)):
-        at = rng.randrange(len(found))
+        index = rng.randrange(len(tokens))
         how = rng.randrange(4)
-        if how == 0 and len(found) > 1:
-            del found[at]
+        if how == 0 and len(tokens) > 1:
+            del tokens[index]
         elif how == 1:
-            found.insert(at, found[at])
+            tokens.insert(index, tokens[index])
         elif how == 2:
-            found[at] = rng.choice([*KEYWORDS, "(", ")", ",", "1", "u", "FROM", "AS"])
+            tokens[index] = rng.choice([*KEYWORDS, "(", ")", ",", "1", "u", "FROM", "AS"])
         else:
-            other = rng.randrange(len(found))
-            found[at], found[other] = found[other], found[at]
-    return " ".join(found)
+            other = rng.randrange(len(tokens))
+            tokens[index], tokens[other] = tokens[other], tokens[index]
+    return " ".join(tokens)

@@ -12,25 +12,25 @@ from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageStat
 _OF_SOURCE = SourceRecord.model_fields.keys()
 
 
-def commit_of(epoch: int, **given: Any) -> Commit:
-    """A commit of one stage and one shard; what a stage has of `given` is the stage's, and a source's clock, too."""
-    counters = given.pop("counters", {})
-    sources = {n: s if isinstance(s, dict) else s.model_dump() for n, s in given.pop("sources", {}).items()}
-    of_stage = {k: given.pop(k) for k in StageState.model_fields.keys() & given.keys()}
+def commit_of(epoch: int, **fields: Any) -> Commit:
+    """A commit of one stage and one shard; what a stage has of `fields` is the stage's, and a source's clock, too."""
+    counters = fields.pop("counters", {})
+    sources = {n: s if isinstance(s, dict) else s.model_dump() for n, s in fields.pop("sources", {}).items()}
+    of_stage = {k: fields.pop(k) for k in StageState.model_fields.keys() & fields.keys()}
     stage = {"name": "transform", "fingerprint": {}, "segments": ((),), "groups": (0,), "windows": (0,), **of_stage}
     clocks = {n: {k: v for k, v in s.items() if k in ClockRecord.model_fields} for n, s in sources.items()}
     positions = {n: {k: v for k, v in s.items() if k in _OF_SOURCE} for n, s in sources.items()}
     stages = ({**stage, "clocks": clocks, "counters": counters},)
     common = {"pipeline": "p", "epoch": epoch, "committed_us": 1, "shards": len(stage["segments"])}
-    return Commit.model_validate({**common, "stages": stages, "sources": positions, **given})
+    return Commit.model_validate({**common, "stages": stages, "sources": positions, **fields})
 
 
 def driver_of(
     pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Callbacks, letters: Any = None
 ) -> Driver:
     """A driver of a pipeline whose only stage has this logic."""
-    ((name, own),) = pipeline.stage_pipelines.items()
-    stage = StageRunner(name, own, logic, store, engine, hooks.faults.in_worker)
+    ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
+    stage = StageRunner(name, stage_pipeline, logic, store, engine, hooks.faults.in_worker)
     return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, target), hooks, letters)
 
 
@@ -43,5 +43,5 @@ def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
 
 def target_of(pipeline: Any, logic: Any, state_id: str = "") -> Any:
     """The only target of a pipeline of one stage."""
-    (found,) = targets_of(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
-    return found
+    (target,) = targets_of(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
+    return target

@@ -30,14 +30,14 @@ START = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 
 def row(n: int, day: str | None = "a b", **more: Any) -> dict[str, Any]:
     """One that its number tells; every third has no x."""
-    at = START + dt.timedelta(seconds=n, microseconds=n)
-    found = {"user": f"u{n % 3}", "x": None if n % 3 == 2 else n, "price": n / 4, "at": at}
-    return {**found, "seen": at.replace(tzinfo=None), "tags": [f"t{n}", None], "day": day, **more}
+    instant = START + dt.timedelta(seconds=n, microseconds=n)
+    columns = {"user": f"u{n % 3}", "x": None if n % 3 == 2 else n, "price": n / 4, "at": instant}
+    return {**columns, "seen": instant.replace(tzinfo=None), "tags": [f"t{n}", None], "day": day, **more}
 
 
 def arrow(rows: Sequence[dict[str, Any]], columns: pa.Schema = COLUMNS) -> pa.Table:
-    given = [{**r, "price": None if r.get("price") is None else _decimal(r["price"])} for r in rows]
-    return pa.Table.from_pylist(given, columns)
+    decimal_rows = [{**r, "price": None if r.get("price") is None else _decimal(r["price"])} for r in rows]
+    return pa.Table.from_pylist(decimal_rows, columns)
 
 
 def _decimal(value: Any) -> Any:
@@ -117,8 +117,8 @@ class Iceberg:
         catalog = self.lake.tables().catalog
         if not catalog.table_exists("shop.events"):
             catalog.create_namespace_if_not_exists("shop")
-            made = catalog.create_table("shop.events", columns)
-            with made.update_spec() as spec:
+            table = catalog.create_table("shop.events", columns)
+            with table.update_spec() as spec:
                 spec.add_identity("day")
         self.table.append(arrow(rows, columns))
 
@@ -137,7 +137,7 @@ class Iceberg:
                 producer.delete_data_file(task.file)
             for file in _dataframe_to_data_files(change.table_metadata, table.scan().to_arrow(), table.io):
                 producer.append_data_file(file)
-            producer._summary = lambda *given: Summary(Operation.REPLACE)
+            producer._summary = lambda *arguments: Summary(Operation.REPLACE)
             producer.commit()
 
     def delete_by(self, content: str) -> None:

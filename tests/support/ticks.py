@@ -96,8 +96,8 @@ class TicksSource(SelfPlannedSource):
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TicksPlanner:
         return TicksPlanner(self, TicksRead.coerce(record.offsets).next)
 
-    def rows_of_letters(self, found: Any, letter: str, file: str) -> Any:
-        return dead_letter_rows.decoded_letter_rows(found, self.schema, [letter])
+    def rows_of_letters(self, letters: Any, letter: str, file: str) -> Any:
+        return dead_letter_rows.decoded_letter_rows(letters, self.schema, [letter])
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class TicksPlanner:
 
 # -- runner/connectors/ticks.py -------------------------------------------------------------------------------------------
 class Ticks(Connector[TicksConnection]):
-    def source(self, session: Any, pipeline: Any, spec: Source, known: str | None) -> TicksSource:
+    def source(self, session: Any, pipeline: Any, spec: Source, state_id: str | None) -> TicksSource:
         from pyspark.sql import types as T  # noqa: N812
 
         fields = [T.StructField("n", T.LongType()), T.StructField("_event_ts", T.TimestampType())]

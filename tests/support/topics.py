@@ -37,7 +37,7 @@ class Topic:
     def send(
         self,
         *rows: Mapping[str, Any] | bytes | None,
-        at: float = 0.0,
+        second: float = 0.0,
         partition: int = 0,
         key: str | None = None,
         headers: list[tuple[str, bytes]] | None = None,
@@ -46,7 +46,12 @@ class Topic:
         for row in rows:
             value = json.dumps(row) if isinstance(row, Mapping) else row
             self._producer.produce(
-                self.name, value, key, partition=partition, timestamp=int(START_MS + 1000 * at), headers=headers or []
+                self.name,
+                value,
+                key,
+                partition=partition,
+                timestamp=int(START_MS + 1000 * second),
+                headers=headers or [],
             )
         assert self._producer.flush(30) == 0
 
@@ -60,8 +65,8 @@ class Topic:
         return sw.KafkaConnection(bootstrap_servers=self.broker.address)
 
     def source(self, **more: Any) -> Any:
-        given = {"name": "events", "connection": self.connection, "query": self.name, "schema": SCHEMA}
-        return sw.Source(**{k: v for k, v in {**given, **more}.items() if v is not None})
+        defaults = {"name": "events", "connection": self.connection, "query": self.name, "schema": SCHEMA}
+        return sw.Source(**{k: v for k, v in {**defaults, **more}.items() if v is not None})
 
 
 Make = Callable[..., Topic]
@@ -69,23 +74,23 @@ Make = Callable[..., Topic]
 
 @pytest.fixture
 def topic(kafka: Any, request: pytest.FixtureRequest) -> Make:
-    made = iter(range(100))
-    return lambda partitions=1: Topic(kafka, f"t{abs(hash(request.node.nodeid)):x}-{next(made)}", partitions)
+    numbers = iter(range(100))
+    return lambda partitions=1: Topic(kafka, f"t{abs(hash(request.node.nodeid)):x}-{next(numbers)}", partitions)
 
 
 def minutes(**more: Any) -> Any:
     """Counts and sums per user and minute."""
-    given = {
+    defaults = {
         "kind": "tumbling", "duration_ms": "1m", "group_by": ["user"], "max_groups_per_window": 1000,
         "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
     }  # fmt: skip
-    return sw.Window(**{**given, **more})
+    return sw.Window(**{**defaults, **more})
 
 
-def waited_for(what: Callable[[], Any]) -> None:
-    """Return once `what` holds; machines differ in speed, so only a hang is too long."""
+def waited_for(condition: Callable[[], Any]) -> None:
+    """Return once `condition` holds; machines differ in speed, so only a hang is too long."""
     end = time.monotonic() + 300
-    while not what():
+    while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
 
@@ -105,8 +110,8 @@ def settled(address: str, topic: str) -> dict[TopicPartition, int]:
 
     def ends(level: IsolationLevel) -> dict[TopicPartition, int]:
         latest = dict.fromkeys(parts, OffsetSpec.latest())  # type: ignore[no-untyped-call]
-        asked = admin.list_offsets(latest, isolation_level=level, request_timeout=30)
-        return {part: found.result(30).offset for part, found in asked.items()}
+        futures = admin.list_offsets(latest, isolation_level=level, request_timeout=30)
+        return {part: future.result(30).offset for part, future in futures.items()}
 
     waited_for(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
     return ends(IsolationLevel.READ_COMMITTED)
@@ -122,10 +127,10 @@ def messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
         "isolation.level": "read_committed",
         "log_level": 0,
     }
-    left = settled(address, topic)
+    remaining = settled(address, topic)
     consumer: Consumer = Consumer(settings)
-    consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in left])
-    while left:
+    consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in remaining])
+    while remaining:
         message = consumer.poll(0.5)
         if message is None:
             continue
@@ -135,6 +140,6 @@ def messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
             yield message
         elif error.code() != KafkaError._PARTITION_EOF:
             raise KafkaException(error)
-        elif (message.offset() or 0) >= left.get(part, 0):
-            left.pop(part, None)
+        elif (message.offset() or 0) >= remaining.get(part, 0):
+            remaining.pop(part, None)
     consumer.close()

@@ -25,15 +25,15 @@ def with_letters(tmp_path: Path) -> Path:
     )
     file.write_text(text.replace('event_time_column = "ts"', 'event_time_column = "ts"\nlate_data = "dlq"') + lake)
     ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
-    at = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
+    event_time = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
     letter = {
         "reason": "late",
         "pipeline": "law",
         "source": "web",
         "epoch": 0,
         "value": b'{"user": "u1", "note": "<script>"}',
-        "event_time": at,
-        "watermark": at + dt.timedelta(minutes=5),
+        "event_time": event_time,
+        "watermark": event_time + dt.timedelta(minutes=5),
         "late_us": 300 * S,
         "cause": "lateness",
         "file": "web/1.jsonl",

@@ -54,11 +54,11 @@ def note(one: PageSource, *runs: Run) -> None:
 
 def a_run(hour: int, **more: object) -> Run:
     started = DAY + hour * 3600 * S
-    given: dict[str, object] = {"started_us": started, "runner": "process 4711 on worker-3", "epoch": hour - 10}
+    defaults: dict[str, object] = {"started_us": started, "runner": "process 4711 on worker-3", "epoch": hour - 10}
     ended = (
         {"ended_us": started + 95 * S, "outcome": "finished", "last_epoch": hour - 9} if "outcome" not in more else {}
     )
-    return Run.model_validate({**given, **ended, **more})
+    return Run.model_validate({**defaults, **ended, **more})
 
 
 def failed_run(hour: int) -> Run:
@@ -92,7 +92,7 @@ def long_names(home: Path) -> PageSource:
 @contextmanager
 def scenes(home: Path) -> Iterator[list[Scene]]:
     """Servers over all of them, as long as the block lasts."""
-    found, several = list[Scene](), list[PageSource]()
+    all_scenes, several = list[Scene](), list[PageSource]()
     with ExitStack() as stack:
 
         def add(name: str, one: PageSource, *paths: str) -> str:
@@ -101,7 +101,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
             base = f"http://127.0.0.1:{running.port}"
             for path in paths:
                 tail = path.replace("?", "-").replace("/", "-").split("&")[0].rstrip("-")[:30]
-                found.append(Scene(name + tail, base + path))
+                all_scenes.append(Scene(name + tail, base + path))
             several.append(one)
             return base
 
@@ -112,7 +112,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         bins = f"/closing?from={DAY}&to={DAY + 86_400 * S}"
         add("live", live, "/", "/epoch/9", bins, "/key?user=u7", "/key?user=nobody", "/hot", "/nix", "/key?nix=1")
         save_page([live], home / "saved.html")
-        found.append(Scene("saved", (home / "saved.html").as_uri()))
+        all_scenes.append(Scene("saved", (home / "saved.html").as_uri()))
         (home / "letters").mkdir()
         letters = watched(with_letters(home / "letters"))
         add("letters", letters, "/", "/letters?reason=late", "/key?user=u1")
@@ -148,9 +148,9 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         every = [_named(w, f"p{n}") for n, w in enumerate(several)]
         running = serve_pages(every, 0)
         stack.callback(running.stop)
-        found.append(Scene("several", f"http://127.0.0.1:{running.port}/"))
-        found.append(Scene("several-one", f"http://127.0.0.1:{running.port}/p/p0/"))
-        yield found
+        all_scenes.append(Scene("several", f"http://127.0.0.1:{running.port}/"))
+        all_scenes.append(Scene("several-one", f"http://127.0.0.1:{running.port}/p/p0/"))
+        yield all_scenes
 
 
 def _named(one: PageSource, name: str) -> PageSource:

@@ -75,32 +75,36 @@ def watched(file: Path) -> PageSource:
 def ran(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
     pipeline = toml.load(file)
     assert pipeline.state_store is not None
-    given: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "clock_us": CLOCK}
-    given["state_dir"] = pipeline.state_store.path
+    run_options: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "clock_us": CLOCK}
+    run_options["state_dir"] = pipeline.state_store.path
     window = pipeline.transform.window
     assert window is not None
-    return run_local(window, script, TYPES, ("web", "app"), **{**given, **more})
+    return run_local(window, script, TYPES, ("web", "app"), **{**run_options, **more})
 
 
 def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[Any]:
     """A story: time goes on, rows come out of order, some late, some without a time; one partition falls silent, all rest."""
     dice = random.Random(seed)
-    at, script = DAY + 9 * 3600 * S, list[Any]()
+    now_us, script = DAY + 9 * 3600 * S, list[Any]()
     names = [f"u{n}" for n in range(users)] + [None, "<script>alert(1)</script>", "a,user=b", 'q"&\u202e#?=%41', ""]
     silent = dice.randrange(epochs)
     for epoch in range(epochs):
-        at += dice.choice([20 * S, 2 * M, 7 * M])
-        found: dict[str, list[dict[str, Any]]] = {"web": [], "app": []}
+        now_us += dice.choice([20 * S, 2 * M, 7 * M])
+        rows_by_source: dict[str, list[dict[str, Any]]] = {"web": [], "app": []}
         for _ in range(dice.randrange(rows + 1)):
-            ts: int | None = at - dice.choice([0, 5 * S, 20 * S, 45 * S, M, 20 * M, 3 * 3600 * S]) - dice.randrange(S)
+            ts: int | None = (
+                now_us - dice.choice([0, 5 * S, 20 * S, 45 * S, M, 20 * M, 3 * 3600 * S]) - dice.randrange(S)
+            )
             if dice.random() < 0.03:
                 ts = None
-            there = PARTITIONS[:-1] if epoch > silent else PARTITIONS
+            partitions = PARTITIONS[:-1] if epoch > silent else PARTITIONS
             if dice.random() < 0.5:
-                found["web"].append({"ts": ts, "user": dice.choice(names)})
+                rows_by_source["web"].append({"ts": ts, "user": dice.choice(names)})
             else:
-                found["app"].append({"ts": ts, "user": dice.choice(names), "partition": dice.choice(there)})
-        script.append(RowsInput(found, partitions={"app": PARTITIONS}, took_ms=dice.randrange(3000)))
+                rows_by_source["app"].append(
+                    {"ts": ts, "user": dice.choice(names), "partition": dice.choice(partitions)}
+                )
+        script.append(RowsInput(rows_by_source, partitions={"app": PARTITIONS}, took_ms=dice.randrange(3000)))
         if dice.random() < 0.3:
             script.append(Quiet(dice.choice([1000, 50_000, 130_000])))
     return script
@@ -108,13 +112,13 @@ def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[
 
 def joined_and_counted(home: Path, seed: int = 1, epochs: int = 12, kind: str = "inner") -> None:
     """A join of orders and payments by user, and behind an inner one a count per minute; its state lies in `home`."""
-    dice, at, script = random.Random(seed), DAY + 9 * 3600 * S, list[Any]()
+    dice, now_us, script = random.Random(seed), DAY + 9 * 3600 * S, list[Any]()
     for _ in range(epochs):
-        at += dice.choice([10 * S, 30 * S])
+        now_us += dice.choice([10 * S, 30 * S])
         rows = {
             side: [
                 {
-                    "ts": at - dice.choice([0, 5 * S, 20 * S, 50 * S]) - dice.randrange(S),
+                    "ts": now_us - dice.choice([0, 5 * S, 20 * S, 50 * S]) - dice.randrange(S),
                     "user": f"u{dice.randrange(9) ** 2 // 9}",
                 }
                 for _ in range(dice.randrange(10, 60))

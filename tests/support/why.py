@@ -79,8 +79,13 @@ def ran(text: str, script: Sequence[RowsInput | Quiet | Crash], types: dict[str,
     """A pipeline that ran this script and stopped without a flush, its clock at noon."""
     Path("p.toml").write_text(text)
     window = toml.loads(text).transform.window
-    given: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "state_dir": "state", "clock_us": NOON}
-    run_local(window, script, types, ("web", "app"), **{**given, **more})
+    run_options: dict[str, Any] = {
+        "lateness_ms": {"web": 30_000},
+        "flush": False,
+        "state_dir": "state",
+        "clock_us": NOON,
+    }
+    run_local(window, script, types, ("web", "app"), **{**run_options, **more})
 
 
 @pytest.fixture
