@@ -28,20 +28,20 @@ class Figures(NamedTuple):
 
 def measured(report: Mapping[str, Any]) -> dict[tuple[str, str], Figures]:
     """What a report holds, by case and system."""
-    found = {
+    figures_by_case = {
         (case["name"], system): _of(case["systems"][system])
         for case in report["cases"]
         for system in MEASURED
         if system in case["systems"]
     }
     for part, names in _PARTS.items():
-        told = report.get(part) or {}
-        found |= {(part, name): _of(told[name]) for name in names if name in told}
+        part_report = report.get(part) or {}
+        figures_by_case |= {(part, name): _of(part_report[name]) for name in names if name in part_report}
     first = report.get("first_row_s") or {}
-    found |= {("first_row_s", system): Figures(seconds) for system, seconds in first.items()}
+    figures_by_case |= {("first_row_s", system): Figures(seconds) for system, seconds in first.items()}
     latency = report.get("latency") or {}
-    found |= {("latency", name): Figures(latency[name]) for name in ("p50_s", "p99_s") if name in latency}
-    return found
+    figures_by_case |= {("latency", name): Figures(latency[name]) for name in ("p50_s", "p99_s") if name in latency}
+    return figures_by_case
 
 
 _PARTS = {
@@ -53,8 +53,8 @@ _PARTS = {
 }
 
 
-def _of(found: Mapping[str, Any]) -> Figures:
-    return Figures(found["median_s"], found["cpu_s"], found["memory"]["total"] / _MIB)
+def _of(summary: Mapping[str, Any]) -> Figures:
+    return Figures(summary["median_s"], summary["cpu_s"], summary["memory"]["total"] / _MIB)
 
 
 def unlike(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -78,13 +78,15 @@ def lines(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
         yield f"{key[0]:<24}{key[1]:<20}" + "".join(_cells(*pair) for pair in pairs)
     yield "\nSlackwater next to what ran in the same process of measuring, so with the machine's load in both"
     yield f"{'case':<24}{'beside':<20}{'old':>12}{'new':>10}{'times':>8}"
-    for (case, system), mine in after.items():
+    for (case, system), current in after.items():
         ours = [figures.get((case, SLACKWATER)) for figures in (before, after)]
         other = before.get((case, system))
-        if system == SLACKWATER or other is None or None in ours or not (mine.seconds and other.seconds):
+        if system == SLACKWATER or other is None or None in ours or not (current.seconds and other.seconds):
             continue
         ratios = [
-            own.seconds / beside.seconds for own, beside in zip(ours, (other, mine), strict=True) if own and own.seconds
+            our_figures.seconds / beside.seconds
+            for our_figures, beside in zip(ours, (other, current), strict=True)
+            if our_figures and our_figures.seconds
         ]
         if len(ratios) == len(ours):
             yield f"{case:<24}{system:<20}" + _cells(*ratios, 2)

@@ -67,13 +67,13 @@ def _state(runs: list[dict[str, Any]]) -> dict[str, int]:
 
     What Spark tells is memory; Slackwater's is in files.
     """
-    told = [(e["state_rows"], e["state_bytes"]) for run in runs for e in run["epochs"] if "state_rows" in e]
+    sizes = [(e["state_rows"], e["state_bytes"]) for run in runs for e in run["epochs"] if "state_rows" in e]
     for status in (status for run in runs for status in run["statuses"]):
         buffered = sum(side["rows"] for side in status["buffered"].values())
-        told.append((buffered or status["groups"], status["state_bytes"]))
+        sizes.append((buffered or status["groups"], status["state_bytes"]))
     return {
-        "rows": max((rows for rows, _ in told), default=0),
-        "bytes": max((size for _, size in told), default=0),
+        "rows": max((rows for rows, _ in sizes), default=0),
+        "bytes": max((size for _, size in sizes), default=0),
         "files": max(run["state_on_disk"] for run in runs),
     }
 
@@ -95,17 +95,19 @@ def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
 
 
 def beside_kafka(
-    runs: dict[str, list[dict[str, Any]]], found: dict[str, dict[str, Any]], stream: Stream
+    runs: dict[str, list[dict[str, Any]]], summaries: dict[str, dict[str, Any]], stream: Stream
 ) -> dict[str, Any]:
     """Slackwater's epochs next to the native ones and the floor's, and rows per second from process start to end."""
-    ours, native = found[SLACKWATER], found[ROCKSDB]
+    ours, native = summaries[SLACKWATER], summaries[ROCKSDB]
     rows = stream.rows * stream.epochs
     return {
         "rows_per_epoch": stream.rows,
         "ratio": native["median_s"] / ours["median_s"],
         "ratio_of_cpu": native["cpu_s"] / ours["cpu_s"],
-        "times_floor": ours["median_s"] / found[FLOOR]["median_s"],
-        "rows_per_s": {system: rows / median(run["wall_s"] for run in of) for system, of in runs.items()},
+        "times_floor": ours["median_s"] / summaries[FLOOR]["median_s"],
+        "rows_per_s": {
+            system: rows / median(run["wall_s"] for run in system_runs) for system, system_runs in runs.items()
+        },
         "same_output": all(run["output"] == ours["output"] for s in (SLACKWATER, ROCKSDB) for run in runs[s]),
     }
 

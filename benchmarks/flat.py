@@ -125,14 +125,14 @@ def watched(home: Path, epochs: int, postgres: str | None) -> Iterator[Look]:
         root, spent = psutil.Process(process.pid), dict[int, float]()
         try:
             assert process.stdout is not None
-            before, at, cpu = 0, time.monotonic(), 0.0
+            before, looked_at_s, cpu = 0, time.monotonic(), 0.0
             for done, _ in enumerate(process.stdout, start=1):
                 feed.reach(done)
                 if done - before >= every or done == epochs:
                     now, used = time.monotonic(), _spent(root, spent)
                     each = done - before
-                    yield _look(root, home, done, (now - at) / each, (used - cpu) / each)
-                    before, at, cpu = done, now, used
+                    yield _look(root, home, done, (now - looked_at_s) / each, (used - cpu) / each)
+                    before, looked_at_s, cpu = done, now, used
                 if done >= epochs:
                     return
             raise RuntimeError(f"the pipeline ended: {(home / 'log').read_text(errors='replace')[-2000:]}")
@@ -185,17 +185,17 @@ def growth(looks: Sequence[Look]) -> Mapping[str, tuple[float, float, float]]:
     last = looks[-1].epoch
     warm = [look for look in looks if look.epoch > _WARM * last] or list(looks)
     part = max(len(warm) // 4, 1)
-    found = {}
+    growth_by_name = {}
     for name in FLAT:
         first, final = (median(getattr(look, name) for look in some) for some in (warm[:part], warm[-part:]))
-        found[name] = (first, final, final / first if first else float(final > 0) + 1.0)
-    return found
+        growth_by_name[name] = (first, final, final / first if first else float(final > 0) + 1.0)
+    return growth_by_name
 
 
-def lines(told: Mapping[str, Any]) -> Iterator[str]:
-    about, looks = told["machine"], [Look(**look) for look in told["looks"]]
+def lines(measurement: Mapping[str, Any]) -> Iterator[str]:
+    about, looks = measurement["machine"], [Look(**look) for look in measurement["looks"]]
     yield (
-        f"{looks[-1].epoch:,} epochs of {ROWS:,} rows, state in {told['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
+        f"{looks[-1].epoch:,} epochs of {ROWS:,} rows, state in {measurement['state']}, {about['cores']} cores, load {about['load_before']:.1f} before "
         f"and {about['load_after']:.1f} after"
     )
     yield f"{'':<16}{'first quarter':>14}{'last quarter':>14}{'times':>8}"
@@ -220,14 +220,14 @@ def main() -> int:
         return 0
     clean_up_when_ended()
     if options.draw:
-        told = json.loads(options.json.read_text())
+        measurement = json.loads(options.json.read_text())
     else:
-        told = _run(options.epochs, options.state)
+        measurement = _run(options.epochs, options.state)
         if options.json:
-            options.json.write_text(json.dumps(told) + "\n")
-    print("\n".join(lines(told)))
+            options.json.write_text(json.dumps(measurement) + "\n")
+    print("\n".join(lines(measurement)))
     if options.svg:
-        options.svg.write_text(drawn([look["epoch"] for look in told["looks"]], told["looks"]))
+        options.svg.write_text(drawn([look["epoch"] for look in measurement["looks"]], measurement["looks"]))
     return 0
 
 

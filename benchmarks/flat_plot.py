@@ -21,7 +21,7 @@ def drawn(epochs: Sequence[int], looks: Sequence[Mapping[str, float]]) -> str:
     panels = []
     for name, series in PANELS:
         lines = [
-            (what, [(e, look[key]) for e, look in zip(epochs, looks, strict=True)]) for key, what in series.items()
+            (title, [(e, look[key]) for e, look in zip(epochs, looks, strict=True)]) for key, title in series.items()
         ]
         panels.append(plot.Panel(name, lines, ticks, last, number=_number))
     return plot.drawn(f"Time, memory, files and connections over {last:,} epochs", panels, plot.Sizes(150, 60, 170))

@@ -86,8 +86,8 @@ def child(kind: str, aggs: list[str], folder: str) -> None:
 
 def processor_seconds() -> float:
     """Of this process and of all below it."""
-    own = psutil.Process()
-    times = [p.cpu_times() for p in (own, *own.children(recursive=True))]
+    this_process = psutil.Process()
+    times = [p.cpu_times() for p in (this_process, *this_process.children(recursive=True))]
     return sum(t.user + t.system for t in times)
 
 

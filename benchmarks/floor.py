@@ -41,19 +41,19 @@ _AS_FOR_WORKERS = {
 
 def run_floor(spark: SparkSession, query: Window | Join, data: Path | Topic) -> dict[str, Any]:
     """The epochs as `worker` tells them, and what was counted. Raises AssertionError if that is not every row."""
-    own = spark.newSession()
+    floor_session = spark.newSession()
     for key, value in _AS_FOR_WORKERS.items():
-        own.conf.set(key, value)
+        floor_session.conf.set(key, value)
     batches: list[dict[str, Any]] = []
     came = counted = 0
     folds = isinstance(query, Window) and query.kind != "session"  # later where it folds much, as Slackwater does
-    for rows, sources in _epochs(own, query, data):
+    for rows, sources in _epochs(floor_session, query, data):
         began, clock = time.time(), time.perf_counter()
-        found = [row.asDict() for row in _counts(query, [source() for source in sources], folds)]
+        counts = [row.asDict() for row in _counts(query, [source() for source in sources], folds)]
         batches.append({"rows": rows, "began": began, "seconds": time.perf_counter() - clock, "durations": {}})
-        assert sum(f["rows"] for f in found) == rows, f"{found} of {rows} rows"
-        folds = folds and rows >= MANY_ROWS_PER_PANE * sum(f["came"] for f in found)
-        came, counted = came + sum(f["came"] for f in found), counted + rows
+        assert sum(f["rows"] for f in counts) == rows, f"{counts} of {rows} rows"
+        folds = folds and rows >= MANY_ROWS_PER_PANE * sum(f["came"] for f in counts)
+        came, counted = came + sum(f["came"] for f in counts), counted + rows
     return {"batches": batches, "output": {"rows": came, "counted": counted}}
 
 
@@ -83,7 +83,7 @@ def _counts(query: Window | Join, sources: list[DataFrame], folds: bool) -> list
         handed = _folded(query, rows) if folds else rows
     else:
         handed = reduce(
-            lambda left, right: left.unionByName(right),
+            lambda first_frame, second_frame: first_frame.unionByName(second_frame),
             (
                 source.selectExpr(
                     "xxhash64(order_id) AS kh", "unix_micros(ts) AS us", f"{which}Y AS side", "order_id", "amount"

@@ -58,7 +58,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--settle", type=float, default=120)
     arguments.add_argument("--seconds", type=float, default=60)
-    given = arguments.parse_args()
+    options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         (home / "in").mkdir()
@@ -71,9 +71,9 @@ def main() -> None:
         try:
             while "epoch=0" not in (home / "said").read_text() and process.poll() is None:
                 time.sleep(0.1)
-            time.sleep(given.settle)
+            time.sleep(options.settle)
             before, began = spent(process.pid), time.monotonic()
-            time.sleep(given.seconds)
+            time.sleep(options.seconds)
             after, took = spent(process.pid), time.monotonic() - began
         finally:
             process.send_signal(signal.SIGINT)

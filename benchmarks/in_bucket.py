@@ -62,10 +62,10 @@ def main() -> int:
         _told_to(s3, options.state_only)
         os.environ["AWS_ENDPOINT"] = f"http://127.0.0.1:{door.port}"
         run_worker(SLACKWATER, case.query, data, Path(root) / "counted", options.driver_memory)
-    found = {where: summarised(results, WARM_UP) for where, results in runs.items()}
-    disk, bucket = found["disk"], found["bucket"]
-    own = {w: {k: f[k] for k in _SHOWN} for w, f in found.items()}
-    print(json.dumps(own, indent=1, default=lambda x: round(x, 3)))
+    summaries = {where: summarised(results, WARM_UP) for where, results in runs.items()}
+    disk, bucket = summaries["disk"], summaries["bucket"]
+    shown_figures = {w: {k: f[k] for k in _SHOWN} for w, f in summaries.items()}
+    print(json.dumps(shown_figures, indent=1, default=lambda x: round(x, 3)))
     print(
         f"bucket {bucket['median_s']:.2f} s, disk {disk['median_s']:.2f} s per epoch: "
         f"{disk['median_s'] / bucket['median_s']:.2f} times the throughput, goal {GOAL}; "
@@ -78,8 +78,8 @@ def main() -> int:
     same = disk["output"] == bucket["output"]
     print(f"outputs equal: {same}; load before each run: {', '.join(f'{x:.1f}' for x in load)}")
     kinds = Counter(f"{method} {_kind(path)}" for method, path in door.seen)
-    told = ", ".join(f"{n / options.epochs:.2f} {kind}" for kind, n in kinds.most_common())
-    print(f"{len(door.seen) / options.epochs:.1f} requests per epoch, starts and garbage included: {told}")
+    request_rates = ", ".join(f"{n / options.epochs:.2f} {kind}" for kind, n in kinds.most_common())
+    print(f"{len(door.seen) / options.epochs:.1f} requests per epoch, starts and garbage included: {request_rates}")
     return int(not same)
 
 

@@ -23,9 +23,11 @@ def summary(out: Path) -> dict[str, int]:
     rows, checksum = 0, 0
     for path in sorted(out.glob("*.parquet")):
         table = pq.read_table(path, columns=list(_OUTPUT), partitioning=None)
-        found = pl.from_arrow(table).with_columns(pl.col("ts", "paid_ts", "_event_ts").cast(pl.Datetime("us", "UTC")))
-        rows += found.height
-        checksum += int(found.hash_rows(seed=1).to_numpy().sum())  # wraps around
+        joined_rows = pl.from_arrow(table).with_columns(
+            pl.col("ts", "paid_ts", "_event_ts").cast(pl.Datetime("us", "UTC"))
+        )
+        rows += joined_rows.height
+        checksum += int(joined_rows.hash_rows(seed=1).to_numpy().sum())  # wraps around
     return {"rows": rows, "checksum": checksum % 2**64}
 
 

@@ -84,10 +84,10 @@ def broker(meter: Meter, partitions: int, more: int) -> PaperBroker:
 
 def piled_up(keys: int, delta: int) -> list[int]:
     """The rows of a shard's segments, oldest first, after so many keys came in epochs of `delta` each."""
-    found: list[int] = []
+    sizes: list[int] = []
     for _ in range(-(-keys // delta)):
-        found = merged([*found, delta], keys)
-    return found
+        sizes = merged([*sizes, delta], keys)
+    return sizes
 
 
 def merged(rows: Sequence[int], keys: int) -> list[int]:
@@ -134,9 +134,9 @@ class PaperEngine:
     def _ingested(self, task: ShardTask) -> IngestReport:
         state: Any = task.state
         before = list(state.metas)
-        kept = merged([*(m.rows for m in before), self.rows], self.keys)
-        same = len(kept) - 1
-        metas = (*before[:same], segment(state.epoch, task.shard, kept[-1]))
+        merged_sizes = merged([*(m.rows for m in before), self.rows], self.keys)
+        same = len(merged_sizes) - 1
+        metas = (*before[:same], segment(state.epoch, task.shard, merged_sizes[-1]))
         return IngestReport(shard=task.shard, segments=metas, rows=self.rows, used=self.rows)
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]:

@@ -48,23 +48,23 @@ def rows() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def as_avro(given: list[dict[str, Any]]) -> list[bytes]:
-    schema, found = fastavro.parse_schema(AVRO), []
-    for row in given:
+def as_avro(records: list[dict[str, Any]]) -> list[bytes]:
+    schema, encoded = fastavro.parse_schema(AVRO), []
+    for row in records:
         out = io.BytesIO()
         fastavro.schemaless_writer(out, schema, row)
-        found.append(out.getvalue())
-    return found
+        encoded.append(out.getvalue())
+    return encoded
 
 
-def as_protobuf(given: list[dict[str, Any]]) -> list[bytes]:
+def as_protobuf(records: list[dict[str, Any]]) -> list[bytes]:
     from slackwater.sources.payloads.protobuf_schema import from_texts
 
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(from_texts(PROTO, {}).data).file:
         pool.Add(file)
     event: Any = message_factory.GetMessageClass(pool.FindMessageTypeByName("Event"))
-    return [event(**row).SerializeToString() for row in given]
+    return [event(**row).SerializeToString() for row in records]
 
 
 def spent() -> float:
@@ -84,8 +84,12 @@ def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     jars = ",".join(map(str, packages.avro_connector(pyspark.__version__)))
     spark = session.start_session({"spark.master": "local[1]", "spark.jars": jars})
-    given = rows()
-    bodies = {"json": [json.dumps(r).encode() for r in given], "avro": as_avro(given), "protobuf": as_protobuf(given)}
+    records = rows()
+    bodies = {
+        "json": [json.dumps(r).encode() for r in records],
+        "avro": as_avro(records),
+        "protobuf": as_protobuf(records),
+    }
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         (home / "event.avsc").write_text(json.dumps(AVRO))
@@ -105,8 +109,8 @@ def main() -> None:
                 spec = Source(name="s", connection="c", query="t", payload_format=kind, **keys[kind])
                 payload = payload_of(RawRecords(spark, spec))
                 began, before = time.perf_counter(), spent()
-                found = payload.decode(spark.read.parquet(str(home / f"{kind}.parquet")), [])
-                found.write.format("noop").mode("overwrite").save()
+                decoded = payload.decode(spark.read.parquet(str(home / f"{kind}.parquet")), [])
+                decoded.write.format("noop").mode("overwrite").save()
                 seconds.append((time.perf_counter() - began, spent() - before))
         for kind, seconds in taken.items():
             size = sum(map(len, bodies[kind])) / len(bodies[kind])

@@ -64,15 +64,15 @@ def _panel(number: int, panel: Panel, sizes: Sizes) -> Iterator[Markup]:
         y = bottom - sizes.height * part / 4
         yield line(_LEFT, y, right, y, "grid")
         yield text(_LEFT - 8, y + 4, panel.number(most * part / 4), "tick", "end")
-    for x, what in panel.ticks:
-        yield text(across(x), bottom + 18, what, "tick", "middle")
+    for x, label in panel.ticks:
+        yield text(across(x), bottom + 18, label, "tick", "middle")
     if panel.below:
         yield text(right, bottom + 36, panel.below, "tick", "end")
     ends = []
     for which, (name, points) in enumerate(panel.lines):
-        there = [(round(across(x), 1), round(bottom - sizes.height * y / most, 1)) for x, y in points]
-        yield path(there, f"s{which}")
-        ends.append((there[-1][1], which, f"{name}: {panel.number(points[-1][1])}"))
+        positions = [(round(across(x), 1), round(bottom - sizes.height * y / most, 1)) for x, y in points]
+        yield path(positions, f"s{which}")
+        ends.append((positions[-1][1], which, f"{name}: {panel.number(points[-1][1])}"))
     free = float(top)
     for y, which, name in sorted(ends):  # names next to the ends of their lines, none over another
         free = max(y + 4, free)

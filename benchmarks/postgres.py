@@ -89,12 +89,12 @@ class Beside:
 
     def end(self) -> Times:
         self._over.set()
-        found: Times = self._found.get(timeout=60)
+        times: Times = self._found.get(timeout=60)
         self._process.join()
-        return found
+        return times
 
 
-def _produce(address: str, over: Event, found: Queue[Times]) -> None:
+def _produce(address: str, over: Event, times: Queue[Times]) -> None:
     """When the first record of each second was in the slower of the partitions."""
     from confluent_kafka import Producer
 
@@ -112,10 +112,10 @@ def _produce(address: str, over: Event, found: Queue[Times]) -> None:
         producer.poll(0)
         time.sleep(0.002)
     producer.flush(5)
-    found.put(appended)
+    times.put(appended)
 
 
-def _watch(url: str, over: Event, found: Queue[Times]) -> None:
+def _watch(url: str, over: Event, times: Queue[Times]) -> None:
     """When the rows of each window were there. Windows come out in order of time: only later ones than the last are asked for."""
     later = "SELECT DISTINCT extract(epoch FROM window_start)::bigint FROM out WHERE window_start > to_timestamp(%s)"
     seen: Times = {}
@@ -126,7 +126,7 @@ def _watch(url: str, over: Event, found: Queue[Times]) -> None:
             for (start,) in db.execute(later, (max(seen, default=0),)):
                 seen[start] = time.time()
             time.sleep(LOOK_S)
-    found.put(seen)
+    times.put(seen)
 
 
 def environment(url: str) -> None:

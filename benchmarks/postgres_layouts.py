@@ -59,19 +59,19 @@ def hashed(keys: Any) -> Any:
 def fresh(keys: Any, epoch: int) -> pl.DataFrame:
     """Rows of new keys, sorted by hash."""
     h, n = hashed(keys), len(keys)
-    at = np.full(n, BASE_US + epoch * STEP_US)
-    frame = pl.DataFrame({"unit": h, "key_hash": h, "kind": np.zeros(n, np.int16), "window_start": at, "last_event": at, "closes_at": at + GAP_US, "looked_at": (at + GAP_US) // ROUND_US * ROUND_US,
+    event_us = np.full(n, BASE_US + epoch * STEP_US)
+    frame = pl.DataFrame({"unit": h, "key_hash": h, "kind": np.zeros(n, np.int16), "window_start": event_us, "last_event": event_us, "closes_at": event_us + GAP_US, "looked_at": (event_us + GAP_US) // ROUND_US * ROUND_US,
                           "k": keys, "n": np.ones(n, np.int64), "total": keys % 100, "biggest": keys % 100})  # fmt: skip
     return frame.cast(SCHEMA).sort("unit")
 
 
 def stepped(rows: pl.DataFrame, epoch: int) -> pl.DataFrame:
     """What an epoch makes of rows that were there."""
-    at = pl.lit(BASE_US + epoch * STEP_US, pl.Int64)
+    event_us = pl.lit(BASE_US + epoch * STEP_US, pl.Int64)
     more = rows.with_columns(
-        at.alias("last_event"),
-        (at + GAP_US).alias("closes_at"),
-        ((at + GAP_US) // ROUND_US * ROUND_US).alias("looked_at"),
+        event_us.alias("last_event"),
+        (event_us + GAP_US).alias("closes_at"),
+        ((event_us + GAP_US) // ROUND_US * ROUND_US).alias("looked_at"),
         pl.col("n") + 1,
         pl.col("total") + 3,
     )
@@ -108,23 +108,23 @@ class Upsert:
             )
         return [token]
 
-    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+    def commit(self, db: Any, epoch: int, tokens: list[Any]) -> None:
         columns = [*COLUMNS, "ordinal"]
         values = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in ("unit", "ordinal"))
         with db.transaction():
             db.execute("UPDATE p SET epoch = %s", (epoch,))
-            db.execute("SELECT count(*) FROM staged WHERE token = ANY(%s)", (told,)).fetchone()
+            db.execute("SELECT count(*) FROM staged WHERE token = ANY(%s)", (tokens,)).fetchone()
             db.execute(
                 "DELETE FROM s USING staged t WHERE t.token = ANY(%s) AND t.kind = 3 AND s.unit = t.unit AND s.ordinal = t.ordinal",
-                (told,),
+                (tokens,),
             )
             db.execute(
                 f"INSERT INTO s ({', '.join(columns)}, epoch) SELECT {', '.join(columns)}, {epoch} FROM staged WHERE token = ANY(%s)"
-                f" AND kind <> 3 ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()", (told,),
+                f" AND kind <> 3 ON CONFLICT (unit, ordinal) DO UPDATE SET {values}, epoch = excluded.epoch, updated_at = now()", (tokens,),
             )  # fmt: skip
             db.execute("TRUNCATE staged")
 
-    def sweep(self, db: Any, epoch: int, told: list[Any]) -> None:
+    def sweep(self, db: Any, epoch: int, tokens: list[Any]) -> None:
         """Nothing is left over."""
 
     newest = "SELECT {what} FROM s"
@@ -169,7 +169,7 @@ class Slots(Upsert):
             cursor.execute("TRUNCATE mine")
         return []
 
-    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+    def commit(self, db: Any, epoch: int, tokens: list[Any]) -> None:
         db.execute("UPDATE p SET epoch = %s", (epoch,))
 
     newest = "SELECT DISTINCT ON (unit) {what} FROM s, p WHERE s.epoch <= p.epoch ORDER BY unit, s.epoch DESC"
@@ -205,11 +205,11 @@ class Versions(Upsert):
             return []
         return [np.char.add(np.char.add(np.char.mod("(%d", before["page"]), ","), np.char.mod("%d)", before["line"]))]
 
-    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
+    def commit(self, db: Any, epoch: int, replaced_tids: list[Any]) -> None:
         db.execute("UPDATE p SET epoch = %s", (epoch,))
 
-    def sweep(self, db: Any, epoch: int, told: list[Any]) -> None:
-        for tids in told:
+    def sweep(self, db: Any, epoch: int, replaced_tids: list[Any]) -> None:
+        for tids in replaced_tids:
             for part in np.array_split(tids, max(1, len(tids) // 20_000)):
                 db.execute(
                     f"DELETE FROM s WHERE ctid = ANY('{{{','.join(chr(34) + t + chr(34) for t in part)}}}'::tid[]) AND epoch < {epoch}"
@@ -235,16 +235,16 @@ class Log(Upsert):
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         if committed % FOLD == FOLD // 2:
             self.mine.clear()
-        found, rest = [], hashes
+        frames, rest = [], hashes
         for frame in reversed(self.mine):
             h = frame["unit"].to_numpy()
-            at = np.minimum(np.searchsorted(h, rest), len(h) - 1)
-            hit = h[at] == rest
-            found.append(frame[at[hit]])
+            positions = np.minimum(np.searchsorted(h, rest), len(h) - 1)
+            hit = h[positions] == rest
+            frames.append(frame[positions[hit]])
             rest = rest[~hit]
         if len(rest):
-            found.append(super().read(rest, committed))
-        return pl.concat(found)
+            frames.append(super().read(rest, committed))
+        return pl.concat(frames)
 
     def write(self, rows: pl.DataFrame, epoch: int, before: pl.DataFrame | None) -> list[Any]:
         part = int(uuid.uuid4().int >> 66)
@@ -263,13 +263,13 @@ class Log(Upsert):
         self.mine.append(rows)
         return [part]
 
-    def commit(self, db: Any, epoch: int, told: list[Any]) -> None:
-        self.parts.extend(told)
+    def commit(self, db: Any, epoch: int, new_parts: list[Any]) -> None:
+        self.parts.extend(new_parts)
         columns = [*COLUMNS, "ordinal"]
         values = ", ".join(f"{c} = excluded.{c}" for c in columns if c not in ("unit", "ordinal"))
         with db.transaction():
             db.execute("UPDATE p SET epoch = %s", (epoch,))
-            db.execute("SELECT count(*) FROM log WHERE part = ANY(%s)", (told,)).fetchone()
+            db.execute("SELECT count(*) FROM log WHERE part = ANY(%s)", (new_parts,)).fetchone()
             if epoch % FOLD != FOLD // 2:
                 return
             db.execute("SET LOCAL work_mem = '64MB'")
@@ -306,14 +306,14 @@ def work(way: Any, keys: Any, epoch: int, first: bool) -> tuple[list[Any], float
         before = way.read(np.sort(hashed(keys)), epoch - 1)
         assert before.height == len(keys), (before.height, len(keys), epoch)
         rows, read = stepped(before, epoch), time.perf_counter()
-    told = way.write(rows, epoch, before)
-    return told, read - began, time.perf_counter() - read
+    commit_arguments = way.write(rows, epoch, before)
+    return commit_arguments, read - began, time.perf_counter() - read
 
 
 def _serve(name: str, url: str, pipe: Any) -> None:
     way = WAYS[name](url)
-    while (given := pipe.recv()) is not None:
-        pipe.send(work(way, *given))
+    while (arguments := pipe.recv()) is not None:
+        pipe.send(work(way, *arguments))
 
 
 @contextmanager
@@ -321,10 +321,10 @@ def served(name: str, url: str) -> Iterator[Any]:
     context = multiprocessing.get_context("spawn")
     pipes, children = [], []
     for _ in range(SHARDS):
-        mine, theirs = context.Pipe()
-        child = context.Process(target=_serve, args=(name, url, theirs), daemon=True)
+        parent_end, worker_end = context.Pipe()
+        child = context.Process(target=_serve, args=(name, url, worker_end), daemon=True)
         child.start()
-        pipes.append(mine)
+        pipes.append(parent_end)
         children.append(child)
     yield pipes
     for pipe, child in zip(pipes, children, strict=True):
@@ -336,16 +336,16 @@ def cpu(postgres: Postgres) -> float:
     """Processor seconds of the server and all that it started, ended ones too."""
     assert postgres.process.child is not None
     server = psutil.Process(postgres.process.child.pid)
-    found = 0.0
+    seconds = 0.0
     for process in [server, *server.children(recursive=True)]:
         try:
             times = process.cpu_times()
-            found += (
+            seconds += (
                 times.user + times.system + (times.children_user + times.children_system if process == server else 0)
             )
         except psutil.NoSuchProcess:
             pass
-    return found
+    return seconds
 
 
 class Epochs:
@@ -361,12 +361,12 @@ class Epochs:
         for shard, pipe in enumerate(self._pipes):
             pipe.send((chosen[chosen % SHARDS == shard], number, first))
         done = [pipe.recv() for pipe in self._pipes]
-        told = [t for found, _, _ in done for t in found]
+        commit_arguments = [t for written, _, _ in done for t in written]
         ready = time.perf_counter()
-        self._way.commit(self._db, number, told)
+        self._way.commit(self._db, number, commit_arguments)
         committed = time.perf_counter()
         if not first:
-            self.waiting.append(self._sweeping.submit(self._way.sweep, self._beside, number, told))
+            self.waiting.append(self._sweeping.submit(self._way.sweep, self._beside, number, commit_arguments))
             parts = {"read_s": max(d[1] for d in done), "write_s": max(d[2] for d in done)}
             self.took.append({"epoch_s": committed - began, **parts, "commit_s": committed - ready})
 
@@ -397,8 +397,8 @@ def measure(postgres: Postgres, name: str, keys: int, touched: int, epochs: int)
         seconds, cost = time.perf_counter() - start, cpu(postgres) - cost
         written = one(db, f"SELECT pg_current_wal_lsn() - '{log}'::pg_lsn")[0]
         table, indexes = one(db, "SELECT pg_table_size('s'), pg_indexes_size('s')")
-        found = way.newest.format(what="s.*" if "DISTINCT" in way.newest else "*")
-        answer = one(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({found}) x")
+        newest_query = way.newest.format(what="s.*" if "DISTINCT" in way.newest else "*")
+        answer = one(db, f"SELECT count(*), sum(n), sum(total), max(closes_at)::text FROM ({newest_query}) x")
     return {
         "way": name,
         "keys_per_s": round(touched * epochs / seconds),
@@ -427,9 +427,9 @@ def main() -> None:
     answers = set()
     with Postgres.started() as postgres:
         for name in options.ways.split(","):
-            found = measure(postgres, name, options.keys, options.touched, options.epochs)
-            answers.add(tuple(found.pop("answer")))
-            print(json.dumps(found), flush=True)
+            figures = measure(postgres, name, options.keys, options.touched, options.epochs)
+            answers.add(tuple(figures.pop("answer")))
+            print(json.dumps(figures), flush=True)
     if len(answers) > 1:
         raise SystemExit(f"the ways end with different rows: {sorted(answers)}")
 

@@ -92,8 +92,8 @@ def run_worker(
             finally:
                 ended(root)
     if process.returncode:
-        told = log.read_text(errors="replace")[-_TAIL:]
-        raise WorkerFailed(f"{system} ended with {process.returncode}:\n{told}")
+        log_tail = log.read_text(errors="replace")[-_TAIL:]
+        raise WorkerFailed(f"{system} ended with {process.returncode}:\n{log_tail}")
     wall = time.monotonic() - started
     result = json.loads((work / "result.json").read_text())
     result |= {"system": system, "memory": usage.peak, "first_row_s": first_row, "wall_s": wall}

@@ -38,8 +38,8 @@ def main() -> int:
     for name, seconds in (phases | {"around": whole - sum(phases.values())}).items():
         print(f"  {name:<24}{seconds:>8.3f} s{seconds / whole:>7.0%}")
     print("Epoch by epoch: seconds, rows emitted, groups, state bytes")
-    for told in result["statuses"]:
-        print(f"{told['seconds']:>8.3f}{told['emitted']:>12,}{told['groups']:>12,}{told['state_bytes']:>15,}")
+    for status in result["statuses"]:
+        print(f"{status['seconds']:>8.3f}{status['emitted']:>12,}{status['groups']:>12,}{status['state_bytes']:>15,}")
     return 0
 
 

@@ -55,9 +55,9 @@ def million(directory: str, sessions: int) -> None:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
-    ((name, own),) = pipeline.stage_pipelines.items()
+    ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     hooks = Callbacks(lambda: clock)
-    stage = StageRunner(name, own, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
+    stage = StageRunner(name, stage_pipeline, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
     driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)
@@ -82,9 +82,9 @@ def fetches(directory: str, sessions: int, count: int) -> dict[str, float]:
         segments = [len(shard) for shard in view.manifest().segments]
         for key in np.random.default_rng(2).integers(0, sessions, count):
             began = time.perf_counter()
-            found = view.fetch(f"user-{key}")
+            rows = view.fetch(f"user-{key}")
             times.append(1000 * (time.perf_counter() - began))
-            assert found.height == 1
+            assert rows.height == 1
     return {"p50_ms": statistics.median(times), "p99_ms": float(np.quantile(times, 0.99)), "segments": sum(segments)}
 
 
@@ -96,8 +96,8 @@ def asking(directory: Path, per_second: int) -> None:
         keys, times = _keys(view), list[float]()
         while True:
             began = time.perf_counter()
-            found = view.fetch(random.choice(keys))
-            assert found["_epoch"].n_unique() <= 1
+            rows = view.fetch(random.choice(keys))
+            assert rows["_epoch"].n_unique() <= 1
             times.append(1000 * (time.perf_counter() - began))
             if len(times) % 100 == 0:
                 print(json.dumps({"answers": len(times), "p50_ms": statistics.median(times)}), flush=True)
@@ -113,7 +113,7 @@ def _keys(view: StateView) -> list[dict[str, Any]]:
 def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, Any]:
     """The same pipeline with nobody asking, and with one who does, in turn."""
     stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
-    data, runs, told = generate(stream, root / "data"), {"alone": [], "asked": []}, list[dict[str, Any]]()
+    data, runs, reader_reports = generate(stream, root / "data"), {"alone": [], "asked": []}, list[dict[str, Any]]()
     for turn in range(rounds):
         for name in list(runs)[:: 1 if turn % 2 == 0 else -1]:
             work = root / f"{name}-{turn}"
@@ -126,12 +126,12 @@ def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, A
                 if asker is not None:
                     asker.kill()
                     lines = asker.communicate()[0].splitlines()
-                    told += [json.loads(lines[-1])] if lines else []
-    found = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+                    reader_reports += [json.loads(lines[-1])] if lines else []
+    summaries = {name: summarised(results, WARM_UP) for name, results in runs.items()}
     return {
-        **{name: figures["median_s"] for name, figures in found.items()},
-        "cost": found["asked"]["median_s"] / found["alone"]["median_s"] - 1,
-        "answers": told,
+        **{name: figures["median_s"] for name, figures in summaries.items()},
+        "cost": summaries["asked"]["median_s"] / summaries["alone"]["median_s"] - 1,
+        "answers": reader_reports,
     }
 
 
@@ -142,22 +142,22 @@ def main() -> int:
     parser.add_argument("--per-second", type=int, default=PER_SECOND)
     parser.add_argument("--quick", action="store_true", help="small sizes: a smoke test, no measurement")
     parser.add_argument("--ask", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.ask:
-        asking(given.ask, given.per_second)
-    sessions = 20_000 if given.quick else given.sessions
+    options = parser.parse_args()
+    if options.ask:
+        asking(options.ask, options.per_second)
+    sessions = 20_000 if options.quick else options.sessions
     print(machine())
     with tempfile.TemporaryDirectory(prefix="slackwater-queries-") as root:
         million(f"{root}/million", sessions)
-        found = fetches(f"{root}/million", sessions, 1000)
+        figures = fetches(f"{root}/million", sessions, 1000)
         print(
-            f"fetch of a key among {sessions:,} open sessions in {found['segments']} segments: p50 {found['p50_ms']:.2f} ms, "
-            f"p99 {found['p99_ms']:.2f} ms (goal: p50 under 5 ms)",
+            f"fetch of a key among {sessions:,} open sessions in {figures['segments']} segments: p50 {figures['p50_ms']:.2f} ms, "
+            f"p99 {figures['p99_ms']:.2f} ms (goal: p50 under 5 ms)",
             flush=True,
         )
-        cost = beside(Path(root), given.rounds, given.per_second, given.quick)
+        cost = beside(Path(root), options.rounds, options.per_second, options.quick)
         print(
-            f"an epoch next to {given.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
+            f"an epoch next to {options.per_second} questions a second: {cost['asked']:.2f} s, alone {cost['alone']:.2f} s: "
             f"{100 * cost['cost']:+.1f} % (goal: under 5 %); {cost['answers']}"
         )
     return 0

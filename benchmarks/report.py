@@ -42,8 +42,8 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
         yield from _skewed(report["skewed"])
     if report["first_row_s"]:
         times = (f"{system} {_seconds(s)}" for system, s in report["first_row_s"].items())
-        mine = report["first_row_s"][SLACKWATER]
-        met = _verdict(mine is not None and mine <= FIRST_ROW_GOAL)
+        first_row_s = report["first_row_s"][SLACKWATER]
+        met = _verdict(first_row_s is not None and first_row_s <= FIRST_ROW_GOAL)
         yield f"\nFrom process start to the first result row: {', '.join(times)}; goal {FIRST_ROW_GOAL:g} s  {met}"
     if report["in_postgres"]:
         yield from _in_postgres(report["in_postgres"])
@@ -52,14 +52,14 @@ def lines(report: dict[str, Any]) -> Iterator[str]:
     if report["from_kafka"]:
         yield from _from_kafka(report["from_kafka"])
     if report["latency"]:
-        found = report["latency"]
+        latency = report["latency"]
         times = (
-            f"{name[:3]} {1000 * found[name]:.0f} ms, goal {1000 * goal:.0f} ms {_verdict(found[name] <= goal)}"
+            f"{name[:3]} {1000 * latency[name]:.0f} ms, goal {1000 * goal:.0f} ms {_verdict(latency[name] <= goal)}"
             for name, goal in LATENCY_GOALS.items()
         )
         yield (
-            f"\nKafka append to Postgres row at {found['rows_per_s']:,} rows/s: {'; '.join(times)} "
-            f"({found['windows']} windows of one second)"
+            f"\nKafka append to Postgres row at {latency['rows_per_s']:,} rows/s: {'; '.join(times)} "
+            f"({latency['windows']} windows of one second)"
         )
     if report["failed"]:
         yield f"\nFAILED, not measured: {', '.join(report['failed'])}"
@@ -82,9 +82,9 @@ def _floor(cases: list[dict[str, Any]]) -> Iterator[str]:
     yield _row("case", "floor", "Slackw.", "times", "(means)", "(fastest)", "(CPU)", "at most", "CPU floor", "CPU here")
     for case in cases:
         floor, ours = case["systems"][FLOOR], case["systems"][SLACKWATER]
-        seconds = [f"{found['median_s']:.2f}" for found in (floor, ours)]
+        seconds = [f"{summary['median_s']:.2f}" for summary in (floor, ours)]
         times = [f"{case['times_floor'][figure]:.2f}" for figure in ("median_s", "mean_s", "fastest_s", "cpu_s")]
-        spent = [f"{found['cpu_s']:.2f}" for found in (floor, ours)]
+        spent = [f"{summary['cpu_s']:.2f}" for summary in (floor, ours)]
         yield _row(case["name"], *seconds, *times, _goal(case["floor_goal"]), *spent, _verdict(case["floor_met"]))
 
 
@@ -111,12 +111,12 @@ def _memory(cases: list[dict[str, Any]]) -> Iterator[str]:
     for case in cases:
         times = f": peak {case['times_memory']:.2f} times the smaller native one's, at most 1  {_verdict(case['times_memory'] <= 1)}"
         yield case["name"] + times + ("" if case["same_output"] else "  OUTPUTS DIFFER")
-        for system, found in case["systems"].items():
-            sizes = [f"{found['memory'][role] // _MIB:,}" for role in ROLES]
-            state, out = found["state"], found["output"]
-            kept = [f"{state['rows']:,}", *(f"{state[what] // _MIB:,}" for what in ("bytes", "files"))]
+        for system, summary in case["systems"].items():
+            sizes = [f"{summary['memory'][role] // _MIB:,}" for role in ROLES]
+            state, out = summary["state"], summary["output"]
+            state_sizes = [f"{state['rows']:,}", *(f"{state[unit] // _MIB:,}" for unit in ("bytes", "files"))]
             counted = f"{out['counted']:,}" if "counted" in out else f"#{out['checksum']:016x}"[:9]
-            yield _row(f"  {system}", *sizes, *kept, f"{out['rows']:,}", counted)
+            yield _row(f"  {system}", *sizes, *state_sizes, f"{out['rows']:,}", counted)
 
 
 def _idle(idle: dict[str, Any]) -> Iterator[str]:
@@ -125,9 +125,9 @@ def _idle(idle: dict[str, Any]) -> Iterator[str]:
         f"goal at most {IDLE_GOAL}  {_verdict(idle['ratio'] <= IDLE_GOAL)}"
     )
     for name, keys in idle["keys"].items():
-        found = idle[name]
-        peak = found["memory"]["total"] // _MIB
-        yield f"{keys:>11,} idle keys {found['median_s']:.2f} s: {_breakdown(found)}; peak {peak:,} MiB"
+        summary = idle[name]
+        peak = summary["memory"]["total"] // _MIB
+        yield f"{keys:>11,} idle keys {summary['median_s']:.2f} s: {_breakdown(summary)}; peak {peak:,} MiB"
 
 
 def _skewed(skewed: dict[str, Any]) -> Iterator[str]:
@@ -136,56 +136,58 @@ def _skewed(skewed: dict[str, Any]) -> Iterator[str]:
         f"goal at most {SKEWED_GOAL}  {_verdict(skewed['ratio'] <= SKEWED_GOAL)}"
     )
     for name in SKEWED_STREAMS:
-        found = skewed[name]
-        peak, state = found["memory"]["total"] // _MIB, found["state"]
+        summary = skewed[name]
+        peak, state = summary["memory"]["total"] // _MIB, summary["state"]
         yield (
-            f"  {name:<8} {found['median_s']:.2f} s, {found['cpu_s']:.2f} s of CPU: {_breakdown(found)}; {found['output']['rows']:,} pairs, "
+            f"  {name:<8} {summary['median_s']:.2f} s, {summary['cpu_s']:.2f} s of CPU: {_breakdown(summary)}; {summary['output']['rows']:,} pairs, "
             f"state {state['rows']:,} rows, {state['bytes'] // _MIB:,} MiB, peak {peak:,} MiB"
         )
 
 
-def _in_postgres(found: dict[str, Any]) -> Iterator[str]:
-    ours, native = found[POSTGRES], found[ROCKSDB]
+def _in_postgres(summary: dict[str, Any]) -> Iterator[str]:
+    ours, native = summary[POSTGRES], summary[ROCKSDB]
     yield (
-        f"\nSessions with their state in Postgres: {ours['median_s']:.2f} s per epoch (mean {ours['mean_s']:.2f} s), {found['ratio']:.2f} times as fast as "
-        f"RocksDB ({native['median_s']:.2f} s; of the means {native['mean_s'] / ours['mean_s']:.2f}), goal {IN_POSTGRES_GOAL}  {_verdict(found['ratio'] >= IN_POSTGRES_GOAL)}"
+        f"\nSessions with their state in Postgres: {ours['median_s']:.2f} s per epoch (mean {ours['mean_s']:.2f} s), {summary['ratio']:.2f} times as fast as "
+        f"RocksDB ({native['median_s']:.2f} s; of the means {native['mean_s'] / ours['mean_s']:.2f}), goal {IN_POSTGRES_GOAL}  {_verdict(summary['ratio'] >= IN_POSTGRES_GOAL)}"
     )
     yield (
-        f"  {found['touched_keys_per_s']:,.0f} touched keys per second end to end, goal {TOUCHED_GOAL:,}  "
-        f"{_verdict(found['touched_keys_per_s'] >= TOUCHED_GOAL)}"
-        + ("" if found["same_output"] else "  OUTPUTS DIFFER")
+        f"  {summary['touched_keys_per_s']:,.0f} touched keys per second end to end, goal {TOUCHED_GOAL:,}  "
+        f"{_verdict(summary['touched_keys_per_s'] >= TOUCHED_GOAL)}"
+        + ("" if summary["same_output"] else "  OUTPUTS DIFFER")
     )
     yield f"  {_breakdown(ours)}"
 
 
-def _reopen(found: dict[str, Any]) -> Iterator[str]:
+def _reopen(costs_by_policy: dict[str, Any]) -> Iterator[str]:
     """The price of corrections: reopen against drop over the same rows."""
-    drop, reopen = found["drop"], found["reopen"]
+    drop, reopen = costs_by_policy["drop"], costs_by_policy["reopen"]
     speed, state = reopen["rows_per_s"] / drop["rows_per_s"], reopen["state_bytes"] / drop["state_bytes"]
     yield f"\nLate rows as corrections: {speed:.2f} times the throughput of drop, {state:.2f} times the state"
-    for policy, costs in found.items():
+    for policy, costs in costs_by_policy.items():
         yield (
             f"  {policy:<8}{costs['rows_per_s']:>11,.0f} rows/s  state {costs['state_bytes'] / _MIB:,.1f} MiB  "
             f"{costs['late']:,} rows late for good  {costs['emitted']:,} emitted  {_breakdown(costs)}"
         )
 
 
-def _from_kafka(found: dict[str, Any]) -> Iterator[str]:
-    ours, native, floor = (found[system] for system in (SLACKWATER, ROCKSDB, FLOOR))
+def _from_kafka(summary: dict[str, Any]) -> Iterator[str]:
+    ours, native, floor = (summary[system] for system in (SLACKWATER, ROCKSDB, FLOOR))
     yield (
-        f"\nSessions from Kafka, {found['rows_per_epoch']:,} rows per epoch as JSON in {PARTITIONS} partitions: {ours['median_s']:.2f} s, "
-        f"{found['ratio']:.2f} times as fast as RocksDB ({native['median_s']:.2f} s; by CPU {found['ratio_of_cpu']:.2f}), "
-        f"{found['times_floor']:.2f} times the floor ({floor['median_s']:.2f} s)"
+        f"\nSessions from Kafka, {summary['rows_per_epoch']:,} rows per epoch as JSON in {PARTITIONS} partitions: {ours['median_s']:.2f} s, "
+        f"{summary['ratio']:.2f} times as fast as RocksDB ({native['median_s']:.2f} s; by CPU {summary['ratio_of_cpu']:.2f}), "
+        f"{summary['times_floor']:.2f} times the floor ({floor['median_s']:.2f} s)"
     )
-    rates = ", ".join(f"{system} {rate:,.0f}" for system, rate in found["rows_per_s"].items())
-    yield f"  rows per second from process start to end: {rates}" + ("" if found["same_output"] else "  OUTPUTS DIFFER")
+    rates = ", ".join(f"{system} {rate:,.0f}" for system, rate in summary["rows_per_s"].items())
+    yield f"  rows per second from process start to end: {rates}" + (
+        "" if summary["same_output"] else "  OUTPUTS DIFFER"
+    )
     yield f"  {_breakdown(ours)}"
 
 
-def _breakdown(found: dict[str, Any]) -> str:
+def _breakdown(summary: dict[str, Any]) -> str:
     """The phases, and what Spark spends around them."""
-    rest = found["median_s"] - sum(found["phases_s"].values())
-    return "  ".join(f"{name} {s:.2f}" for name, s in (found["phases_s"] | {"around": rest}).items())
+    rest = summary["median_s"] - sum(summary["phases_s"].values())
+    return "  ".join(f"{name} {s:.2f}" for name, s in (summary["phases_s"] | {"around": rest}).items())
 
 
 def _row(name: str, *cells: str) -> str:

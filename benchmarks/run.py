@@ -83,9 +83,9 @@ class Bench:
         for turn in range(self._rounds):
             for name in list(streams)[:: 1 if turn % 2 == 0 else -1]:
                 runs[name].append(self.measure(f"{IDLE} ({name})", SLACKWATER, IDLE_WINDOW, streams[name]))
-        found = {name: summarised(results, WARM_UP + streams[name].load_epochs) for name, results in runs.items()}
+        summaries = {name: summarised(results, WARM_UP + streams[name].load_epochs) for name, results in runs.items()}
         keys = {name: stream.idle_keys for name, stream in streams.items()}
-        return found | {"keys": keys, "ratio": found["many"]["median_s"] / found["few"]["median_s"]}
+        return summaries | {"keys": keys, "ratio": summaries["many"]["median_s"] / summaries["few"]["median_s"]}
 
     def skewed(self, small: bool) -> dict[str, Any]:
         """The same join without and with a hot key, in turn."""
@@ -94,8 +94,8 @@ class Bench:
             for name in list(SKEWED_STREAMS)[:: 1 if turn % 2 == 0 else -1]:
                 stream = quick(SKEWED_STREAMS[name]) if small else SKEWED_STREAMS[name]
                 runs[name].append(self.measure(f"{SKEWED} ({name})", SLACKWATER, SKEWED_JOIN, stream))
-        found = {name: summarised(results, WARM_UP) for name, results in runs.items()}
-        return found | {"ratio": found["skewed"]["median_s"] / found["uniform"]["median_s"]}
+        summaries = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+        return summaries | {"ratio": summaries["skewed"]["median_s"] / summaries["uniform"]["median_s"]}
 
     def in_postgres(self, small: bool) -> dict[str, Any]:
         """Sessions with their state in Postgres, next to Spark's native operator on RocksDB."""
@@ -107,14 +107,14 @@ class Bench:
                 with Postgres.started() as server:
                     environment(server.url)
                     runs[system].append(self.measure(IN_POSTGRES, system, case.query, stream))
-        found = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        summaries = {system: summarised(results, WARM_UP) for system, results in runs.items()}
         touched = (
-            touched_keys(generate(stream, self._root / "data")) / found[POSTGRES]["mean_s"]
+            touched_keys(generate(stream, self._root / "data")) / summaries[POSTGRES]["mean_s"]
         )  # some epochs fold what others left
-        return found | {
-            "ratio": found[ROCKSDB]["median_s"] / found[POSTGRES]["median_s"],
+        return summaries | {
+            "ratio": summaries[ROCKSDB]["median_s"] / summaries[POSTGRES]["median_s"],
             "touched_keys_per_s": touched,
-            "same_output": found[ROCKSDB]["output"] == found[POSTGRES]["output"],
+            "same_output": summaries[ROCKSDB]["output"] == summaries[POSTGRES]["output"],
         }
 
     def reopen(self, small: bool) -> dict[str, Any]:
@@ -124,8 +124,8 @@ class Bench:
         for turn in range(self._rounds):
             for policy in list(runs)[:: 1 if turn % 2 == 0 else -1]:
                 runs[policy].append(self.measure(f"{REOPEN} ({policy})", SLACKWATER, REOPEN_WINDOWS[policy], stream))
-        found = {policy: summarised(results, WARM_UP) for policy, results in runs.items()}
-        return {policy: found[policy] | policy_costs(runs[policy], stream.rows) for policy in found}
+        summaries = {policy: summarised(results, WARM_UP) for policy, results in runs.items()}
+        return {policy: summaries[policy] | policy_costs(runs[policy], stream.rows) for policy in summaries}
 
     def from_kafka(self, small: bool) -> dict[str, Any]:
         """Sessions from a topic with JSON, in turn."""
@@ -136,8 +136,8 @@ class Bench:
             for turn in range(self._rounds):
                 for system in list(runs)[:: 1 if turn % 2 == 0 else -1]:
                     runs[system].append(self.run(FROM_KAFKA, system, FROM_KAFKA_WINDOW, topic))
-        found = {system: summarised(results, WARM_UP) for system, results in runs.items()}
-        return found | beside_kafka(runs, found, stream)
+        summaries = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        return summaries | beside_kafka(runs, summaries, stream)
 
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
@@ -179,8 +179,8 @@ def main() -> int:
     """0 also when goals are missed; 1 when a measurement failed: the others are made and told all the same."""
     options, began = _options(), time.monotonic()
     clean_up_when_ended()
-    told = {name: getattr(options, name) for name in ("quick", "only", "rounds", "driver_memory")}
-    report: dict[str, Any] = {"machine": machine(), "options": told, "cases": [], "failed": []}
+    settings = {name: getattr(options, name) for name in ("quick", "only", "rounds", "driver_memory")}
+    report: dict[str, Any] = {"machine": machine(), "options": settings, "cases": [], "failed": []}
     report |= dict.fromkeys(key for key, _ in PARTS.values())
     with tempfile.TemporaryDirectory(prefix="slackwater-bench-") as root:
         bench = Bench(Path(root), options.rounds, options.driver_memory)

@@ -60,9 +60,9 @@ def measured(shards: int, partitions: int, epochs: int, profile: Any = None) -> 
             each.append(run.epoch(number))
         if profile is not None:
             profile.disable()
-        found = run.figure(each[epochs // 4 :])
+        figure = run.figure(each[epochs // 4 :])
         run.close()
-    return found
+    return figure
 
 
 class _Run:
@@ -124,15 +124,15 @@ class _Run:
 
         def heard(parts: Mapping[str, int]) -> SourceStats:
             with meter.part("workers"):  # what the job's answer holds
-                found = {"rows": ROWS, "bad": 0, "newest": self._newest, "place": None}
-                found |= {f"newest{n}": self._newest - n for n in range(len(parts))}
-            return source_stats(found, parts, lambda mark: None)
+                statistics = {"rows": ROWS, "bad": 0, "newest": self._newest, "place": None}
+                statistics |= {f"newest{n}": self._newest - n for n in range(len(parts))}
+            return source_stats(statistics, parts, lambda mark: None)
 
         engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()
         hooks = Callbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
-        ((name, own),) = pipeline.stage_pipelines.items()
-        stage = StageRunner(name, own, operator, self.store, engine, hooks.faults.in_worker)
+        ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
+        stage = StageRunner(name, stage_pipeline, operator, self.store, engine, hooks.faults.in_worker)
         (target,) = pipeline.per_target
         self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")
@@ -159,9 +159,9 @@ class _Run:
         part = self.planner.next()
         assert part is not None
         record = self.driver.state.sources["events"]
-        found = part.read(None, self.store, number, record)  # type: ignore[arg-type]
-        assert found is not None
-        batch = batch_of(BatchId(checkpoint="c", batch=number), {"events": found}, began)
+        part_batch = part.read(None, self.store, number, record)  # type: ignore[arg-type]
+        assert part_batch is not None
+        batch = batch_of(BatchId(checkpoint="c", batch=number), {"events": part_batch}, began)
         self.meter.at("between")
         self.driver.run_batch(batch, 0)
         self.meter.at("")
@@ -237,23 +237,23 @@ class _Nowhere:
             assert len(rows)
 
 
-def lines(told: Mapping[str, Any]) -> Iterator[str]:
-    about, found = told["machine"], [Figure(**f) for f in told["figures"]]
+def lines(measurement: Mapping[str, Any]) -> Iterator[str]:
+    about, figures = measurement["machine"], [Figure(**f) for f in measurement["figures"]]
     yield (
-        f"the driver's part of an epoch, {KEYS:,} keys, {ROWS:,} rows, {told['epochs']} epochs each, {about['cores']} cores, load "
+        f"the driver's part of an epoch, {KEYS:,} keys, {ROWS:,} rows, {measurement['epochs']} epochs each, {about['cores']} cores, load "
         f"{about['load_before']:.1f} before and {about['load_after']:.1f} after"
     )
     yield (
         f"{'shards':>6} {'parts':>6} {'CPU s':>8} {'clock s':>8} {'longest':>8} {'commit':>10} {'segments':>8} {'tasks':>10} {'made s':>7} "
         f"{'read s':>7} {'look s':>7}  of it"
     )
-    for f in found:
+    for f in figures:
         parts = ", ".join(f"{name} {1000 * s:.0f}" for name, s in f.parts.items() if s >= 0.001)
         yield (
             f"{f.shards:>6} {f.partitions:>6} {f.cpu_s:>8.3f} {f.clock_s:>8.3f} {f.longest_cpu_s:>8.3f} {f.commit_bytes:>10,} "
             f"{f.segments:>8,} {f.tasks_bytes:>10,} {f.tasks_s:>7.3f} {f.worker_s:>7.3f} {f.page_s:>7.3f}  {parts} ms"
         )
-    for f in found:
+    for f in figures:
         if (f.shards, f.partitions) == AT:
             yield f"goal at {AT[0]} shards, {AT[1]:,} partitions: under {GOAL_S} s of a processor: {'met' if f.cpu_s < GOAL_S else 'MISSED'}"
 
@@ -268,12 +268,12 @@ def main() -> int:
     parser.add_argument("--draw", action="store_true", help="no run: the plot of figures that are there")
     parser.add_argument("--profile", action="store_true", help="where the seconds of all these epochs go, by function")
     options = parser.parse_args()
-    told = json.loads(options.json.read_text()) if options.draw else _run(options)
+    measurement = json.loads(options.json.read_text()) if options.draw else _run(options)
     if options.json and not options.draw:
-        options.json.write_text(json.dumps(told) + "\n")
-    print("\n".join(lines(told)))
+        options.json.write_text(json.dumps(measurement) + "\n")
+    print("\n".join(lines(measurement)))
     if options.svg:
-        options.svg.write_text(drawn(told["figures"]))
+        options.svg.write_text(drawn(measurement["figures"]))
     return 0
 
 
@@ -282,15 +282,15 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     import pstats
 
     profile = cProfile.Profile(time.process_time) if options.profile else None
-    about, found = machine(), list[Figure]()
+    about, figures = machine(), list[Figure]()
     for partitions in options.partitions:
         for shards in options.shards:
-            found.append(measured(shards, partitions, options.epochs, profile))
-            print(f"{shards} shards, {partitions} partitions: {found[-1].cpu_s:.3f} s", file=sys.stderr)
+            figures.append(measured(shards, partitions, options.epochs, profile))
+            print(f"{shards} shards, {partitions} partitions: {figures[-1].cpu_s:.3f} s", file=sys.stderr)
     if profile is not None:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
     about["load_after"] = os.getloadavg()[0]
-    return {"machine": about, "epochs": options.epochs, "figures": [f._asdict() for f in found]}
+    return {"machine": about, "epochs": options.epochs, "figures": [f._asdict() for f in figures]}
 
 
 if __name__ == "__main__":

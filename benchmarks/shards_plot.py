@@ -23,6 +23,6 @@ def _panel(name: str, key: str, times: float, figures: Sequence[Mapping[str, Any
     shards = sorted({f["shards"] for f in figures})
     lines = []
     for partitions in sorted({f["partitions"] for f in figures}):
-        own = sorted((f for f in figures if f["partitions"] == partitions), key=lambda f: f["shards"])
-        lines.append((f"{partitions:,} partitions", [(f["shards"], f[key] * times) for f in own]))
+        partition_figures = sorted((f for f in figures if f["partitions"] == partitions), key=lambda f: f["shards"])
+        lines.append((f"{partitions:,} partitions", [(f["shards"], f[key] * times) for f in partition_figures]))
     return plot.Panel(name, lines, [(count, str(count)) for count in shards], shards[-1], "shards")

@@ -95,11 +95,11 @@ def operator() -> Operator:
 def batch(rng: np.random.Generator, epoch: int, rows: int, seconds: int) -> pa.Table:
     """What Spark hands to a worker: batches of ten thousand rows, up to two seconds out of order."""
     ids = rng.integers(KEYS, size=rows)
-    at = (epoch + rng.random(rows)) * seconds - rng.random(rows) * 2
+    event_s = (epoch + rng.random(rows)) * seconds - rng.random(rows) * 2
     table = pa.table(
         {
             "__kh": mix(ids, np.zeros(rows, dtype=np.int64)),
-            "__ts": 1_709_251_200_000_000 + (at * 1e6).astype(np.int64),
+            "__ts": 1_709_251_200_000_000 + (event_s * 1e6).astype(np.int64),
             "k": pl.select(pl.format("user-{}", pl.lit(pl.Series(ids)))).to_series().to_arrow().cast(pa.string()),
             "v": rng.random(rows) * 100,
         }
@@ -110,7 +110,7 @@ def batch(rng: np.random.Generator, epoch: int, rows: int, seconds: int) -> pa.T
 def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
     """Per step and figure: its value in each epoch behind the first few."""
     rows, seconds = CASES[case]
-    rng, found = np.random.default_rng(7), {name: defaultdict[str, list[float]](list) for name in STEPS}
+    rng, samples = np.random.default_rng(7), {name: defaultdict[str, list[float]](list) for name in STEPS}
     with tempfile.TemporaryDirectory(prefix="slackwater-step-") as root:
         shards = {name: Shard(Path(root) / name, operator()) for name in STEPS}
         for epoch in range(epochs):
@@ -121,10 +121,10 @@ def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
                 shards[name].ingest(epoch, table)
                 if epoch >= WARM_UP:
                     for figure, began, ended in zip(FIGURES, before, _spent(), strict=True):
-                        found[name][figure].append(ended - began)
+                        samples[name][figure].append(ended - began)
                 shards[name].advance(table)
-    found["present"]["resident"] = [psutil.Process().memory_info().rss / 1e6]
-    return found
+    samples["present"]["resident"] = [psutil.Process().memory_info().rss / 1e6]
+    return samples
 
 
 def _spent() -> tuple[float, float, float]:
@@ -164,16 +164,16 @@ def main() -> None:
             "--epochs",
             str(options.epochs),
         ]
-        told: dict[str, Any] = json.loads(
+        samples: dict[str, Any] = json.loads(
             subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True).stdout
         )
-        of = {name: {figure: median(told[name][figure]) for figure in FIGURES} for name in STEPS}
-        for name, figures in of.items():
+        medians = {name: {figure: median(samples[name][figure]) for figure in FIGURES} for name in STEPS}
+        for name, figures in medians.items():
             print(
                 f"{child:<10}{name:<10}{figures['seconds']:>9.3f}{figures['processor']:>11.3f}{figures['faults']:>13,.0f}"
             )
-        times = [of["former"][f] / of["present"][f] for f in ("seconds", "processor")]
-        resident = told["present"]["resident"][0]
+        times = [medians["former"][f] / medians["present"][f] for f in ("seconds", "processor")]
+        resident = samples["present"]["resident"][0]
         print(f"{child:<10}{'times':<10}{times[0]:>9.2f}{times[1]:>11.2f}     resident at the end {resident:,.0f} MB")
 
 

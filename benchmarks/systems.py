@@ -30,8 +30,8 @@ def run_native(spark: SparkSession, window: Window, data: Path | Topic, work: Pa
     """All epochs there are by `withWatermark` and `groupBy`; results as parquet in `work/out`."""
     rows = _rows(spark, data).withWatermark("ts", f"{LATENESS_S} seconds")
     grouped = rows.groupBy(_window_column(window).alias("w"), "k")
-    found = grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
-    results = found.select(
+    aggregated = grouped.agg(F.count("*").alias("n"), F.sum("v").alias("total"), F.max("v").alias("most"))
+    results = aggregated.select(
         F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), "k", "n", "total", "most"
     )
     query = (

@@ -97,8 +97,8 @@ def pipeline(home: Path, kind: str, files: int = 1) -> sw.Pipeline:
 def generate(home: Path, epochs: int) -> None:
     (home / "in").mkdir()
     for n in range(epochs):
-        at = 1_700_000_000_000 + n * 20_000
-        rows = [{"user": f"u{i % 500}", "x": i, "at": at + i * 10} for i in range(ROWS)]
+        start_ms = 1_700_000_000_000 + n * 20_000
+        rows = [{"user": f"u{i % 500}", "x": i, "at": start_ms + i * 10} for i in range(ROWS)]
         path = home / "in" / f"{n:04}.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
@@ -116,9 +116,9 @@ class Epochs:
         if not status.rows:
             return
         calls = self.calls.count
-        found = {"calls": calls, "jobs": jobs(self.spark), "clock": time.monotonic(), **_spent()}
+        reading = {"calls": calls, "jobs": jobs(self.spark), "clock": time.monotonic(), **_spent()}
         self.calls.count = calls  # its own are none of the epoch's
-        self.readings.append(found)
+        self.readings.append(reading)
 
     def per_epoch(self, name: str) -> float:
         values = [r[name] for r in self.readings[WARM_UP:]]
@@ -127,14 +127,14 @@ class Epochs:
 
 def _spent() -> dict[str, float]:
     """Processor seconds so far: of this process, of Spark's, and of its Python workers."""
-    me, found = psutil.Process(), dict.fromkeys(ROLES, 0.0)
+    me, seconds_by_role = psutil.Process(), dict.fromkeys(ROLES, 0.0)
     for one in (me, *me.children(recursive=True)):
         try:
             role = "driver" if one == me else "jvm" if one.name() == "java" else "workers"
-            found[role] += sum(one.cpu_times()[:2])
+            seconds_by_role[role] += sum(one.cpu_times()[:2])
         except psutil.Error:  # it has just ended
             continue
-    return found
+    return seconds_by_role
 
 
 def main() -> int:

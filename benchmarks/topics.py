@@ -56,8 +56,8 @@ def filled(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
 
 def records(frame: pl.DataFrame) -> Iterable[str]:
     """A JSON object per row."""
-    at = pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-    return frame.select(pl.struct("k", ts=at, v="v").struct.json_encode()).to_series()
+    timestamp = pl.col("ts").dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+    return frame.select(pl.struct("k", ts=timestamp, v="v").struct.json_encode()).to_series()
 
 
 def _send(producer: Producer, topic: str, values: Iterable[str]) -> None:
@@ -70,5 +70,5 @@ def _send(producer: Producer, topic: str, values: Iterable[str]) -> None:
                 producer.poll(0.1)
         if number % 10_000 == 0:
             producer.poll(0)
-    if left := producer.flush(60):
-        raise TimeoutError(f"Kafka did not take {left} records within a minute")
+    if unsent := producer.flush(60):
+        raise TimeoutError(f"Kafka did not take {unsent} records within a minute")

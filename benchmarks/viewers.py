@@ -67,8 +67,16 @@ class Pipeline:
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
         engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
-        ((name, own),) = pipeline.stage_pipelines.items()
-        stage = StageRunner(name, own, logic, store, engine, lambda epoch: None, skew_warnings=ClockSkewWarnings(own))
+        ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
+        stage = StageRunner(
+            name,
+            stage_pipeline,
+            logic,
+            store,
+            engine,
+            lambda epoch: None,
+            skew_warnings=ClockSkewWarnings(stage_pipeline),
+        )
         self.driver = Driver(
             pipeline,
             [stage],
@@ -139,7 +147,7 @@ async def view(port: int, until: float, tally: dict[str, int]) -> None:
     line = Line(port)
     page = (await line.get("/")).decode()
     events = re.findall(r'sse-connect="([^"]*)"', page)[0].replace("&amp;", "&")
-    asked = re.findall(r'hx-get="([^"]*)" hx-trigger="sse:commit"', page)
+    block_paths = re.findall(r'hx-get="([^"]*)" hx-trigger="sse:commit"', page)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**24)
     writer.write(f"GET {events} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     while time.monotonic() < until:
@@ -151,7 +159,7 @@ async def view(port: int, until: float, tally: dict[str, int]) -> None:
         if not part.startswith(b"event: commit"):
             continue
         tally["updates"] += 1
-        for path in asked:
+        for path in block_paths:
             content = await line.get(path)
             tally["bytes"] += len(content)
     writer.close()
@@ -180,14 +188,14 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=600)
     arguments.add_argument("--every", type=float, default=0, help="seconds between two commits; 0: as fast as it can")
     arguments.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
-    given = arguments.parse_args()
-    if given.feed is not None:
-        feed(given.feed, given.sessions, given.every)
+    options = arguments.parse_args()
+    if options.feed is not None:
+        feed(options.feed, options.sessions, options.every)
         return
     with tempfile.TemporaryDirectory(prefix="slackwater-viewers-") as home:
-        own = [sys.executable, "-m", "benchmarks.viewers", "--feed", home]
-        sizes = ["--sessions", str(given.sessions), "--every", str(given.every)]
-        child = subprocess.Popen([*own, *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        feed_command = [sys.executable, "-m", "benchmarks.viewers", "--feed", home]
+        sizes = ["--sessions", str(options.sessions), "--every", str(options.every)]
+        child = subprocess.Popen([*feed_command, *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         ui = None
         try:
             assert child.stdin is not None and child.stdout is not None
@@ -197,7 +205,7 @@ def main() -> None:
                 child.stdin.write(f"{seconds}\n")  # type: ignore[union-attr]
                 child.stdin.flush()  # type: ignore[union-attr]
 
-            tell(before := min(given.seconds, 60))
+            tell(before := min(options.seconds, 60))
             alone = json.loads(child.stdout.readline())
             command = [sys.executable, "-c", "from slackwater.cli.main import main; main()", "ui", home, "--port", "0"]
             ui = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -211,31 +219,31 @@ def main() -> None:
                 opened.append(time.monotonic() - began)
             page = psutil.Process(ui.pid)
             spent = sum(page.cpu_times()[:2])
-            tell(given.seconds)
-            tally = asyncio.run(watch(port, given.viewers, given.seconds, page))
+            tell(options.seconds)
+            tally = asyncio.run(watch(port, options.viewers, options.seconds, page))
             served = sum(page.cpu_times()[:2]) - spent
             watched = json.loads(child.stdout.readline())
             per_row = [1e6 * run["processor_s"] / run["rows"] for run in (alone, watched)]
             print(
                 json.dumps(
                     {
-                        "sessions": given.sessions,
-                        "viewers": given.viewers,
-                        "seconds": given.seconds,
+                        "sessions": options.sessions,
+                        "viewers": options.viewers,
+                        "seconds": options.seconds,
                         "load": os.getloadavg(),
                         "open_s": [round(s, 2) for s in opened],
-                        "every_s": given.every,
+                        "every_s": options.every,
                         "memory_mib": tally["memory"],
                         "page_processor_s": round(served, 2),
-                        "page_processor_ms_per_s": round(1000 * served / given.seconds, 1),
-                        "share_of_two_cores": round(served / given.seconds / 2, 4),
+                        "page_processor_ms_per_s": round(1000 * served / options.seconds, 1),
+                        "share_of_two_cores": round(served / options.seconds / 2, 4),
                         "pipeline_processor_s": round(watched["processor_s"], 1),
                         "pipeline_us_per_row": [round(us, 3) for us in per_row],
                         "pipeline_rows_per_s": [
-                            round(r["rows"] / s) for r, s in ((alone, before), (watched, given.seconds))
+                            round(r["rows"] / s) for r, s in ((alone, before), (watched, options.seconds))
                         ],
                         "commits": watched["epochs"],
-                        "updates_per_viewer": round(tally["updates"] / given.viewers, 1),
+                        "updates_per_viewer": round(tally["updates"] / options.viewers, 1),
                         "mib_sent": round(tally["bytes"] / 2**20, 1),
                     },
                     indent=1,

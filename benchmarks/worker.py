@@ -64,11 +64,11 @@ class Progress(StreamingQueryListener):
             began = datetime.fromisoformat(progress.timestamp).timestamp()
             batch = {"rows": progress.numInputRows, "began": began, "seconds": whole, "durations": seconds}
             states = progress.stateOperators
-            told = {
+            state_figures = {
                 "state_rows": sum(s.numRowsTotal for s in states),
                 "state_bytes": sum(s.memoryUsedBytes for s in states),
             }
-            self.batches.append(batch | (told if states else {}))
+            self.batches.append(batch | (state_figures if states else {}))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
         """Nothing to keep."""
@@ -117,10 +117,10 @@ class Told:
         ]
 
 
-def epochs(progress: Progress, told: Told) -> list[dict[str, Any]]:
+def epochs(progress: Progress, run_log: Told) -> list[dict[str, Any]]:
     """The epochs of a run: as Slackwater told them, or, of the native operators, as Spark reports its micro-batches."""
-    if told.statuses:
-        return told.batches()
+    if run_log.statuses:
+        return run_log.batches()
     if not progress.terminated.wait(_REPORTED_WITHIN_S):
         raise TimeoutError("Spark did not report the end of the query within a minute")
     return progress.batches
@@ -129,7 +129,7 @@ def epochs(progress: Progress, told: Told) -> list[dict[str, Any]]:
 def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Run the job to its end: its epochs, Slackwater's own account of them, and of the floor what was counted."""
     spark = session(job)
-    progress, told, output = Progress(), Told(), None
+    progress, run_log, output = Progress(), Told(), None
     spark.streams.addListener(progress)
     data, work = Topic(**job["topic"]) if "topic" in job else Path(job["data"]), Path(job["work"])
     query = Join(**job["join"]) if "join" in job else Window(**job["window"])
@@ -139,21 +139,21 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     else:
         if isinstance(query, Join):
             if job["system"] == SLACKWATER:
-                joins.run_slackwater(spark, query, data, work, told)
+                joins.run_slackwater(spark, query, data, work, run_log)
             else:
                 joins.run_native(spark, query, data, work)
         elif job["system"] in (SLACKWATER, POSTGRES):
             url = os.environ[POSTGRES_URL] if job["system"] == POSTGRES else None
-            run_slackwater(spark, query, data, work, told, url)
+            run_slackwater(spark, query, data, work, run_log, url)
         else:
             run_native(spark, query, data, work)
-        batches = epochs(progress, told)
+        batches = epochs(progress, run_log)
     java = spark.sparkContext._jvm.System.getProperty("java.version")
     spark.stop()
     return {
         "batches": batches,
-        "statuses": [_kept(status) for status in told.statuses if status.rows],
-        "late": told.statuses[-1].counters.rows_late if told.statuses else None,
+        "statuses": [_kept(status) for status in run_log.statuses if status.rows],
+        "late": run_log.statuses[-1].counters.rows_late if run_log.statuses else None,
         "output": output,
         "java": java,
     }

@@ -58,9 +58,9 @@ def measured(
     failed = process.returncode != 0 or "[ERROR]" in said_at_last  # with which Flink's client ends as well as without
     if failed if done is None else not done.all:
         return {"failed": said_at_last[-_TAIL:]}
-    found = summary(results(messages(kafka, work.out), work), work)
+    summed = summary(results(messages(kafka, work.out), work), work)
     spent = usage.spent[-1][1]
-    return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **found}
+    return {"seconds": took, "cpu_s": spent, "memory": usage.peak["total"], **summed}
 
 
 class Committed:
@@ -87,14 +87,16 @@ class Committed:
         return False
 
     def _has_all(self) -> bool:
-        wanted = {(p.topic, p.partition): p.offset for topic in self._work.topics for p in ends(self._kafka, topic)}
+        end_offsets = {
+            (p.topic, p.partition): p.offset for topic in self._work.topics for p in ends(self._kafka, topic)
+        }
         group = kafka_streams.application(self._work)
-        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
+        futures = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
         try:
-            there = {(p.topic, p.partition): p.offset for p in asked[group].result().topic_partitions}
+            committed = {(p.topic, p.partition): p.offset for p in futures[group].result().topic_partitions}
         except KafkaException:  # no such group: it has only started
             return False
-        return all(there.get(place, -1) >= end for place, end in wanted.items())
+        return all(committed.get(place, -1) >= end for place, end in end_offsets.items())
 
 
 def _reader(kafka: Kafka) -> Consumer:
@@ -115,16 +117,16 @@ def ends(kafka: Kafka, topic: str) -> list[TopicPartition]:
 
 def messages(kafka: Kafka, topic: str) -> Iterator[bytes]:
     """The values that were committed to a topic."""
-    reader, left = _reader(kafka), {p.partition: p.offset for p in ends(kafka, topic) if p.offset > 0}
-    reader.assign([TopicPartition(topic, p, 0) for p in left])
+    reader, remaining = _reader(kafka), {p.partition: p.offset for p in ends(kafka, topic) if p.offset > 0}
+    reader.assign([TopicPartition(topic, p, 0) for p in remaining])
     try:
-        while left:
+        while remaining:
             for message in reader.consume(10_000, 1.0):
                 if message.error() is None and message.value() is not None:
                     yield message.value()
             # behind the last record lie marks of transactions, which are passed and not handed out
-            at = {p.partition: p.offset for p in reader.position([TopicPartition(topic, p) for p in left])}
-            left = {p: end for p, end in left.items() if at[p] < end}
+            positions = {p.partition: p.offset for p in reader.position([TopicPartition(topic, p) for p in remaining])}
+            remaining = {p: end for p, end in remaining.items() if positions[p] < end}
     finally:
         reader.close()
 
@@ -148,7 +150,7 @@ def main() -> int:
     peers = [p for p in PEERS if p in options.only] or list(PEERS)
     works = [w for w in WORKS if w.name in options.only] or list(WORKS)
     records = topics(rows)
-    told: dict[str, Any] = {
+    measurement: dict[str, Any] = {
         "machine": machine(),
         "rows": {},
         "works": {},
@@ -157,25 +159,25 @@ def main() -> int:
     print("\n".join(report.settings(options.heap)))
     with tempfile.TemporaryDirectory(prefix="slackwater-peers-") as root:
         for work in works:
-            wanted = expected(work, records)
-            told["rows"][work.name] = sum(records[topic].height for topic in work.topics)
-            told["works"][work.name] = {"batch": summary(wanted, work)}
+            expected_rows = expected(work, records)
+            measurement["rows"][work.name] = sum(records[topic].height for topic in work.topics)
+            measurement["works"][work.name] = {"batch": summary(expected_rows, work)}
             for peer in peers:
                 with Kafka.started() as kafka:  # a broker of its own: none finds what another left
                     fill(kafka, {topic: records[topic] for topic in work.topics})
                     print(f"{work.name}: {peer} …", file=sys.stderr, end=" ", flush=True)
                     try:
-                        found = measured(peer, work, kafka, records, Path(root), options.heap)
+                        figures = measured(peer, work, kafka, records, Path(root), options.heap)
                     except kafka_streams.NoCompiler as error:
-                        found = {"failed": str(error)}
-                    print(found.get("failed") or f"{found['seconds']:.0f} s", file=sys.stderr, flush=True)
-                    told["works"][work.name][peer] = found
-    told["machine"]["load_after"] = os.getloadavg()[0]
-    print("\n".join(report.lines(told)))
+                        figures = {"failed": str(error)}
+                    print(figures.get("failed") or f"{figures['seconds']:.0f} s", file=sys.stderr, flush=True)
+                    measurement["works"][work.name][peer] = figures
+    measurement["machine"]["load_after"] = os.getloadavg()[0]
+    print("\n".join(report.lines(measurement)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(kept(told), indent=1) + "\n")
-    return int(not all(report.agrees(told, work, peer) for work in told["works"] for peer in peers))
+        options.json.write_text(json.dumps(kept(measurement), indent=1) + "\n")
+    return int(not all(report.agrees(measurement, work, peer) for work in measurement["works"] for peer in peers))
 
 
 if __name__ == "__main__":

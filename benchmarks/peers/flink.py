@@ -48,8 +48,8 @@ def installed() -> Path:
     if not list(home.glob("lib/python*/site-packages/pyflink/lib/flink-dist-*.jar")):
         print(f"fetching Flink {VERSION} into {home} (330 MB) …", file=sys.stderr, flush=True)
         venv.create(home, with_pip=True)
-        wanted = f"apache-flink-libraries=={VERSION}"  # what apache-flink runs; its Python is not needed for SQL
-        subprocess.run([home / "bin" / "pip", "install", "-q", "--no-deps", wanted], check=True)
+        requirement = f"apache-flink-libraries=={VERSION}"  # what apache-flink runs; its Python is not needed for SQL
+        subprocess.run([home / "bin" / "pip", "install", "-q", "--no-deps", requirement], check=True)
     return next(home.glob("lib/python*/site-packages/pyflink"))
 
 
@@ -106,8 +106,8 @@ def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str]
     jars = installed()
     further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module_jar(*module)]
     home.mkdir(parents=True)
-    told = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
-    (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in told.items()))
+    settings = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
+    (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
     (home / "log4j2.properties").write_text("rootLogger.level = WARN\n")
     (home / "script.sql").write_text(sql(work, address))
     opened = [f"--add-opens=java.base/java.{name}=ALL-UNNAMED" for name in _OPENED]

@@ -42,11 +42,11 @@ def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str]
     classpath = ":".join(map(str, jars))
     home.mkdir(parents=True)
     subprocess.run(["javac", "-d", home / "classes", "-cp", classpath, SOURCE], check=True)
-    told = SETTINGS | {
+    settings = SETTINGS | {
         "application.id": application(work),
         "bootstrap.servers": address,
         "state.dir": str(home / "state"),
     }
-    (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in told.items()))
+    (home / "settings").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
     command = ["java", f"-Xmx{heap}", "-cp", f"{home / 'classes'}:{classpath}", "KafkaStreamsPeer"]
     return [*command, work.name, str(home / "settings")], {}

@@ -25,29 +25,29 @@ def _listed(values: dict[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
-def agrees(told: dict[str, Any], work: str, peer: str) -> bool:
+def agrees(measurement: dict[str, Any], work: str, peer: str) -> bool:
     """Whether a peer found what a batch over all records finds: as many rows, the same to the last digit."""
-    found, batch = told["works"][work].get(peer, {}), told["works"][work]["batch"]
-    return all(found.get(name) == value for name, value in batch.items())
+    figures, batch = measurement["works"][work].get(peer, {}), measurement["works"][work]["batch"]
+    return all(figures.get(name) == value for name, value in batch.items())
 
 
-def lines(told: dict[str, Any]) -> Iterator[str]:
+def lines(measurement: dict[str, Any]) -> Iterator[str]:
     """A table, a work after the other; the rows in which Slackwater loses say so."""
-    about = told["machine"]
+    about = measurement["machine"]
     yield (
         f"\n{about['processor']}, {about['cores']} cores, {about['memory_gib']} GiB, load {about['load_before']:.1f} before and "
         f"{about['load_after']:.1f} after; from the start of each process to its end, the broker's work not counted"
     )
     head = ("seconds", "rows/s", "CPU s", "peak MiB", "times ours", "results", "same")
     yield f"{'work':<12}{'peer':<16}" + "".join(f"{name:>12}" for name in head)
-    for work, found in told["works"].items():
-        mine = found.get("slackwater", {}).get("seconds")
-        for peer, figures in found.items():
+    for work, figures_by_peer in measurement["works"].items():
+        slackwater_s = figures_by_peer.get("slackwater", {}).get("seconds")
+        for peer, figures in figures_by_peer.items():
             if peer != "batch":
-                yield _row(told, work, peer, figures, mine)
+                yield _row(measurement, work, peer, figures, slackwater_s)
 
 
-def _row(told: dict[str, Any], work: str, peer: str, figures: dict[str, Any], mine: float | None) -> str:
+def _row(measurement: dict[str, Any], work: str, peer: str, figures: dict[str, Any], slackwater_s: float | None) -> str:
     name = f"{work:<12}{peer:<16}"
     if "failed" in figures:
         said = figures["failed"].strip().splitlines()
@@ -55,12 +55,12 @@ def _row(told: dict[str, Any], work: str, peer: str, figures: dict[str, Any], mi
     seconds = figures["seconds"]
     cells = [
         f"{seconds:.1f}",
-        f"{told['rows'][work] / seconds:,.0f}",
+        f"{measurement['rows'][work] / seconds:,.0f}",
         f"{figures['cpu_s']:.1f}",
         f"{figures['memory'] / _MIB:,.0f}",
-        "" if mine is None else f"{seconds / mine:.2f}",
+        "" if slackwater_s is None else f"{seconds / slackwater_s:.2f}",
         f"{figures['rows']:,}",
-        "yes" if agrees(told, work, peer) else "DIFFERS",
+        "yes" if agrees(measurement, work, peer) else "DIFFERS",
     ]
-    lost = "  faster than Slackwater" if mine is not None and seconds < mine else ""
+    lost = "  faster than Slackwater" if slackwater_s is not None and seconds < slackwater_s else ""
     return name + "".join(f"{cell:>12}" for cell in cells) + lost

@@ -57,12 +57,12 @@ def topics(rows: int) -> dict[str, pl.DataFrame]:
     """Per topic its records in the order in which they arrive."""
     events, both = streams(rows)
     sides = list(zip(*orders(both, seed=7), strict=True))
-    found = {"events": pl.concat(_arriving(frame, number) for number, frame in enumerate(frames(events)))}
-    found = {"events": found["events"].select("k", ts=_millis(), v=pl.col("v").cast(pl.Int64))}
+    frames_by_topic = {"events": pl.concat(_arriving(frame, number) for number, frame in enumerate(frames(events)))}
+    frames_by_topic = {"events": frames_by_topic["events"].select("k", ts=_millis(), v=pl.col("v").cast(pl.Int64))}
     for side, parts in zip(SIDES, sides, strict=True):
         amount = (pl.col("amount") * 100).round().cast(pl.Int64)
-        found[side] = pl.concat(parts).select("order_id", ts=_millis(), amount=amount)
-    return found
+        frames_by_topic[side] = pl.concat(parts).select("order_id", ts=_millis(), amount=amount)
+    return frames_by_topic
 
 
 def _arriving(frame: pl.DataFrame, seed: int) -> pl.DataFrame:
@@ -80,24 +80,24 @@ def expected(work: Work, records: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
     if work is JOIN:
         paid = records["payments"].rename({"amount": "paid_amount", "ts": "paid_ts"})
         after = pl.col("paid_ts") - pl.col("ts")
-        found = records["orders"].join(paid, on="order_id").filter(after.is_between(0, 1000 * WITHIN_S))
+        expected_rows = records["orders"].join(paid, on="order_id").filter(after.is_between(0, 1000 * WITHIN_S))
     elif work is TUMBLING:
         length = 1000 * LENGTH_S
         start = pl.col("ts") // length * length
-        found = records["events"].group_by("k", window_start=start).agg(n=pl.len().cast(pl.Int64))
-        found = found.with_columns(window_end=pl.col("window_start") + length)
+        expected_rows = records["events"].group_by("k", window_start=start).agg(n=pl.len().cast(pl.Int64))
+        expected_rows = expected_rows.with_columns(window_end=pl.col("window_start") + length)
     else:
         rows = records["events"].sort("k", "ts")
         begins = (pl.col("ts").diff() > 1000 * GAP_S) | (pl.col("k") != pl.col("k").shift(1))
         rows = rows.with_columns(number=begins.fill_null(True).cum_sum())
-        found = rows.group_by("k", "number").agg(
+        expected_rows = rows.group_by("k", "number").agg(
             window_start=pl.col("ts").min(),
             window_end=pl.col("ts").max() + 1000 * GAP_S,
             n=pl.len().cast(pl.Int64),
             total=pl.col("v").sum(),
             most=pl.col("v").max(),
         )
-    return found.select(work.columns)
+    return expected_rows.select(work.columns)
 
 
 def last_ms(records: Mapping[str, pl.DataFrame]) -> int:
@@ -132,34 +132,36 @@ def send(kafka: Kafka, topic: str, rows: Iterable[tuple[str, int, int, str]]) ->
     """Key, partition, time in milliseconds and value of each."""
     settings = {"bootstrap.servers": kafka.address, "linger.ms": 50, "compression.type": "lz4", "log_level": 0}
     producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
-    for number, (key, partition, at, value) in enumerate(rows):
+    for number, (key, partition, time_ms, value) in enumerate(rows):
         while True:
             try:
-                producer.produce(topic, value, key, partition=partition, timestamp=at)
+                producer.produce(topic, value, key, partition=partition, timestamp=time_ms)
                 break
             except BufferError:
                 producer.poll(0.1)
         if number % 10_000 == 0:
             producer.poll(0)
-    if left := producer.flush(60):
-        raise TimeoutError(f"Kafka did not take {left} records within a minute")
+    if unsent := producer.flush(60):
+        raise TimeoutError(f"Kafka did not take {unsent} records within a minute")
 
 
 def results(values: Iterator[bytes], work: Work) -> pl.DataFrame:
     """Result rows from the messages of an output topic, as `expected` has them."""
-    found = pl.read_ndjson(b"\n".join(values), infer_schema_length=1000)
-    if found.is_empty():
-        return found
-    at = (
+    output_rows = pl.read_ndjson(b"\n".join(values), infer_schema_length=1000)
+    if output_rows.is_empty():
+        return output_rows
+    time_columns = (
         pl.col(c).str.strip_chars_end("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S%.f", time_unit="ms") for c in work.times
     )
-    found = found.with_columns(*(expression.dt.epoch("ms") for expression in at)).select(work.columns)
-    return found.filter(pl.col(work.columns[0]) != LAST)
+    output_rows = output_rows.with_columns(*(expression.dt.epoch("ms") for expression in time_columns)).select(
+        work.columns
+    )
+    return output_rows.filter(pl.col(work.columns[0]) != LAST)
 
 
-def summary(found: pl.DataFrame, work: Work) -> dict[str, int]:
+def summary(output_rows: pl.DataFrame, work: Work) -> dict[str, int]:
     """How many rows, and a sum of hashes of all columns, whatever their order."""
-    if found.is_empty():
+    if output_rows.is_empty():
         return {"rows": 0, "checksum": 0}
-    whole = found.select(pl.col(c).cast(pl.Int64) if c not in ("k", "order_id") else c for c in work.columns)
+    whole = output_rows.select(pl.col(c).cast(pl.Int64) if c not in ("k", "order_id") else c for c in work.columns)
     return {"rows": whole.height, "checksum": int(whole.hash_rows(seed=1).to_numpy().sum()) % 2**64}

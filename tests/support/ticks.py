@@ -128,7 +128,7 @@ class TicksPlanner:
 
 # -- runner/connectors/ticks.py -------------------------------------------------------------------------------------------
 class Ticks(Connector[TicksConnection]):
-    def source(self, session: Any, pipeline: Any, spec: Source, state_id: str | None) -> TicksSource:
+    def source(self, session: Any, pipeline: Any, spec: Source, schema_json: str | None) -> TicksSource:
         from pyspark.sql import types as T  # noqa: N812
 
         fields = [T.StructField("n", T.LongType()), T.StructField("_event_ts", T.TimestampType())]
