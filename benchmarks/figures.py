@@ -37,11 +37,11 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def kept(value: Any) -> Any:
+def without_runs(value: Any) -> Any:
     """A report without its single runs, of which the summaries tell enough: what is kept of a release."""
     if isinstance(value, dict):
-        return {name: kept(inner) for name, inner in value.items() if name != "runs"}
-    return [kept(inner) for inner in value] if isinstance(value, list) else value
+        return {name: without_runs(inner) for name, inner in value.items() if name != "runs"}
+    return [without_runs(inner) for inner in value] if isinstance(value, list) else value
 
 
 def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Meter:
         self.parts: dict[str, tuple[float, float]] = {}
         self._name, self._cpu, self._clock = "", time.process_time(), time.monotonic()
 
-    def at(self, name: str) -> str:
+    def switch_to(self, name: str) -> str:
         """From now on this is at work; gives what was."""
         cpu, clock = time.process_time(), time.monotonic()
         before = self.parts.get(self._name, (0.0, 0.0))
@@ -46,11 +46,11 @@ class Meter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        was = self.at(name)
+        was = self.switch_to(name)
         try:
             yield
         finally:
-            self.at(was)
+            self.switch_to(was)
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class Versions(Upsert):
 class Log(Upsert):
     """Versions since the last fold, newest last, as anyone who wrote them keeps them."""
 
-    mine: list[Any] = field(default_factory=list)
+    written_frames: list[Any] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
 
     def create(self, db: Any) -> None:
@@ -234,9 +234,9 @@ class Log(Upsert):
 
     def read(self, hashes: Any, committed: int) -> pl.DataFrame:
         if committed % FOLD == FOLD // 2:
-            self.mine.clear()
+            self.written_frames.clear()
         frames, rest = [], hashes
-        for frame in reversed(self.mine):
+        for frame in reversed(self.written_frames):
             h = frame["unit"].to_numpy()
             positions = np.minimum(np.searchsorted(h, rest), len(h) - 1)
             hit = h[positions] == rest
@@ -260,7 +260,7 @@ class Log(Upsert):
                     pl.lit(epoch, pl.Int64).alias("epoch"),
                 ),
             )
-        self.mine.append(rows)
+        self.written_frames.append(rows)
         return [part]
 
     def commit(self, db: Any, epoch: int, new_parts: list[Any]) -> None:

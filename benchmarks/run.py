@@ -50,7 +50,7 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import generate
-from benchmarks.figures import beside_kafka, compared, kept, machine, policy_costs, summarised
+from benchmarks.figures import beside_kafka, compared, machine, policy_costs, summarised, without_runs
 from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.process import WorkerFailed, clean_up_when_ended, run_worker
 from benchmarks.report import lines
@@ -201,7 +201,7 @@ def _write(report: dict[str, Any], began: float, options: argparse.Namespace) ->
     """What there is so far: who stops a run of an hour keeps what was measured."""
     report["machine"]["load_after"] = os.getloadavg()[0]
     report["took_s"] = time.monotonic() - began
-    for path, figures in ((options.json, report), (options.keep, kept(report))):
+    for path, figures in ((options.json, report), (options.keep, without_runs(report))):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(figures, indent=1) + "\n")

@@ -18,7 +18,7 @@ import psutil
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.figures import kept, machine
+from benchmarks.figures import machine, without_runs
 from benchmarks.peers import flink, kafka_streams, ours, report
 from benchmarks.peers.work import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
 from benchmarks.process import Usage, clean_up_when_ended, ended
@@ -176,7 +176,7 @@ def main() -> int:
     print("\n".join(report.lines(measurement)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(kept(measurement), indent=1) + "\n")
+        options.json.write_text(json.dumps(without_runs(measurement), indent=1) + "\n")
     return int(not all(report.agrees(measurement, work, peer) for work in measurement["works"] for peer in peers))
 
 

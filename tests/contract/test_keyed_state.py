@@ -34,7 +34,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture(autouse=True)
 def known() -> Iterator[None]:
-    with nth.known():
+    with nth.registered():
         yield
 
 

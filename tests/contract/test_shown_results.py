@@ -19,13 +19,13 @@ import slackwater as sw
 from slackwater.cli import main as cli
 from slackwater.testing import LocalPipeline
 
-at = published.at
+place_at = published.place_at
 
 
 @pytest.fixture
-def file(at: Callable[[str], Place]) -> Path:
+def file(place_at: Callable[[str], Place]) -> Path:
     """A config whose target holds three rows."""
-    place = at("parquet")
+    place = place_at("parquet")
     place.publish((0, "a", 3), (1, 'b, "c"', 1), (2, None, 2))
     return place.file
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support import several_stages
 from tests.support.browsing import Tags, get
-from tests.support.why import NOON, at
+from tests.support.why import NOON, rows_at
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.config import toml
@@ -37,10 +37,10 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
     file = several_stages.ran(tmp_path)
     given: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
     with LocalPipeline(toml.load(file), several_stages.SCHEMA, **given) as test:
-        orders = [*at("u1", "9:00", "9:05", "10:30", partition="o-0"), *at("u2", "9:50", partition="o-1")]
-        test.pipe({"orders": orders, "clicks": at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
+        orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
+        test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
         test.quiet("45s")
-        test.pipe({"clicks": at("u1", "10:21")})
+        test.pipe({"clicks": rows_at("u1", "10:21")})
     (here,), (there,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)
     (whole, each), (other, others) = look_at_all(here, NOON), look_at_all(there, NOON)
     assert told(whole) == told(other)

@@ -87,7 +87,7 @@ class Held:
     """A window or session: its rows with the number of the config that they were read under."""
 
     rows: list[tuple[int, naive.Row]]
-    told: set[int] = field(default_factory=set)  # the starts under which the target has it
+    emitted_starts: set[int] = field(default_factory=set)  # the starts under which the target has it
     same: bool = False  # the target has it as it stands
 
     @property
@@ -154,13 +154,13 @@ class Mixed:
         return self.held.setdefault(self.config.target, {})
 
     def tell(self, key: Any, held: Held, start: int, end: int) -> None:
-        for former in held.told:
+        for former in held.emitted_starts:
             self.table.pop((key, former), None)
         values = {
             name: naive.one(*KNOWN[name], [r for n, r in held.rows if n >= since]) for name, since in self.since.items()
         }
         self.table[key, start] = {"u": key, "window_start": start, "window_end": end, **values}
-        held.told, held.same = {start}, True
+        held.emitted_starts, held.same = {start}, True
 
 
 class MixedPanes(Mixed):
@@ -227,7 +227,7 @@ class MixedSessions(Mixed):
         merged: list[Held] = []
         for piece in sorted(pieces, key=lambda p: p.start):
             if merged and piece.start <= merged[-1].last + self.gap:
-                merged[-1] = Held(merged[-1].rows + piece.rows, merged[-1].told | piece.told)
+                merged[-1] = Held(merged[-1].rows + piece.rows, merged[-1].emitted_starts | piece.emitted_starts)
             else:
                 merged.append(piece)
         return merged
@@ -263,7 +263,7 @@ class MixedSessions(Mixed):
             far = [r for r in new if not self.recent(r["ts"]) and (first is None or r["ts"] < first)]
             self.late += far
             rest = [r for r in run.rows if r[1] not in far]
-            sessions.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.told))
+            sessions.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.emitted_starts))
         self.open[key] = sessions
 
     def close(self, watermark: int | None) -> None:

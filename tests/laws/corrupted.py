@@ -345,7 +345,7 @@ DAMAGES: tuple[Damage, ...] = (
 class Outcome:
     """What became of a damage: the report of `verify`, and how the restart was refused, None for the right rows."""
 
-    what: str
+    description: str
     report: VerifyReport
     refused: str | None
 

@@ -227,7 +227,7 @@ def counting(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
     return sw.Stage(name=name, from_=read, window=window)
 
 
-def of(*stages: sw.Stage, store: str = "files") -> sw.Pipeline:
+def pipeline_of_stages(*stages: sw.Stage, store: str = "files") -> sw.Pipeline:
     """A pipeline of these stages over the source a."""
     place = {"path": "state"} if store == "files" else {"url": "postgresql:///none"}
     return sw.pipeline(

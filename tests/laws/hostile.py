@@ -48,7 +48,7 @@ KINDS: Mapping[str, tuple[Kind, int]] = {  # and its share of the cases
 }
 
 
-def found(kind: str, seed: int) -> tuple[str, str]:
+def run_case(kind: str, seed: int) -> tuple[str, str]:
     """What became of one case: a word, and for a defect the story of it."""
     rng = random.Random(f"{kind} {seed}")
     faulthandler.dump_traceback_later(HANG_S, exit=True)
@@ -72,7 +72,7 @@ def found(kind: str, seed: int) -> tuple[str, str]:
 def _several(work: tuple[str, list[int]]) -> tuple[str, Counter[str], list[str]]:
     kind, numbers = work
     seeds.quiet()
-    results = [found(kind, n) for n in numbers]
+    results = [run_case(kind, n) for n in numbers]
     return kind, Counter(word for word, _ in results), [story for _, story in results if story]
 
 
@@ -86,7 +86,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
     if options.only is not None:
-        word, story = found(options.kind or "where", options.only)
+        word, story = run_case(options.kind or "where", options.only)
         print(word, story)
         return bool(story)
     shares = {k: s for k, (_, s) in KINDS.items() if options.kind in (None, k)}

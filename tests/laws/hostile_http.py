@@ -82,7 +82,7 @@ def port() -> int:
     return serve_state(StateView(FilesStore(home, "law")), 0).port
 
 
-def asked(path: str, port: int) -> tuple[int, bytes]:
+def get_answer(path: str, port: int) -> tuple[int, bytes]:
     """The status and the body of an answer of the server on a port."""
     client = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
@@ -143,7 +143,7 @@ def case(rng: random.Random) -> str:
                 response += part
         except (ConnectionResetError, BrokenPipeError):
             pass
-    status, body = asked("/fetch?key=k=u49", port())
+    status, body = get_answer("/fetch?key=k=u49", port())
     assert status == 200, "the next question is not answered"
     assert [r["k"] for r in json.loads(body)] == ["u49"], f"the next answer is wrong: {body[:200]!r}"
     if not response:

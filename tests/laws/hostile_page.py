@@ -96,7 +96,7 @@ def case(rng: random.Random) -> str:
                     break  # it has no end of its own
         except (ConnectionResetError, BrokenPipeError):
             pass
-    status, body = hostile_http.asked("/p/law/ui/top.json", port())
+    status, body = hostile_http.get_answer("/p/law/ui/top.json", port())
     assert status == 200, "the next question is not answered"
     assert json.loads(body)["pipeline"] == "law", f"the next answer is wrong: {body[:200]!r}"
     if not response:

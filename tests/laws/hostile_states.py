@@ -213,10 +213,12 @@ def case(rng: random.Random) -> str:
         home = Path(directory)
         shutil.copytree(bases()[name].home, home, dirs_exist_ok=True)
         write(home, record)
-        return asked(f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, corrupted.NAME), rng)
+        return ask_everything(
+            f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, corrupted.NAME), rng
+        )
 
 
-def asked(description: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
+def ask_everything(description: str, base: Base, store: Callable[[], StateStore], rng: random.Random) -> str:
     """Ask every question; whether one of them was refused. Raises AssertionError for any other error."""
     outcome = "accepted"
     questions = (_verify, _scan, _open, _plan, _why, _show, _describe, _weigh)

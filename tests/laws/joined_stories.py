@@ -61,7 +61,7 @@ def looked_at(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tu
     return look_at(watched, 0), result
 
 
-def told(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+def judged_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
     """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
     newest: dict[str, int] = {}
     watermark: int | None = None

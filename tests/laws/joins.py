@@ -102,7 +102,7 @@ class Judge:
     join: Join
     allowed_us: int
     clock: naive.JudgingOracle = field(init=False)
-    kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: {"a": [], "b": []})
+    rows_in_time: dict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: {"a": [], "b": []})
     late: list[Mapping[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Judge:
         for source, source_rows in rows.items():
             for row in source_rows:
                 is_late = watermark is not None and watermark > row["ts"] + self.allowed_us
-                (self.late if is_late else self.kept[source]).append(row)
+                (self.late if is_late else self.rows_in_time[source]).append(row)
         self.clock.epoch(rows)
 
     def answer(self) -> Counter[str]:
@@ -134,9 +134,9 @@ class Judge:
     def pairs(self) -> list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]]:
         lower, upper = (MS * ms for ms in self.join.bounds_ms)
         row_pairs: list[tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]] = []
-        lonely = {source: list(rows) for source, rows in self.kept.items()}
-        for left_row in self.kept["a"]:
-            for right_row in self.kept["b"]:
+        lonely = {source: list(rows) for source, rows in self.rows_in_time.items()}
+        for left_row in self.rows_in_time["a"]:
+            for right_row in self.rows_in_time["b"]:
                 if lower <= right_row["ts"] - left_row["ts"] <= upper and self._equal(left_row, right_row):
                     row_pairs.append((left_row, right_row))
                     lonely["a"] = [r for r in lonely["a"] if r is not left_row]
@@ -166,10 +166,10 @@ class Judge:
         """Rows with no key on sides that come out in pairs only."""
         names = {"a": self.join.left_keys, "b": self.join.right_keys}
         inner = [s for s, outer in zip("ab", self.join.outer, strict=True) if not outer]
-        return sum(any(r[k] is None for k in names[s]) for s in inner for r in self.kept[s])
+        return sum(any(r[k] is None for k in names[s]) for s in inner for r in self.rows_in_time[s])
 
 
-def told(row: Mapping[str, Any]) -> str:
+def output_line(row: Mapping[str, Any]) -> str:
     """A row of the output as the judge writes it."""
     sides = (
         None if row[f"{side}_id"] is None else (row[f"{side}_id"], row[f"{side}_k"], repr(row[f"{side}_f"]))
@@ -197,7 +197,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
-    actual_counts = Counter(map(told, result.rows))
+    actual_counts = Counter(map(output_line, result.rows))
     expected_counts = judge.answer()
     assert actual_counts == expected_counts, (
         f"missing {expected_counts - actual_counts}, too many {actual_counts - expected_counts}"

@@ -77,7 +77,7 @@ def script(rng: random.Random, input_rows: Sequence[Row], crashes: bool) -> list
     return items
 
 
-def told(rows_: Sequence[Row]) -> list[str]:
+def plain_lines(rows_: Sequence[Row]) -> list[str]:
     plain_rows = [{k: v for k, v in sorted(r.items()) if not k.startswith("_") and k != "session_id"} for r in rows_]
     return sorted(repr({k: sorted(v) if isinstance(v, list) else v for k, v in r.items()}) for r in plain_rows)
 
@@ -110,7 +110,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         items.append(Crash(rng.choice(KILL_POINTS)))
     result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
     everything = [*input_rows, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
-    assert told(table(result)) == told(oracle.batch_windows(spec, everything))
+    assert plain_lines(table(result)) == plain_lines(oracle.batch_windows(spec, everything))
     last = result.replays[-1]
     assert (last.applied, dict(last.remaining), last.before) == (0, {}, len(result.letters))
     assert result.counters.replayed == len(result.letters)

@@ -51,8 +51,8 @@ class Story:
     seed: int
     store: Callable[[], Any] | None = None
     every: list[dict[str, Any]] = field(default_factory=list)
-    there: set[int] = field(default_factory=set)  # the epochs that "some" was there for
-    at: int = 0
+    present_epochs: set[int] = field(default_factory=set)  # the epochs that "some" was there for
+    now_ms: int = 0
 
     def run(self) -> None:
         rng = random.Random(self.seed)
@@ -66,7 +66,7 @@ class Story:
                 before = test.epoch
                 self.epoch(test, rng, down)
                 if present:
-                    self.there |= set(range(before + 1, test.epoch + 1))
+                    self.present_epochs |= set(range(before + 1, test.epoch + 1))
                 if down is not None and test.target(down).down:
                     present = self.back(test, rng, down, present)
                 elif rng.random() < 0.3:
@@ -75,18 +75,18 @@ class Story:
                 if rng.random() < 0.2:
                     before = test.epoch
                     test.quiet(500)
-                    self.there |= set(range(before + 1, test.epoch + 1)) if present else set()
+                    self.present_epochs |= set(range(before + 1, test.epoch + 1)) if present else set()
             test._faults.step = None
             before = test.epoch
             test.flush()
-            self.there |= set(range(before + 1, test.epoch + 1)) if present else set()
+            self.present_epochs |= set(range(before + 1, test.epoch + 1)) if present else set()
             self.compare(spec, test)
 
     def epoch(self, test: LocalPipeline, rng: random.Random, down: str | None) -> None:
         rows = []
         for _ in range(rng.randrange(0, 9)):
-            self.at += rng.choice([0, 3, 11, 40, 200])
-            ts = (self.at - rng.choice([0, 0, 5, 30])) * MS
+            self.now_ms += rng.choice([0, 3, 11, 40, 200])
+            ts = (self.now_ms - rng.choice([0, 0, 5, 30])) * MS
             rows.append({"k": rng.choice("ab"), "p": rng.choice("xyz"), "v": rng.randrange(9), "ts": ts})
         self.every += rows
         if down is None:
@@ -132,7 +132,7 @@ class Story:
         if "some" in places:
             stage = next(t.from_ for t in pipeline(self.seed).targets if t.name == "some")
             same = places[f"t{str(stage)[1:]}"].rows
-            expected_rows = [r for r in same if r["_epoch"] in self.there]
+            expected_rows = [r for r in same if r["_epoch"] in self.present_epochs]
             assert content(places["some"].rows) == content(expected_rows), (
                 "what came while it was there, and nothing else"
             )

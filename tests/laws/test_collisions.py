@@ -36,7 +36,7 @@ def script(seed: int) -> list[Any]:
     return epochs
 
 
-def told(result: Any) -> list[Any]:
+def sorted_rows(result: Any) -> list[Any]:
     return sorted(([*r.values()] for r in result.rows), key=str)
 
 
@@ -49,5 +49,5 @@ def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pyte
     )
     for seed, expected_result in enumerate(expected):
         got = run_local(window, script(seed), schema)
-        assert told(got) == told(expected_result), f"seed {seed}"
+        assert sorted_rows(got) == sorted_rows(expected_result), f"seed {seed}"
         assert got.counters == expected_result.counters, f"seed {seed}"

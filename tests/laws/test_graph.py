@@ -6,7 +6,7 @@ import os
 
 import pytest
 from tests.laws import seeds
-from tests.laws.graph import SCHEMA, check, counting, of
+from tests.laws.graph import SCHEMA, check, counting, pipeline_of_stages
 from tests.support.effort import some
 
 from slackwater.errors import StateError
@@ -36,10 +36,10 @@ W, X, Y = counting("w", "a"), counting("x", "w", "total"), counting("y", "x", "t
 @pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
 def test_stages_come_and_go_between_runs(step: str) -> None:
     """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: what stays goes on, what comes begins with what comes."""
-    with LocalPipeline(of(W, X), SCHEMA, listen=False) as test:
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, listen=False) as test:
         test.pipe({"a": rows(0)})
         test.crash(step)
-        test.restart(of(W, X, Y), shards=3)
+        test.restart(pipeline_of_stages(W, X, Y), shards=3)
         assert len({s.watermark_us for s in test._driver.state.stages}) == 1, (
             "also where the start died once it was there"
         )
@@ -48,7 +48,7 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
         assert (w.counters["rows_in"], w.watermark_us) == (60, y.watermark_us)
         assert y.counters["rows_in"] == sum(x.counters["emitted"].values()) > 0
         test.crash(step)
-        test.restart(of(W, counting("y", "w", "total")))
+        test.restart(pipeline_of_stages(W, counting("y", "w", "total")))
         test.pipe({"a": rows(4000)})
         test.flush()
         w, y = test._driver.state.stages
@@ -58,24 +58,29 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
 
 
 def test_the_plan_says_what_stages_need() -> None:
-    with LocalPipeline(of(W, X), SCHEMA, listen=False) as test:
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, listen=False) as test:
         test.pipe({"a": rows(0)})
         state = test._driver.state
     more, fewer = (
-        compare_config(of(W, X, Y), state),
-        compare_config(of(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state),
+        compare_config(pipeline_of_stages(W, X, Y), state),
+        compare_config(
+            pipeline_of_stages(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state
+        ),
     )
     assert [(c.key, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
     assert "begins empty" in more.changes[0].how
     verdicts = {c.key: (c.verdict, c.level) for c in fewer.changes}
     assert verdicts['stage "w"'] == ("migrated", "warning")
     assert verdicts["stages[0].from"][0] == "compatible"
-    another = compare_config(of(W, counting("z", "w", "total")), state)
+    another = compare_config(pipeline_of_stages(W, counting("z", "w", "total")), state)
     assert {c.key for c in another.with_verdict("migrated")} == {'stage "x"', 'stage "z"'}, (
         "a name that is unknown is a new stage"
     )
     before = compare_config(
-        of(counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"), state
+        pipeline_of_stages(
+            counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"
+        ),
+        state,
     )
     with pytest.raises(StateError, match="in Postgres a stage's table bears its place"):
         before.check()

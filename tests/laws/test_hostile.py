@@ -17,7 +17,7 @@ CASES = {"where": 100, "http": 40, "page": 60, "toml": 60, "names": 12, "values"
 def test_hostile_input_is_answered_rightly_or_refused(kind: str) -> None:
     words = set()
     for seed in range(CASES[kind]):
-        word, story = hostile.found(kind, seed)
+        word, story = hostile.run_case(kind, seed)
         assert not story
         words.add(word)
     assert words & {"answered", "read", "accepted"}, "some of it is valid"
@@ -29,7 +29,7 @@ def test_a_defect_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError(rng.random())
 
     monkeypatch.setattr(hostile, "KINDS", {"where": (broken, 1)})
-    word, story = hostile.found("where", 7)
+    word, story = hostile.run_case("where", 7)
     assert word == "DEFECT"
     assert story.startswith("--kind where --only 7: KeyError")
 
@@ -57,4 +57,4 @@ def test_a_guard_that_is_gone_is_found(
 ) -> None:
     """A judge that cannot fail would find nothing here either."""
     monkeypatch.setattr(guard, instead)
-    assert any(hostile.found(kind, seed)[0] == "DEFECT" for seed in cases)
+    assert any(hostile.run_case(kind, seed)[0] == "DEFECT" for seed in cases)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_silence import S, at, window
+from test_silence import S, rows_at, window
 from tests.support.effort import some
 
 from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
@@ -79,8 +79,8 @@ def test_spans_join_where_a_row_comes_between() -> None:
 
 
 def poisoned() -> list[dict[str, Any]]:
-    wrong = at(*(DAY * (1 + n) for n in range(45)))
-    return [*wrong, *at(*range(7200))]
+    wrong = rows_at(*(DAY * (1 + n) for n in range(45)))
+    return [*wrong, *rows_at(*range(7200))]
 
 
 @pytest.mark.parametrize("size", some([1000, 7245, 30], keep=2))
@@ -104,16 +104,16 @@ def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
     script[9:9] = [Restart(shards=3)]
     run_result = run(script)
 
-    def told(result: LocalResult) -> list[tuple[Any, ...]]:
+    def window_counts(result: LocalResult) -> list[tuple[Any, ...]]:
         return sorted((r["window_start"], r["u"], r["n"]) for r in result.rows)
 
-    assert told(run_result) == told(expected)
+    assert window_counts(run_result) == window_counts(expected)
     assert (run_result.watermark_us, run_result.counters.rows_late) == (expected.watermark_us, 0)
 
 
 def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
-    night = at(*range(200))
-    day = at(*(DAY + n for n in range(CONFIRMS)))
+    night = rows_at(*range(200))
+    day = rows_at(*(DAY + n for n in range(CONFIRMS)))
     assert run([RowsInput({"a": night}), RowsInput({"a": day[:-1]})]).watermark_us == 199 * S
     run_result = run([RowsInput({"a": night}), RowsInput({"a": day[:-1]}), RowsInput({"a": day[-1:]})])
     assert (run_result.watermark_us, run_result.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
@@ -121,7 +121,7 @@ def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
 
 def test_partitions_are_guarded_one_by_one() -> None:
     def rows(*seconds: float, partition: str) -> list[dict[str, Any]]:
-        return at(*seconds, partition=partition)
+        return rows_at(*seconds, partition=partition)
 
     both = [*rows(*range(200), partition="t-0"), *rows(*range(200), DAY, partition="t-1")]
     later = rows(250, partition="t-0") + rows(240, partition="t-1")
@@ -131,14 +131,17 @@ def test_partitions_are_guarded_one_by_one() -> None:
 
 def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
-        run([RowsInput({"a": at(*range(200), 2 * DAY)})])
+        run([RowsInput({"a": rows_at(*range(200), 2 * DAY)})])
     (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
     assert 'source "a" jumps from 1970-01-01T00:03:19Z to 1970-01-03T00:00:00Z' in line
     assert "max_jump (1h): held back from its watermark until it is followed by 100, of which 1 came" in line
 
 
 def test_a_newest_time_that_makes_the_rest_late_is_told_as_soon_as_it_does(caplog: pytest.LogCaptureFixture) -> None:
-    script = [RowsInput({"a": at(0, DAY)}), *[RowsInput({"a": at(*range(n, n + 8))}) for n in range(0, 40, 8)]]
+    script = [
+        RowsInput({"a": rows_at(0, DAY)}),
+        *[RowsInput({"a": rows_at(*range(n, n + 8))}) for n in range(0, 40, 8)],
+    ]
     with caplog.at_level(logging.WARNING, "slackwater"):
         run(script, max_jump_ms=None)
     (line,) = [r.getMessage() for r in caplog.records if "may be wrong" in r.getMessage()]

@@ -13,8 +13,8 @@ from slackwater.testing import local_engine
 
 
 @pytest.fixture(autouse=True)
-def known() -> Iterator[None]:
-    with nth.known():
+def registered_nth() -> Iterator[None]:
+    with nth.registered():
         yield
 
 

@@ -51,10 +51,13 @@ def chained() -> Any:
 
 @dataclass
 class Passes:
-    """`asked`: the duration of the windows that were asked a second time; `passes`: per pass that emitted, by the duration of its
-    windows, how many files of results came out."""
+    """Passes over the shards that were observed.
 
-    asked: list[int] = field(default_factory=list)
+    `repeated_durations`: the duration of the windows that were asked a second time.
+    `passes`: the duration of the windows and the number of result files of each pass that emitted.
+    """
+
+    repeated_durations: list[int] = field(default_factory=list)
     passes: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -67,7 +70,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
         return int(tasks[0].operator.window.duration_ms)  # type: ignore[attr-defined]
 
     def emitting(engine: LocalEngine, tasks: Sequence[ShardTask]) -> Any:
-        recorder.asked.append(duration(tasks))
+        recorder.repeated_durations.append(duration(tasks))
         return emit(engine, tasks)
 
     def ingesting(engine: LocalEngine, batch: Any, tasks: Sequence[ShardTask], *more: Any) -> Any:
@@ -100,10 +103,10 @@ def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
         assert [r["n"] for r in rows] == [4]
-        assert seen.asked == [10_000, 10_000]  # the first stage: its watermark follows from its rows
+        assert seen.repeated_durations == [10_000, 10_000]  # the first stage: its watermark follows from its rows
         assert seen.passes == [(20_000, 0), (20_000, 1)]
         test.flush()
-    assert seen.asked[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
+    assert seen.repeated_durations[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
 
 
 def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
@@ -115,7 +118,7 @@ def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
     assert [r["n"] for r in rows] == [4]
-    assert not seen.asked
+    assert not seen.repeated_durations
     assert seen.passes == [(10_000, 0), (10_000, 1), (20_000, 0), (10_000, 1), (20_000, 1)]
 
 
@@ -131,4 +134,4 @@ def test_a_time_that_may_be_a_jump_says_nothing_before_its_rows_are_read(
         rows = test.result().rows
     assert [r["n"] for r in rows] == [CONFIRMS + 1]
     assert seen.passes == [(10_000, 0), (10_000, 1)], "of the second epoch and the fourth"
-    assert not seen.asked, "nor was anything due in the others"
+    assert not seen.repeated_durations, "nor was anything due in the others"

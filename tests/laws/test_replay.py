@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws.replayed import AGGREGATIONS, GAP, MS, SCHEMA, check, rows, script, table, told, window
+from tests.laws.replayed import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
 from tests.support.effort import long, some
 
 from slackwater.config.join import Join
@@ -61,7 +61,7 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
         items = script(rng, input_rows, crashes=True)
         once = run_local(spec, [*items, Replay()], SCHEMA)
         twice = run_local(spec, [*items, Replay(), Replay()], SCHEMA)
-        assert told(table(once)) == told(table(twice)), seed
+        assert plain_lines(table(once)) == plain_lines(table(twice)), seed
         remaining = sum(once.replays[-1].remaining.values())
         assert set(once.replays[-1].remaining) <= {windows.CAPPED}
         held: list[tuple[Any, int, int]] = []
@@ -80,7 +80,7 @@ def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: in
         assert sum(r["n"] for r in table(once)) == members.bit_count() == len(input_rows) - remaining, seed
 
 
-def of(*times: int, user: str = "a", value: float | None = 1.0) -> RowsInput:
+def rows_at(*times: int, user: str = "a", value: float | None = 1.0) -> RowsInput:
     return RowsInput({"a": [{"ts": t * MS, "u": user, "id": 1, "f": value} for t in times]})
 
 
@@ -99,7 +99,7 @@ def test_a_late_row_joins_two_stored_sessions() -> None:
     gap 3     [0 ── 2]     [8 ── 9]            both are stored, and gone from the state
     late                ● 5                    joins both
     """
-    result = run_local(sessions(), [of(0, 2, 8, 9), of(100), of(5), Replay()], SCHEMA)
+    result = run_local(sessions(), [rows_at(0, 2, 8, 9), rows_at(100), rows_at(5), Replay()], SCHEMA)
     assert counts(result) == [(0, 12, 5), (100, 103, 1)]
     assert [(g["window_start"] // MS, g["u"]) for g in result.gone] == [(8, "a")]
     assert result.replays[0].reasons == {"late": 1, "supersede": 1}
@@ -110,10 +110,10 @@ def test_a_stored_session_that_is_joined_to_an_open_one_is_taken_back_until_that
     gap 3     [0 ── 2]    stored      [8, open at watermark 8
     late                ● 5           behind the floor of the first (5), so a letter; it joins both
     """
-    script = [of(0, 2), of(8), of(5), Replay()]
+    script = [rows_at(0, 2), rows_at(8), rows_at(5), Replay()]
     result = run_local(sessions(), script, SCHEMA, flush=False)
     assert (counts(result), result.replays[0].applied) == ([], 1)
-    assert counts(run_local(sessions(), [*script, of(10)], SCHEMA)) == [(0, 13, 5)]
+    assert counts(run_local(sessions(), [*script, rows_at(10)], SCHEMA)) == [(0, 13, 5)]
 
 
 def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
@@ -121,10 +121,10 @@ def test_a_corrected_session_moves_the_floor_of_its_key() -> None:
     gap 3     [0]   at watermark 8 the letter 4 (late, its own run) is applied: [4], floor 7
                     a row at 6 has 6 + 3 >= 8 and would begin a session within the gap of [4]: late
     """
-    result = run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6)], SCHEMA)
+    result = run_local(sessions(), [rows_at(0), rows_at(8), rows_at(4), Replay(), rows_at(6)], SCHEMA)
     assert counts(result) == [(0, 3, 1), (4, 7, 1), (8, 11, 1)]
     assert len(result.letters) == 2
-    assert counts(run_local(sessions(), [of(0), of(8), of(4), Replay(), of(6), Replay()], SCHEMA)) == [
+    assert counts(run_local(sessions(), [rows_at(0), rows_at(8), rows_at(4), Replay(), rows_at(6), Replay()], SCHEMA)) == [
         (0, 3, 1), (4, 11, 3),
     ]  # fmt: skip
 
@@ -136,7 +136,16 @@ def test_what_reaches_the_cap_is_left(late: str) -> None:
                      [30 .. 37][38 ── 40]     was cut at 38: a row at 36 belongs to one of both, but a batch would cut again
     """
     spec = sessions(max_session_duration_ms=8, late_data=late)
-    script = [of(0, 3), of(7, 10), of(30, 33, 36, 37, 38, 40), of(200), of(5), of(35), of(60), Replay()]
+    script = [
+        rows_at(0, 3),
+        rows_at(7, 10),
+        rows_at(30, 33, 36, 37, 38, 40),
+        rows_at(200),
+        rows_at(5),
+        rows_at(35),
+        rows_at(60),
+        Replay(),
+    ]
     result = run_local(spec, script, SCHEMA)
     assert result.replays[0].remaining == {windows.CAPPED: 2}
     assert result.replays[0].applied == 1
@@ -146,7 +155,7 @@ def test_what_reaches_the_cap_is_left(late: str) -> None:
 @pytest.mark.parametrize("agg", ["first", "count_distinct", "avg"])
 def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: str) -> None:
     spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
-    result = run_local(spec, [of(0), of(100), of(2), of(50), Replay(), Replay()], SCHEMA)
+    result = run_local(spec, [rows_at(0), rows_at(100), rows_at(2), rows_at(50), Replay(), Replay()], SCHEMA)
     why = f'its window left the state, and what it was aggregated from is not stored for "x" ({agg})'
     assert [r.remaining for r in result.replays] == [{why: 1}, {why: 1}]
     assert [r.applied for r in result.replays] == [1, 0]
@@ -175,10 +184,10 @@ def test_rows_without_a_usable_gap_are_left() -> None:
 
 def test_bad_rows_are_read_again_as_any_others_and_move_no_watermark() -> None:
     """A row that was too far in the future by the clock of its epoch, and is not any more."""
-    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    (letter,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     value = b'{"ts": 900000, "u": "b", "id": 1, "f": 1.0}'
     letter |= {"reason": "future", "event_time": 900 * MS, "value": value}
-    script = [of(0), of(100), Replay()]
+    script = [rows_at(0), rows_at(100), Replay()]
     result = run_local(sessions(), script, SCHEMA, letters=[letter], flush=False)
     assert (result.replays[0].applied, result.watermark_us, counts(result)) == (1, 100 * MS, [(0, 3, 1)])
     assert (result.counters.replayed, result.counters.rows_in, result.counters.rows_used) == (1, 3, 3)
@@ -193,8 +202,8 @@ def test_a_window_that_was_gone_is_not_kept_again_because_more_lateness_is_allow
     reopen = {"late_data": "reopen", "lateness_ms": 0}
     before = Window(**settings, **reopen, allowed_lateness_ms=0)
     after = Window(**settings, **reopen, allowed_lateness_ms=1000)
-    run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
-    letters = run_local(before, [of(1), of(50), of(2)], SCHEMA, flush=False).letters
+    run_local(before, [rows_at(1), rows_at(50), rows_at(2)], SCHEMA, flush=False, state_dir=str(tmp_path / "s"))
+    letters = run_local(before, [rows_at(1), rows_at(50), rows_at(2)], SCHEMA, flush=False).letters
     result = run_local(after, [Replay()], SCHEMA, flush=False, state_dir=str(tmp_path / "s"), letters=letters)
     assert (result.replays[0].applied, result.replays[0].remaining) == (1, {})
 
@@ -203,13 +212,13 @@ def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
     with pytest.raises(
         StartError, match=r"late rows correct windows that the target holds, and memory only ever adds rows"
     ):
-        run_local(sessions(), [of(0), of(100), of(2), Replay()], SCHEMA, upserts=False)
+        run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2), Replay()], SCHEMA, upserts=False)
 
 
 def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
-    letters = run_local(sessions(), [of(0), of(100), of(2)], SCHEMA).letters
+    letters = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2)], SCHEMA).letters
     with pytest.raises(StartError, match=r'late_data = "drop" does not carry where a row came from'):
-        run_local(sessions(late_data="drop"), [of(0), Replay()], SCHEMA, letters=letters)
+        run_local(sessions(late_data="drop"), [rows_at(0), Replay()], SCHEMA, letters=letters)
 
 
 def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
@@ -234,7 +243,7 @@ def test_how_often_a_row_was_late_follows_from_its_letters() -> None:
 def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Path) -> None:
     """A target of letters that is at least once may hold one twice; the second may even come after the replay."""
     run_options: dict[str, Any] = {"flush": False, "state_dir": str(tmp_path)}
-    (letter,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, **run_options).letters
+    (letter,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, **run_options).letters
     letter |= {"topic": "t", "partition": 0, "offset": 7}
     first = run_local(sessions(), [Replay()], SCHEMA, letters=[letter] * 2, **run_options)
     assert (first.replays[0].applied, counts(first)) == (2, [(50, 53, 1)])
@@ -243,7 +252,7 @@ def test_a_letter_of_a_topic_that_was_written_twice_is_applied_once(tmp_path: Pa
 
 
 def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None:
-    script = [of(0), of(100), of(50, 50, 60, 70)]
+    script = [rows_at(0), rows_at(100), rows_at(50, 50, 60, 70)]
     result = run_local(sessions(), [*script, Replay(1)], SCHEMA)
     assert (result.replays[0].applied, counts(result)) == (2, [(0, 3, 1), (50, 53, 2), (100, 103, 1)])
     result = run_local(sessions(), [*script, Replay(1), Replay(1), Replay()], SCHEMA)
@@ -255,7 +264,7 @@ def test_a_limit_takes_the_oldest_letters_and_does_not_part_equal_ones() -> None
 
 def bad_letters(*values: bytes, **more: Any) -> list[dict[str, Any]]:
     """Letters of rows that could not be decoded, as an epoch wrote them."""
-    (like,) = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    (like,) = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     nothing = dict.fromkeys(
         ("event_time", "cause", "watermark", "watermark_source", "late_us", "windows_missed", "windows")
     )
@@ -268,7 +277,7 @@ LATE_NOW = b'{"ts": 30000, "u": "b", "id": 1, "f": 1.0}'
 
 def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
     letters = bad_letters(b"{broken", GOOD, b"{broken")
-    script = [of(0), of(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
+    script = [rows_at(0), rows_at(100), Replay(dry=True), Replay(), Replay(), Replay(dry=True)]
     result = run_local(sessions(), script, SCHEMA, letters=letters, on_error="dlq")
     assert [(r.applied, dict(r.remaining), r.before) for r in result.replays] == [
         (1, {"bad again: no event time": 2}, 0),
@@ -288,7 +297,7 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
     place = {"topic": "t", "partition": 0, "offset": 7} if topic else {}
     letters = [*bad_letters(b"{broken", **place), *bad_letters(GOOD, LATE_NOW)]
     store = lambda: FilesStore(tmp_path, "law")  # noqa: E731
-    start = [of(0), of(100), Crash(step), Replay(), Replay()]
+    start = [rows_at(0), rows_at(100), Crash(step), Replay(), Replay()]
     result = run_local(sessions(), start, SCHEMA, letters=letters, on_error="dlq", store=store, flush=False)
     assert [r["reason"] for r in result.letters] == ["late"], "the one that can be read by now, and is late"
     assert result.counters.replayed == 3
@@ -303,7 +312,7 @@ def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str
 
 def test_a_dry_run_changes_nothing_and_foretells_what_a_replay_does(tmp_path: Path) -> None:
     letters = bad_letters(b"{broken", GOOD, LATE_NOW)
-    start = [of(0), of(100)]
+    start = [rows_at(0), rows_at(100)]
     run_local(sessions(), start, SCHEMA, flush=False, state_dir=str(tmp_path), letters=letters, on_error="dlq")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     tell = run_local(
@@ -335,7 +344,9 @@ def test_what_a_policy_would_drop_as_late_stays_a_letter(kind: str) -> None:
     }
     spec = sessions(late_data="drop", **(shape if kind == "tumbling" else {}))
     letters = bad_letters(LATE_NOW, GOOD)
-    result = run_local(spec, [of(0), of(100), Replay(dry=True), Replay()], SCHEMA, letters=letters, on_error="dlq")
+    result = run_local(
+        spec, [rows_at(0), rows_at(100), Replay(dry=True), Replay()], SCHEMA, letters=letters, on_error="dlq"
+    )
     for told_ in result.replays:
         assert (told_.applied, dict(told_.remaining)) == (1, {replay.DROPPED: 1})
     assert (result.counters.rows_late, len(table(result))) == (0, 3)
@@ -357,23 +368,25 @@ def test_what_a_join_would_drop_as_late_stays_a_letter() -> None:
 
 def test_letters_that_stay_do_not_keep_others_from_their_turn() -> None:
     letters = [*bad_letters(b"{broken"), *bad_letters(GOOD, epoch=1)]
-    result = run_local(sessions(), [of(0), of(100), Replay(1), Replay(1)], SCHEMA, letters=letters, on_error="dlq")
+    result = run_local(
+        sessions(), [rows_at(0), rows_at(100), Replay(1), Replay(1)], SCHEMA, letters=letters, on_error="dlq"
+    )
     assert [r.applied for r in result.replays] == [0, 1]
 
 
 def test_nothing_is_applied_where_the_late_ones_cannot_be() -> None:
-    late = run_local(sessions(), [of(0), of(100), of(50)], SCHEMA, flush=False).letters
+    late = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(50)], SCHEMA, flush=False).letters
     published: list[int] = []
     with pytest.raises(StartError, match="nothing was replayed"):
         run_local(
-            sessions(), [of(0), of(100), Replay()], SCHEMA, upserts=False, letters=[*late, *bad_letters(GOOD)],
+            sessions(), [rows_at(0), rows_at(100), Replay()], SCHEMA, upserts=False, letters=[*late, *bad_letters(GOOD)],
             on_error="dlq", flush=False, on_publish=lambda rows: published.append(rows.height),
         )  # fmt: skip
     assert published == [1], "the session at 0 alone"
 
 
 def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
-    script = [of(0, 3), of(7, 10), of(200), of(5), Replay(), Replay()]
+    script = [rows_at(0, 3), rows_at(7, 10), rows_at(200), rows_at(5), Replay(), Replay()]
     result = run_local(sessions(max_session_duration_ms=8), script, SCHEMA, state_dir=str(tmp_path), flush=False)
     assert [r.remaining for r in result.replays] == [{windows.CAPPED: 1}] * 2
     with FilesStore(tmp_path, "law").peek() as seen:
@@ -387,8 +400,8 @@ def test_late_letters_that_are_left_count_their_tries(tmp_path: Path) -> None:
 def test_the_count_of_tries_is_kept_forked_and_verified(tmp_path: Path) -> None:
     """Through the removal of old epochs, to a fork, and told if it is damaged."""
     letters = bad_letters(b"{broken")
-    more = [of(200 + n) for n in range(40)]  # several rounds of garbage collection
-    script = [of(0), of(100), Replay(), *more[:20], Replay(), *more[20:]]
+    more = [rows_at(200 + n) for n in range(40)]  # several rounds of garbage collection
+    script = [rows_at(0), rows_at(100), Replay(), *more[:20], Replay(), *more[20:]]
     run_local(sessions(), script, SCHEMA, letters=letters, on_error="dlq", state_dir=str(tmp_path), flush=False)
     store, frame = FilesStore(tmp_path, "law"), pl.DataFrame(letters, schema={f.name: f.polars for f in LETTER})
 

@@ -34,7 +34,7 @@ def window(kind: str = "tumbling", **more: Any) -> Window:
     return Window(**{"kind": kind, "group_by": ["u"], "aggregations": [count], **shape, **more})
 
 
-def at(*seconds: float, partition: str | None = None) -> list[dict[str, Any]]:
+def rows_at(*seconds: float, partition: str | None = None) -> list[dict[str, Any]]:
     return [{"ts": int(s * S), "u": "x"} | ({"partition": partition} if partition else {}) for s in seconds]
 
 
@@ -58,7 +58,7 @@ def ticks(seconds: int, every: int = 10) -> list[Quiet]:
 
 
 def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() -> None:
-    rows = RowsInput({"a": at(100), "b": at(100)})
+    rows = RowsInput({"a": rows_at(100), "b": rows_at(100)})
     assert watermark(rows, given_=window(lateness_ms="5s")) == 95
     assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"b": 30_000}) == 70
     assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000}) == 99
@@ -71,7 +71,7 @@ def test_a_row_exactly_at_max_future_ms_counts_and_one_beyond_it_is_bad_and_move
     result = run([RowsInput({"a": rows})], hour, ["a"])
     assert (result.watermark_us, result.counters.rows_bad) == (bound, 2)
     conserved(result, 3, bad=2)
-    alone = run([RowsInput({"a": at(100)}), RowsInput({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"])
+    alone = run([RowsInput({"a": rows_at(100)}), RowsInput({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"])
     assert alone.watermark_us == 100 * S
     conserved(alone, 2, bad=1)
 
@@ -81,7 +81,7 @@ def test_the_bound_of_the_future_goes_with_the_clock() -> None:
     rows = RowsInput({"a": [{"ts": START_US + 1000, "u": "x"}]})
     zero = window(max_future_ms=0)
     assert run([rows], zero, ["a"]).counters.rows_bad == 1
-    later = run([RowsInput({"a": at(1)}), Quiet(1), rows], zero, ["a"])
+    later = run([RowsInput({"a": rows_at(1)}), Quiet(1), rows], zero, ["a"])
     assert (later.counters.rows_bad, later.watermark_us) == (0, START_US + 1000)
 
 
@@ -89,7 +89,7 @@ def test_a_source_of_bad_rows_only_is_not_quiet_and_holds_the_watermark() -> Non
     future = [{"ts": START_US + 2 * 86_400 * S, "u": "x"}]
     script: list[Any] = []
     for n in range(4):
-        script += [RowsInput({"a": at(100 + n), "b": future}), Quiet(40_000)]
+        script += [RowsInput({"a": rows_at(100 + n), "b": future}), Quiet(40_000)]
     result = run(script)
     assert idle(result) == []
     assert result.statuses[-1].watermark_us is None
@@ -99,9 +99,15 @@ def test_a_source_of_bad_rows_only_is_not_quiet_and_holds_the_watermark() -> Non
 
 
 def test_a_source_idle_from_the_start_holds_until_it_counts_as_idle() -> None:
-    assert run([RowsInput({"a": at(100)}), Quiet(59_999)]).statuses[-1].watermark_us is None
+    assert run([RowsInput({"a": rows_at(100)}), Quiet(59_999)]).statuses[-1].watermark_us is None
     result = run(
-        [RowsInput({"a": at(100)}), Quiet(59_999), RowsInput({"a": at(101)}), Quiet(1), RowsInput({"a": at(102)})]
+        [
+            RowsInput({"a": rows_at(100)}),
+            Quiet(59_999),
+            RowsInput({"a": rows_at(101)}),
+            Quiet(1),
+            RowsInput({"a": rows_at(102)}),
+        ]
     )
     assert (result.watermark_us, idle(result)) == (102 * S, ["b"])
 
@@ -113,14 +119,14 @@ def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_
     b           ●50     ○   60 s ○    ○     ●120   ●250
     watermark    50      50      150  200    200    250
     """
-    script: list[Any] = [RowsInput({"a": at(100), "b": at(50)})]
+    script: list[Any] = [RowsInput({"a": rows_at(100), "b": rows_at(50)})]
     expected = [50]
     for item, seconds in (
-        ([RowsInput({"a": at(150)})], 50),
-        ([*ticks(50), RowsInput({"a": at(150)}), Quiet(10_000)], 150),
-        ([RowsInput({"a": at(200)})], 200),
-        ([RowsInput({"b": at(120)})], 200),
-        ([RowsInput({"a": at(300), "b": at(250)})], 250),
+        ([RowsInput({"a": rows_at(150)})], 50),
+        ([*ticks(50), RowsInput({"a": rows_at(150)}), Quiet(10_000)], 150),
+        ([RowsInput({"a": rows_at(200)})], 200),
+        ([RowsInput({"b": rows_at(120)})], 200),
+        ([RowsInput({"a": rows_at(300), "b": rows_at(250)})], 250),
     ):
         script += item
         expected.append(seconds)
@@ -133,7 +139,7 @@ def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_
 
 
 def test_all_quiet_leaves_the_watermark_where_it_is() -> None:
-    result = run([RowsInput({"a": at(100), "b": at(50)}), *ticks(7200)])
+    result = run([RowsInput({"a": rows_at(100), "b": rows_at(50)}), *ticks(7200)])
     assert (result.watermark_us, idle(result)) == (50 * S, ["a", "b"])
     assert [r["window_start"] for r in result.rows] == [], "the window of 50 is open"
 
@@ -143,9 +149,9 @@ def test_where_it_stays_depends_on_who_fell_silent_last_and_where_it_runs_on_to_
     first: str, stays: int
 ) -> None:
     """b is at 50. If a falls silent first, b still holds the watermark; if b does, it goes on to a's last event."""
-    last = {"a": at(110)} if first == "b" else {"b": at(50)}
+    last = {"a": rows_at(110)} if first == "b" else {"b": rows_at(50)}
     script = [
-        RowsInput({"a": at(110), "b": at(50)}),
+        RowsInput({"a": rows_at(110), "b": rows_at(50)}),
         Quiet(40_000),
         RowsInput(last),
         Quiet(30_000),
@@ -158,8 +164,8 @@ def test_where_it_stays_depends_on_who_fell_silent_last_and_where_it_runs_on_to_
 
 def test_a_slow_epoch_is_no_silence() -> None:
     """An hour of work, before and after which the engine asks and finds nothing: only the asking counts."""
-    slow = RowsInput({"a": at(100)}, took_ms=3_600_000)
-    script = [RowsInput({"a": at(99), "b": at(50)}), Quiet(30_000), slow, Quiet(29_999)]
+    slow = RowsInput({"a": rows_at(100)}, took_ms=3_600_000)
+    script = [RowsInput({"a": rows_at(99), "b": rows_at(50)}), Quiet(30_000), slow, Quiet(29_999)]
     result = run(script, window(idle_close_ms="1m"))
     assert (result.watermark_us, idle(result)) == (50 * S, [])
     assert idle(run([*script, Quiet(1)])) == ["b"]
@@ -173,13 +179,13 @@ def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
     late              idle  idle,idle         lateness
     """
     script = [
-        RowsInput({"a": at(200), "b": at(50)}),
+        RowsInput({"a": rows_at(200), "b": rows_at(50)}),
         Quiet(60_000),
-        RowsInput({"a": at(200)}),
-        RowsInput({"b": at(100)}),
-        RowsInput({"b": at(150, 189)}),
-        RowsInput({"a": at(260), "b": at(261)}),
-        RowsInput({"b": at(240)}),
+        RowsInput({"a": rows_at(200)}),
+        RowsInput({"b": rows_at(100)}),
+        RowsInput({"b": rows_at(150, 189)}),
+        RowsInput({"a": rows_at(260), "b": rows_at(261)}),
+        RowsInput({"b": rows_at(240)}),
     ]
     result = run(script)
     assert dict(result.counters.late) == {"idle": 3, "lateness": 1}
@@ -187,7 +193,7 @@ def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
 
 
 def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorder() -> None:
-    result = run([RowsInput({"a": at(200)}), Quiet(60_000), RowsInput({"a": at(100)})], sources=["a"])
+    result = run([RowsInput({"a": rows_at(200)}), Quiet(60_000), RowsInput({"a": rows_at(100)})], sources=["a"])
     assert dict(result.counters.late) == {"lateness": 1}
 
 
@@ -207,7 +213,7 @@ def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apar
     def rows(*given_: dict[str, Any]) -> RowsInput:
         return RowsInput({"a": given_}, TWO)
 
-    zero, one = lambda s: at(s, partition="0")[0], lambda s: at(s, partition="1")[0]
+    zero, one = lambda s: rows_at(s, partition="0")[0], lambda s: rows_at(s, partition="1")[0]
     script: list[Any] = [rows(zero(100), one(50)), rows(zero(150))]
     assert watermark(*script, sources=["a"]) == 50
     script += [Quiet(59_999), rows(zero(150))]
@@ -222,7 +228,7 @@ def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apar
 
 
 def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
-    first = RowsInput({"a": at(100, partition="0")}, TWO)
+    first = RowsInput({"a": rows_at(100, partition="0")}, TWO)
     assert run([first, Quiet(59_999)], sources=["a"]).statuses[-1].watermark_us is None
     assert watermark(first, Quiet(30_000), first, Quiet(30_000), first, sources=["a"]) == 100
 
@@ -235,7 +241,7 @@ CLOSE = "2m"
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
 def test_the_last_windows_close_by_silence(kind: str) -> None:
     """The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed."""
-    script = [RowsInput({"a": at(95, 100), "b": at(50)}), *ticks(110)]
+    script = [RowsInput({"a": rows_at(95, 100), "b": rows_at(50)}), *ticks(110)]
     before = run(script, window(kind, idle_close_ms=CLOSE))
     assert max((r["window_start"] for r in before.rows), default=0) <= 50 * S
     result = run([*script, Quiet(10_000)], window(kind, idle_close_ms=CLOSE))
@@ -252,7 +258,7 @@ def test_windows_close_when_their_time_has_come_and_steps_between_are_committed_
                 rows   idle   runs on, once a minute        closes
     """
     long = window(duration_ms="500s", idle_close_ms=CLOSE)
-    result = run([RowsInput({"a": at(100)}), *[Quiet(500)] * 3600], long, ["a"])
+    result = run([RowsInput({"a": rows_at(100)}), *[Quiet(500)] * 3600], long, ["a"])
     marks = [(s.watermark_us or 0) / S for s in result.statuses]
     assert marks[:4] == [100, 100, 220, 280]
     assert 500 in marks
@@ -263,28 +269,28 @@ def test_windows_close_when_their_time_has_come_and_steps_between_are_committed_
 
 def test_a_session_that_closes_between_two_checkpoints_is_not_kept_waiting() -> None:
     result = run(
-        [RowsInput({"a": at(100, 215, 230)}), *[Quiet(500)] * 400], window("session", idle_close_ms=CLOSE), ["a"]
+        [RowsInput({"a": rows_at(100, 215, 230)}), *[Quiet(500)] * 400], window("session", idle_close_ms=CLOSE), ["a"]
     )
     assert [r["window_start"] / S for r in result.rows] == [100, 215, 230]
     assert [s.watermark_us for s in result.statuses if s.emitted][-1] == 350 * S, "230 + the first silence that counts"
 
 
 def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_idleness() -> None:
-    script = [RowsInput({"a": at(100), "b": at(100)}), *ticks(180)]
+    script = [RowsInput({"a": rows_at(100), "b": rows_at(100)}), *ticks(180)]
     closing = window(idle_close_ms=CLOSE)
     assert watermark(*script, given_=closing) == 280
-    script += [RowsInput({"a": at(110, 275, 280)})]
+    script += [RowsInput({"a": rows_at(110, 275, 280)})]
     result = run([*script, *ticks(60)], closing)
     assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence starts over"
     assert dict(result.counters.late) == {"idle": 2}
     conserved(result, 5)
-    assert watermark(*script, RowsInput({"a": at(500)}), given_=closing) == 500, "b is still idle"
-    assert watermark(*script, RowsInput({"a": at(500), "b": at(300)}), given_=closing) == 300
+    assert watermark(*script, RowsInput({"a": rows_at(500)}), given_=closing) == 500, "b is still idle"
+    assert watermark(*script, RowsInput({"a": rows_at(500), "b": rows_at(300)}), given_=closing) == 300
 
 
 def test_what_was_not_committed_never_was() -> None:
     """Between two commits the watermark would be further: a row is judged by the committed one alone."""
-    script = [RowsInput({"a": at(100)}), *ticks(170), RowsInput({"a": at(221, 219)})]
+    script = [RowsInput({"a": rows_at(100)}), *ticks(170), RowsInput({"a": rows_at(221, 219)})]
     result = run(script, window(duration_ms="1s", idle_close_ms=CLOSE), ["a"])
     assert [(s.watermark_us or 0) / S for s in result.statuses] == [100, 100, 220, 221]
     assert dict(result.counters.late) == {"idle": 1}
@@ -293,24 +299,26 @@ def test_what_was_not_committed_never_was() -> None:
 def test_a_source_without_any_event_has_no_time_to_run_on_from() -> None:
     result = run(ticks(600), window(idle_close_ms=CLOSE))
     assert result.statuses[-1].watermark_us is None
-    assert watermark(*ticks(600), RowsInput({"a": at(100)}), *ticks(120), given_=window(idle_close_ms=CLOSE)) == 220
+    assert (
+        watermark(*ticks(600), RowsInput({"a": rows_at(100)}), *ticks(120), given_=window(idle_close_ms=CLOSE)) == 220
+    )
 
 
 def test_partitions_fall_silent_together() -> None:
-    rows = at(100, partition="0") + at(40, partition="1")
+    rows = rows_at(100, partition="0") + rows_at(40, partition="1")
     result = run([RowsInput({"a": rows}, TWO), *ticks(120)], window(idle_close_ms=CLOSE), ["a"])
     assert result.watermark_us == 220 * S
-    late = [RowsInput({"a": at(90, partition="1") + at(300, partition="0")}, TWO)]
+    late = [RowsInput({"a": rows_at(90, partition="1") + rows_at(300, partition="0")}, TWO)]
     back = run([RowsInput({"a": rows}, TWO), *ticks(120), *late], window(idle_close_ms=CLOSE), ["a"])
     assert dict(back.counters.late) == {"idle": 1}
 
 
 SILENCE = [
-    RowsInput({"a": at(3, 12, 100), "b": at(1, 55)}),
+    RowsInput({"a": rows_at(3, 12, 100), "b": rows_at(1, 55)}),
     *ticks(60, 20),
-    RowsInput({"b": at(95, 101, 102)}),
+    RowsInput({"b": rows_at(95, 101, 102)}),
     *ticks(240, 20),
-    RowsInput({"a": at(60, 500), "b": at(70)}),
+    RowsInput({"a": rows_at(60, 500), "b": rows_at(70)}),
     *ticks(300, 20),
 ]
 

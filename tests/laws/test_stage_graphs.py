@@ -70,7 +70,7 @@ def pipeline(*stages: sw.Stage, sources: str = "a") -> sw.Pipeline:
     )
 
 
-def at(minute: float, user: str = "u") -> dict[str, Any]:
+def row_at(minute: float, user: str = "u") -> dict[str, Any]:
     return {"user": user, "ts": int(minute * MINUTE)}
 
 
@@ -94,8 +94,8 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
     """
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
     with LocalPipeline(spec, USER, listen=False) as test:
-        test.pipe([at(50 + m) for m in range(0, 711, 10)])
-        test.pipe([at(785, "w")])
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
+        test.pipe([row_at(785, "w")])
         visits = states(test)["visits"]
         assert (visits.watermark_us, visits.promised_us) == (785 * MINUTE, 770 * MINUTE)
         assert states(test)["hours"].watermark_us == 770 * MINUTE
@@ -109,7 +109,7 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         )
         test.restart(shards=3)
         assert states(test)["visits"].promised_us == 770 * MINUTE
-        test.pipe([at(788)])
+        test.pipe([row_at(788)])
         assert states(test)["visits"].promised_us == 788 * MINUTE, "it is cut: nothing holds any more"
         test.flush()
         assert late(test) == {"visits": {}, "hours": {}}
@@ -131,12 +131,12 @@ def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> No
         sw.Stage(name="quarters", window=tumbling("1m")),
     )
     with LocalPipeline(spec, USER, listen=False) as test:
-        test.pipe([at(269)])
-        test.pipe([at(287), at(299, "w")])
+        test.pipe([row_at(269)])
+        test.pipe([row_at(287), row_at(299, "w")])
         assert states(test)["visits"].watermark_us == 284 * MINUTE
-        test.pipe([at(302), at(278), at(311)])
+        test.pipe([row_at(302), row_at(278), row_at(311)])
         for minute in (308, 309, 315, 316, 318, 330):
-            test.pipe([at(minute, "w")])
+            test.pipe([row_at(minute, "w")])
             visits, quarters = states(test)["visits"], states(test)["quarters"]
             assert quarters.watermark_us <= visits.promised_us
         test.flush()
@@ -150,9 +150,9 @@ def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> No
 def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
     with LocalPipeline(spec, USER, listen=False) as test:
-        test.pipe([at(50 + m) for m in range(0, 711, 10)])
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
         for minute, promised in ((785, 770), (790, 770), (791, 791)):
-            test.pipe([at(minute, "w")])
+            test.pipe([row_at(minute, "w")])
             assert states(test)["visits"].promised_us == promised * MINUTE
 
 
@@ -160,12 +160,12 @@ def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
     apart = sw.Stage(name="visits", window=session()), sw.Stage(name="x", from_=["a"], window=tumbling("1h"))
     both = pipeline(*apart, sw.Stage(name="hours", from_=["visits"], window=tumbling("1h")))
     with LocalPipeline(pipeline(*apart), USER, listen=False) as test:
-        test.pipe([at(50 + m) for m in range(0, 711, 10)])
-        test.pipe([at(785, "w")])
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
+        test.pipe([row_at(785, "w")])
         assert states(test)["visits"].holds is None
         test.restart(both)
         assert states(test)["hours"].watermark_us == 770 * MINUTE
-        test.pipe([at(788)])
+        test.pipe([row_at(788)])
         test.flush()
         assert late(test) == {"visits": {}, "x": {}, "hours": {}}
         assert test.result().counters.late_between_stages == 0
@@ -175,10 +175,10 @@ def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptu
     """A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20."""
     minutes = sw.Stage(name="minutes", window=tumbling("1m"))
     with LocalPipeline(pipeline(sw.Stage(name="visits", window=session()), minutes), USER, listen=False) as test:
-        test.pipe([at(0, f"u{i}") for i in range(100)])
-        test.pipe([at(20, "w")])
+        test.pipe([row_at(0, f"u{i}") for i in range(100)])
+        test.pipe([row_at(20, "w")])
         test.restart(pipeline(sw.Stage(name="visits", window=session(gap="5m")), minutes))
-        test.pipe([at(21, "w")])
+        test.pipe([row_at(21, "w")])
         test.flush()
         ends = {row["window_end"].strftime("%H:%M") for row in test.target("of-visits").held.to_dicts()}
         assert ends == {"00:05", "00:26"}, "what a target gets is as it is"
@@ -215,9 +215,9 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
         return pipeline(*stages, sources="ab")
 
     with LocalPipeline(spec(*before), USER, listen=False) as test:
-        test.pipe({"a": [at(0), at(8, "w")], "b": [at(8, "w")]})
+        test.pipe({"a": [row_at(0), row_at(8, "w")], "b": [row_at(8, "w")]})
         test.restart(spec(*after))
-        test.pipe({"b": [at(9)]})
+        test.pipe({"b": [row_at(9)]})
         test.flush()
         assert test.target("of-j").held.filter(user="u").height == 1
         assert late(test) == {"j": {}, "w": {}}
@@ -231,14 +231,14 @@ def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
     both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)
     with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
-        test.pipe({"a": [at(0)], "b": [at(0)]})
+        test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
         for hour in range(1, 6):
             test.quiet(30_000)
-            test.pipe({"a": [at(60 * hour)]})
+            test.pipe({"a": [row_at(60 * hour)]})
         assert states(test)["both"].watermark_us >= 4 * 60 * MINUTE
         assert test.target("of-first").held.height >= 1
         assert test.target("of-both").held.height >= 4
-        test.pipe({"b": [at(1)]})
+        test.pipe({"b": [row_at(1)]})
         causes = late(test)
         assert causes == ({"first": {}, "both": {"idle": 1}} if idle_source else {"first": {"idle": 1}, "both": {}})
 
@@ -248,8 +248,8 @@ def test_a_carried_stage_commits_in_silence_what_becomes_due() -> None:
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=tumbling("1h", source_idleness_ms="1h"))
     with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
-        test.pipe({"a": [at(0)], "b": [at(0)]})
-        test.pipe({"a": [at(200)]})
+        test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
+        test.pipe({"a": [row_at(200)]})
         for _ in range(5):
             test.quiet(30_000)
         assert test.target("of-first").held.height == 1
@@ -261,7 +261,7 @@ def test_while_all_is_idle_the_watermarks_stay() -> None:
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=quick)
     with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
-        test.pipe({"a": [at(10)], "b": [at(0)]})
+        test.pipe({"a": [row_at(10)], "b": [row_at(0)]})
         for _ in range(10):
             test.quiet(30_000)
         assert {s.watermark_us for s in states(test).values()} == {0}
@@ -271,13 +271,13 @@ def test_a_flush_brings_all_stages_to_one_point() -> None:
     """Rows behind it are late where they come in, and nowhere else."""
     spec = pipeline(sw.Stage(name="minute", window=tumbling("1m")), sw.Stage(name="day", window=tumbling("24h")))
     with LocalPipeline(spec, USER, listen=False) as test:
-        test.pipe([at(0)])
+        test.pipe([row_at(0)])
         test.flush()
         assert {s.watermark_us for s in states(test).values()} == {24 * 60 * MINUTE}
         test.restart()
         for minute in (10, 20, 30):
-            test.pipe([at(minute)])
-        test.pipe([at(24 * 60 + 1)])
+            test.pipe([row_at(minute)])
+        test.pipe([row_at(24 * 60 + 1)])
         test.flush()
         assert late(test) == {"minute": {"flush": 3}, "day": {}}
         assert test.target("of-minute").held.height == counted(test, "day") == 2
@@ -289,11 +289,11 @@ def test_a_join_is_flushed_past_its_readers() -> None:
     """Its rows may lie ten minutes back, so it stands ten minutes ahead: no pair of later rows is late behind it."""
     stages = sw.Stage(name="j", join=joined("left")), sw.Stage(name="w", from_=["j"], window=tumbling("1h"))
     with LocalPipeline(pipeline(*stages, sources="ab"), USER, listen=False) as test:
-        test.pipe({"a": [at(0), at(55)], "b": [at(1)]})
+        test.pipe({"a": [row_at(0), row_at(55)], "b": [row_at(1)]})
         test.flush()
         stage_states = states(test)
         assert (stage_states["w"].watermark_us, stage_states["j"].watermark_us) == (60 * MINUTE, 70 * MINUTE)
-        test.pipe({"a": [at(70)], "b": [at(61), at(71)]})
+        test.pipe({"a": [row_at(70)], "b": [row_at(61), row_at(71)]})
         test.flush()
         assert test.target("of-j").held.height == counted(test, "w")
         assert test.result().counters.late_between_stages == 0
@@ -320,7 +320,7 @@ def test_late_results_are_never_told_as_idle() -> None:
     rows = [[("z", -500)], [("u", 0), ("u", 20)], [("u", 40)], [("w", 60)], [("u", 60)], [("w", 80), ("u", 80)]]
     with LocalPipeline(spec, USER, listen=False) as test:
         for some_rows in rows:
-            test.pipe([at(second / 60, user) for user, second in some_rows])
+            test.pipe([row_at(second / 60, user) for user, second in some_rows])
         test.flush()
         assert late(test) == {"visits": {}, "tens": {}}
         assert counted(test, "tens") == test.target("of-visits").held.height

@@ -47,7 +47,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
         assert whole.top.accounted
 
 
-def of(record: dict[str, Any], stage: str) -> dict[str, Any]:
+def record_of_stage(record: dict[str, Any], stage: str) -> dict[str, Any]:
     return next(s for s in record["stages"] if s["name"] == stage)
 
 
@@ -57,7 +57,7 @@ def total(counter: Any) -> int:
 
 def check(home: Path, watched: PageSource, records: list[dict[str, Any]], seen: PageModel) -> None:
     name = str(seen.stage)
-    stage_records = [of(r, name) for r in records]
+    stage_records = [record_of_stage(r, name) for r in records]
     rows_of(seen, stage_records)
     lanes_of(seen, records[-1], stage_records[-1], records)
     size_of(home, seen, stage_records)
@@ -96,7 +96,7 @@ def lanes_of(
         assert lane.newest_us == clock["max_event_us"]
         assert lane.of_stage is (name not in record["sources"])
         if lane.of_stage:
-            read = of(record, name)
+            read = record_of_stage(record, name)
             promised = read["output_watermark_us"]
             assert lane.lateness_us == read["watermark_us"] - promised
             assert lane.watermark_us == (None if promised <= FAR else promised)
@@ -108,7 +108,9 @@ def lanes_of(
         least = min((x.watermark_us if x.watermark_us is not None else FAR) for x in lanes.values() if not x.idle)
         assert (holder.watermark_us if holder.watermark_us is not None else FAR) == least
     assert [b.behind_us for b in block.behind] == [
-        None if (watermark_us := of(r, str(seen.stage))["watermark_us"]) <= FAR else r["committed_us"] - watermark_us
+        None
+        if (watermark_us := record_of_stage(r, str(seen.stage))["watermark_us"]) <= FAR
+        else r["committed_us"] - watermark_us
         for r in records
     ]
 

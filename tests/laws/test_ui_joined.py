@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, looked_at, story, told
+from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, judged_rows, looked_at, story
 from tests.support.effort import some
 
 from slackwater.testing.script import RowsInput
@@ -19,7 +19,7 @@ from slackwater.ui.pages import PageLocation
 def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
     script = story(seed)
     seen, _ = looked_at(kind, script, tmp_path)
-    block, (held, watermark, pairs) = seen.joined, told(script)
+    block, (held, watermark, pairs) = seen.joined, judged_rows(script)
     assert block is not None
     assert (block.watermark_us, block.pairs) == (watermark, pairs)
     assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1

@@ -45,7 +45,7 @@ def ran(window: Window, *epochs: Sequence[int], flush: bool = False, upserts: bo
     return run_local(window, script, SCHEMA, flush=flush, upserts=upserts)
 
 
-def left(result: LocalResult, upto: int = 1 << 60) -> list[tuple[Any, ...]]:
+def held_windows(result: LocalResult, upto: int = 1 << 60) -> list[tuple[Any, ...]]:
     """(start, end, n) of the rows that the target holds after an epoch, in ms."""
     table = Table(result)
     table.upto(upto)
@@ -68,8 +68,8 @@ def test_what_a_moved_cut_leaves_of_a_session_is_told_as_one_of_its_own() -> Non
     epoch 1            ●────────●)147      [)170    150 is 25 from the new start: no row of it came, and yet it is told
     """
     result = ran(sessions(20, 22, emit="updates"), [140, 150], [125])
-    assert left(result, 0) == [(140, 170, 2)]
-    assert left(result, 1) == [(125, 147, 2), (150, 170, 1)]
+    assert held_windows(result, 0) == [(140, 170, 2)]
+    assert held_windows(result, 1) == [(125, 147, 2), (150, 170, 1)]
     assert said(result)[1:] == [
         (1, "update", 125, 2, 2),
         (1, "supersede", 140, None, None),
@@ -84,8 +84,8 @@ def test_a_session_that_is_cut_by_the_one_after_it_is_told_with_its_new_end() ->
     epoch 1           [──────────────────)7   [)9.5    no row of the first came; it ends where the second may begin
     """
     result = ran(sessions(20, 70, emit="updates"), [0, 15, 30, 45, 60, 65], [75], flush=True)
-    assert left(result, 0) == [(0, 85, 6)]
-    assert left(result, 1) == [(0, 70, 6), (75, 95, 1)]
+    assert held_windows(result, 0) == [(0, 85, 6)]
+    assert held_windows(result, 1) == [(0, 70, 6), (75, 95, 1)]
     assert [r[:3] for r in said(result)] == [
         (0, "update", 0),
         (1, "update", 0),
@@ -102,8 +102,8 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
     result = ran(
         sessions(5, 8, late_data="reopen", allowed_lateness_ms=100, lateness_ms=0), [0, 5, 7, 13, 17], [40], [12]
     )
-    assert left(result, 1) == [(0, 12, 3), (13, 22, 2)]
-    assert left(result, 2) == [(0, 8, 3), (12, 22, 3)]
+    assert held_windows(result, 1) == [(0, 12, 3), (13, 22, 2)]
+    assert held_windows(result, 2) == [(0, 8, 3), (12, 22, 3)]
 
 
 def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
@@ -114,9 +114,9 @@ def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> Non
     epoch 2                              ● 21 again: 21 from 0, and yet of the second, which 30 is part of
     """
     result = ran(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
-    assert left(result, 0) == [(0, 20, 1), (21, 50, 2)]
-    assert left(result, 1) == [(0, 21, 2), (21, 50, 2)]
-    assert left(result) == [(0, 21, 2), (21, 50, 3)]
+    assert held_windows(result, 0) == [(0, 20, 1), (21, 50, 2)]
+    assert held_windows(result, 1) == [(0, 21, 2), (21, 50, 2)]
+    assert held_windows(result) == [(0, 21, 2), (21, 50, 3)]
 
 
 def test_a_row_that_is_late_leaves_no_trace() -> None:
@@ -129,7 +129,7 @@ def test_a_row_that_is_late_leaves_no_trace() -> None:
     """
     for late in ([], [94]):
         result = ran(sessions(20, 22, emit="updates", lateness_ms=28), [100, 118, 121, 125], late, [97], flush=True)
-        assert left(result) == [(97, 119, 3), (121, 145, 2)]
+        assert held_windows(result) == [(97, 119, 3), (121, 145, 2)]
         assert result.counters.rows_late == len(late)
 
 
@@ -203,5 +203,5 @@ def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> Non
     rows = [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in (0, 4)]
     script = [RowsInput({"a": rows}), Restart(step=after), Quiet(100)]
     result = run_local(before, script, SCHEMA, flush=False)
-    assert left(result, 0) == [(0, 9, 2)]
-    assert left(result) == [(0, 12, 2)]
+    assert held_windows(result, 0) == [(0, 9, 2)]
+    assert held_windows(result) == [(0, 12, 2)]

@@ -24,7 +24,7 @@ SEEDS = 100
 FAR = 10**12
 
 
-def asked(test: LocalPipeline, **more: Any) -> WhyReport:
+def why_report(test: LocalPipeline, **more: Any) -> WhyReport:
     with test._driver.store.peek() as snapshot:
         assert snapshot is not None
         return why_from_snapshot(test.pipeline, snapshot, None, test.now_us, **more)
@@ -60,7 +60,7 @@ def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
     for seed in range(first, first + 20):
         test = midway(seed)
         with test:
-            before, answer = marks(test), asked(test)
+            before, answer = marks(test), why_report(test)
             held = [s for s in answer.reported_stages if s.holder is not None]
             for name in {s.holder.source for s in held if s.holder is not None}:
                 assert name in ("a", "b"), seed
@@ -96,7 +96,7 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
         for early in (1, 0):
             test = midway(seed)
             with test:
-                answer = asked(test)
+                answer = why_report(test)
                 later = [s for s in answer.reported_stages if s.next]
                 if not later:
                     break
@@ -121,7 +121,7 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
     for seed in range(first, first + 50):
         test = midway(seed)
         with test:
-            with_config = asked(test)
+            with_config = why_report(test)
             with test._driver.store.peek() as snapshot:
                 assert snapshot is not None
                 other = why_from_snapshot(pipeline_in(snapshot.commit), snapshot, None, test.now_us)

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from tests.support.effort import long, some
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
-from tests.support.nth import Nth, WithNth, known
+from tests.support.nth import Nth, WithNth, registered
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -313,7 +313,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     def row(i: int, user: str | None = "a", d: Any = 0.0) -> dict[str, Any]:
         return {"user": user, "d": d, "i": i, "more": {"a": i, "b": [str(i)]}, "ts": iso(i)}
 
-    with known():
+    with registered():
         runner.write("0.jsonl", [row(3), row(1, d=-0.0), row(-1), row(2)])
         runner.write("1.jsonl", [row(4), row(5, None), row(6, "b", "NaN")])
         run(2)

@@ -194,7 +194,7 @@ def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runne
         aggregations=[sw.Aggregation(agg="collect_list", column="n", as_="ns", max_values_per_group=10)],
     )
     sql = "SELECT CAST(n % 2 AS BIGINT) AS odd, n, _event_ts FROM source"
-    with ticks.known():
+    with ticks.registered():
         for count, flush in ((7, False), (10, True)):
             clock = ticks.TicksConnection(count=count)
             source = sw.Source(name="ticks", connection=clock, query="numbers", max_messages_per_trigger=4)

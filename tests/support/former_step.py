@@ -51,7 +51,7 @@ def ingest(
         .select(*fields, *extra)
     )
     acknowledged_state = acknowledged(logic, state.select(fields), watermark)
-    whole = Unit.of(logic, pl.concat([acknowledged_state, fresh], how="diagonal" if extra else "vertical"))
+    whole = Unit.from_frame(logic, pl.concat([acknowledged_state, fresh], how="diagonal" if extra else "vertical"))
     floors = whole.floors(logic.reach_us, horizon)
     is_row = whole.kind == ROW
     held = ~is_row & ~whole.is_gone(horizon)
@@ -184,7 +184,7 @@ def state_of(
     first_end = np.minimum.reduceat(end, np.flatnonzero(np.diff(piece_run, prepend=-1))) + 1
     pieces_of_run = np.bincount(piece_run, minlength=len(run_heads))
     close = end + 1
-    published = np.logical_and.reduceat(unit.told, heads)
+    published = np.logical_and.reduceat(unit.is_published, heads)
     alone = (pieces_of_run[piece_run] == 1) & ((close > watermark) | published)
     due = np.where(alone, close, np.minimum(run_start + logic.cap_us, first_end[piece_run]))
     kind = np.where(published, np.where(alone, TOLD, LOOSE_TOLD), np.where(alone, SETTLED, LOOSE))
@@ -235,7 +235,7 @@ class Unit:
     end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
-    def of(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
+    def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -246,7 +246,7 @@ class Unit:
         return int(self.key[-1]) + 1 if len(self.key) else 0
 
     @property
-    def told(self) -> Bools:
+    def is_published(self) -> Bools:
         """Whether the target holds an interval as it stands."""
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
@@ -513,7 +513,7 @@ def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
 
     It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
     """
-    if not unit.told.any():
+    if not unit.is_published.any():
         return unit
     positions = np.flatnonzero(unit.kind != ROW)
     heads = first_of_each(piece)

@@ -98,7 +98,7 @@ def target(connection: str, keys: str = "") -> str:
     return f'[target]\nconnection = "{connection}"\n{keys}'
 
 
-def of(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
+def wrong_kind(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
     return f'{key}: belongs to connections of kind {kinds}, this one is "{this}"; {advice}'
 
 
@@ -139,13 +139,13 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '[spark]\n"spark.driver.memory" = "2g"\n"spark.ui.enabled" = false\n', 'spark = "local"\n',
      'spark: found "local", expected a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
     # -- sources
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', of(f"{S}.max_files_per_trigger", '"files" or "delta" or "iceberg"', "kafka")),
-    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', of(f"{S}.format", '"files"', "kafka")),
+    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_files_per_trigger = 1\n', wrong_kind(f"{S}.max_files_per_trigger", '"files" or "delta" or "iceberg"', "kafka")),
+    (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nformat = "json"\n', wrong_kind(f"{S}.format", '"files"', "kafka")),
     (KAFKA, 'commit_group = "lag"\n', 'commit_group = "lag"\nmax_messages_per_trigger = 1\n',
-     of(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
+     wrong_kind(f"{S}.max_messages_per_trigger", '"rabbitmq" or "kinesis" or "pubsub"', "kafka")),
     (KAFKA.replace('[transform.window]\n', '[transform.window]\nevent_time_column = "t"\n'), SOURCE + KEYS,
-     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), of(f"{S}.starting_offsets", '"kafka" or "kinesis" or "delta" or "iceberg"', "files")),
-    (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), of(f"{S}.commit_group", '"kafka"', "rabbitmq")),
+     source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), wrong_kind(f"{S}.starting_offsets", '"kafka" or "kinesis" or "delta" or "iceberg"', "files")),
+    (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), wrong_kind(f"{S}.commit_group", '"kafka"', "rabbitmq")),
     (KAFKA, SOURCE + KEYS, source("queues", 'payload_format = "avro"\n'),
      f'{S}.payload_format: "avro" belongs to connections of kind "kafka", this one is "rabbitmq"; use "json" or "raw"'),
     (KAFKA, SOURCE + KEYS, source("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
@@ -197,19 +197,19 @@ CASES: list[tuple[str, ...]] = [
      'target.table: found "sessions", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, target("ice", 'table = "shop."\n'), 'target.table: found "shop.", expected a table in a namespace, as in "shop.sessions"'),
     (PERSISTED, TARGET, target("ice", 'path = "lake/sessions"\n'),
-     of("target.path", '"files" or "delta"', "iceberg", 'write table instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
+     wrong_kind("target.path", '"files" or "delta"', "iceberg", 'write table instead: an iceberg target needs a table in a namespace, as in "shop.sessions"')),
     (PERSISTED, TARGET, target("lake"), 'target.path: missing; a files target needs a directory, as in "out/sessions"'),
     (PERSISTED, TARGET, target("lake", 'table = "t"\n'),
-     of("target.table", '"postgres" or "iceberg"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
+     wrong_kind("target.table", '"postgres" or "iceberg"', "files", 'write path instead: a files target needs a directory, as in "out/sessions"')),
     (PERSISTED, TARGET, target("db", 'path = "out"\n'),
-     of("target.path", '"files" or "delta"', "postgres", 'write table instead: a postgres target needs a table, as in "public.sessions"')),
-    (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), of("target.mode", '"delta" or "iceberg"', "postgres")),
-    (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), of("target.format", '"files"', "delta")),
-    (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), of("target.key_columns", '"kafka"', "delta")),
+     wrong_kind("target.path", '"files" or "delta"', "postgres", 'write table instead: a postgres target needs a table, as in "public.sessions"')),
+    (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), wrong_kind("target.mode", '"delta" or "iceberg"', "postgres")),
+    (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), wrong_kind("target.format", '"files"', "delta")),
+    (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), wrong_kind("target.key_columns", '"kafka"', "delta")),
     (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results go to {WRITES}'),
     (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is not a connection; expected one of lake'),
     (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
-     '"screen"\npath = "out"\n', of("target.path", '"files" or "delta"', "console"), of("target.format", '"files"', "console")),
+     '"screen"\npath = "out"\n', wrong_kind("target.path", '"files" or "delta"', "console"), wrong_kind("target.format", '"files"', "console")),
     (KAFKA, 'delivery = "exactly_once"', 'delivery = "once"',
      'target.delivery: found "once", expected "at_least_once" or "exactly_once"'),
     (KAFKA, 'value_format = "avro"', 'value_format = "csv"', 'target.value_format: found "csv", expected "json" or "avro"'),

@@ -93,7 +93,7 @@ class NthOfKey(KeyedOperator):
 
 
 @contextmanager
-def known() -> Iterator[None]:
+def registered() -> Iterator[None]:
     """As if it were one of those that slackwater has."""
     OPERATOR_TYPES.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.from_state))
     try:

@@ -182,7 +182,7 @@ def pairs_of(orders: list[tuple[int, str, int]], payments: list[tuple[int, int, 
     return result
 
 
-def found(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
+def read_rows(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
     frame = pl.read_parquet(folder / "*.parquet").select(columns)
     times = [c for c, kind in frame.schema.items() if isinstance(kind, pl.Datetime)]
     return sorted(frame.with_columns(pl.col(times).dt.epoch("us")).rows())
@@ -193,11 +193,11 @@ def check(
 ) -> None:
     """All targets hold the batch answer."""
     expected = sessions_of(orders)
-    assert found(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), message
+    assert read_rows(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), message
     minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
     for user, _, end, n in expected:
         minutes[user, end // MINUTE_US * MINUTE_US].append(n)
     expected_minutes = sorted((user, start_us, len(each), sum(each)) for (user, start_us), each in minutes.items())
-    assert found(home / "per_minute", "user", "window_start", "sessions", "orders") == expected_minutes, message
+    assert read_rows(home / "per_minute", "user", "window_start", "sessions", "orders") == expected_minutes, message
     paid = pl.read_parquet(home / "paid" / "*.parquet")
     assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(pairs_of(orders, payments)), message

@@ -82,7 +82,7 @@ class Place:
 
 
 @pytest.fixture
-def at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
+def place_at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
     places: list[Place] = []
 
     def make(place: str) -> Place:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.why import NOON, at
+from tests.support.why import NOON, rows_at
 
 from slackwater.config import toml
 from slackwater.testing.pipeline import LocalPipeline
@@ -78,10 +78,10 @@ def ran(home: Path, text: str = TEXT) -> Path:
     file = home / "p.toml"
     file.write_text(text.replace('path = "state"', f'path = "{home / "state"}"'))
     with LocalPipeline(toml.load(file), SCHEMA, state_dir=str(home / "state"), listen=False, clock_us=NOON) as test:
-        orders = [*at("u1", "9:00", "9:05", "10:30", partition="o-0"), *at("u2", "9:50", partition="o-1")]
-        test.pipe({"orders": orders, "clicks": at("u1", "9:00", "10:20")}, partitions=PARTS)
+        orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
+        test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=PARTS)
         test.quiet("45s")
-        test.pipe({"clicks": at("u1", "10:21")})
+        test.pipe({"clicks": rows_at("u1", "10:21")})
     return file
 
 
@@ -89,4 +89,4 @@ def went_on(file: Path) -> None:
     """One commit more."""
     state = str(file.parent / "state")
     with LocalPipeline(toml.load(file), SCHEMA, state_dir=state, listen=False, clock_us=NOON + 60_000_000) as test:
-        test.pipe({"clicks": at("u1", "10:22")})
+        test.pipe({"clicks": rows_at("u1", "10:22")})

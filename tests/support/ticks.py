@@ -139,7 +139,7 @@ class Ticks(Connector[TicksConnection]):
 
 
 @contextmanager
-def known() -> Iterator[None]:
+def registered() -> Iterator[None]:
     """Each list of kinds with a line more, as the files would have it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(connection.CONNECTIONS, "ticks", TicksConnection)  # type: ignore[arg-type]

@@ -62,16 +62,16 @@ def us(clock: str) -> int:
     return DAY + (int(hours) * 3600 + int(minutes) * 60) * 1_000_000
 
 
-def at(user: str | None, *clocks: str, partition: str | None = None) -> list[dict[str, Any]]:
+def rows_at(user: str | None, *clocks: str, partition: str | None = None) -> list[dict[str, Any]]:
     rows = [{"ts": us(c), "user": user, "price": None} for c in clocks]
     return [r | {"partition": partition} for r in rows] if partition else rows
 
 
 STORY = [
-    RowsInput({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:02")}),
-    RowsInput({"web": at("u1", "10:03")}),
+    RowsInput({"web": rows_at("u1", "9:00", "9:05"), "app": rows_at("u2", "9:02")}),
+    RowsInput({"web": rows_at("u1", "10:03")}),
     Quiet(45_000),
-    RowsInput({"web": at(None, "10:04")}),
+    RowsInput({"web": rows_at(None, "10:04")}),
 ]
 
 
@@ -102,7 +102,7 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return command
 
 
-def asked(say: Say, *arguments: str) -> dict[str, Any]:
+def why_json(say: Say, *arguments: str) -> dict[str, Any]:
     (line,) = say("--json", *arguments)
     return json.loads(line)  # type: ignore[no-any-return]
 

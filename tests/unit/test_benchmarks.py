@@ -162,7 +162,7 @@ def test_what_was_not_measured_is_told() -> None:
 
 
 def test_what_is_kept_of_a_release_has_the_figures_and_not_the_runs(tmp_path: Path) -> None:
-    of_release = figures.kept(whole(compared()))
+    of_release = figures.without_runs(whole(compared()))
     assert "runs" not in json.dumps(of_release)
     assert compare.measured(of_release) == compare.measured(whole(compared()))
     assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)

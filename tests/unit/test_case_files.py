@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.laws.graph import counting, of
+from tests.laws.graph import counting, pipeline_of_stages
 
 import slackwater as sw
 from slackwater.config import json_schema
@@ -329,7 +329,7 @@ visits = [
 
 def test_stages_without_a_target_are_watched() -> None:
     """w ─▶ x ─▶ target: what w emits can be read back, through deaths and other shards, and is in no table of the result."""
-    pipeline = of(counting("w", "a"), counting("x", "w", "total"))
+    pipeline = pipeline_of_stages(counting("w", "a"), counting("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
     def told(*watched: str) -> LocalResult:

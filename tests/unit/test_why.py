@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.effort import some
-from tests.support.why import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, asked, at, ran, us
+from tests.support.why import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, ran, rows_at, us, why_json
 
 from slackwater.config import toml
 from slackwater.query.why import why
@@ -98,7 +98,7 @@ def test_the_answer_for_windows(say: Say) -> None:
 
 def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) -> None:
     ran(HOPPING, STORY)
-    found = asked(say, "--key", "user=u1")
+    found = why_json(say, "--key", "user=u1")
     starts = [(o["start_us"], o["rows"]) for o in found["key"]["open"]]
     wanted = [("8:55", 1), ("9:00", 2), ("9:05", 1), ("9:55", 1), ("10:00", 1)]
     assert starts == [(us(clock), n) for clock, n in wanted]
@@ -110,7 +110,7 @@ def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) ->
 def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) -> None:
     """emit = "updates": what a reader has already is told of as what it is."""
     ran(text, STORY)
-    before = asked(say, "--key", "user=u1")["key"]["open"]
+    before = why_json(say, "--key", "user=u1")["key"]["open"]
     ran(
         text.replace("[transform.window]", '[transform.window]\nemit = "updates"\nemit_metadata = true').replace(
             '"state"', '"other"'
@@ -118,7 +118,7 @@ def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) ->
         STORY,
         state_dir="other",
     )
-    assert [(o["start_us"], o["rows"]) for o in asked(say, "--key", "user=u1")["key"]["open"]] == [
+    assert [(o["start_us"], o["rows"]) for o in why_json(say, "--key", "user=u1")["key"]["open"]] == [
         (o["start_us"], o["rows"]) for o in before
     ]
 
@@ -127,7 +127,7 @@ def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) ->
 def test_what_it_says_comes_true(say: Say, text: str) -> None:
     """The event it asks for closes the window it names, and one a microsecond earlier does not."""
     ran(text, STORY)
-    following = asked(say)["next"][0]
+    following = why_json(say)["next"][0]
     (need,) = following["needs"]
     assert need["source"] == "app"
     for early in (1, 0):
@@ -140,10 +140,10 @@ def test_what_it_says_comes_true(say: Say, text: str) -> None:
 
 def test_a_session_that_is_cut_at_the_cap_says_so(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
-    ran(SESSION, [RowsInput({"web": at("u1", *clocks), "app": at("u2", "9:02")})])
+    ran(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
     said = say("--key", "user=u1")
     assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in said
-    one, two = asked(say, "--key", "user=u1")["key"]["open"]
+    one, two = why_json(say, "--key", "user=u1")["key"]["open"]
     assert (one["reason"], one["start_us"], one["last_us"], one["rows"]) == ("cap", us("9:00"), us("9:54"), 7)
     assert one["closes_us"] == us("10:00")
     assert (two["reason"], two["start_us"], two["last_us"], two["rows"]) == ("close", us("10:02"), us("10:05"), 2)
@@ -153,8 +153,8 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
     ran(
         SESSION,
         [
-            RowsInput({"web": at("u1", "9:00", "9:05"), "app": at("u2", "9:00")}),
-            RowsInput({"web": at("u2", "9:19"), "app": at("u2", "9:19")}),
+            RowsInput({"web": rows_at("u1", "9:00", "9:05"), "app": rows_at("u2", "9:00")}),
+            RowsInput({"web": rows_at("u2", "9:19"), "app": rows_at("u2", "9:19")}),
         ],
     )
     said = say("--key", "user=u1")
@@ -164,15 +164,15 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
         "  rows before 2024-03-01T09:08:00Z are late unless they join an open session",
         *NO_HISTORY,
     ]
-    assert asked(say, "--key", "user=nobody")["key"]["floor_us"] is None
+    assert why_json(say, "--key", "user=nobody")["key"]["floor_us"] is None
 
 
 def test_the_next_to_close_are_found_among_many(say: Say) -> None:
     """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
-    ran(SESSION, [RowsInput({"web": rows, "app": at("u60", "8:30")}), RowsInput({"web": longer})], shards=5)
-    found = asked(say)
+    ran(SESSION, [RowsInput({"web": rows, "app": rows_at("u60", "8:30")}), RowsInput({"web": longer})], shards=5)
+    found = why_json(say)
     assert (found["open_windows"], found["open_keys"]) == (61, 61)
     assert [o["key"]["user"] for o in found["next"]] == ["u60", "u1", "u2", "u3", "u4"]
 
@@ -181,7 +181,7 @@ def test_the_next_to_close_are_found_among_many(say: Say) -> None:
 
 
 def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": at("u1", "9:01")})])
+    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})])
     said = say()
     assert said[2].startswith("watermark  none yet")
     assert (
@@ -194,7 +194,7 @@ def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
 
 
 def test_a_source_that_had_rows_holds_it(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": at("u1", "9:00"), "app": at("u1", "8:00")})])
+    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "8:00")})])
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
 
@@ -202,10 +202,10 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
     ran(
         SESSION,
         [
-            RowsInput({"web": at("u1", "9:00")}),
+            RowsInput({"web": rows_at("u1", "9:00")}),
             Quiet(60_000),
-            RowsInput({"web": at("u1", "10:00")}),
-            RowsInput({"app": at("u1", "8:00")}),
+            RowsInput({"web": rows_at("u1", "10:00")}),
+            RowsInput({"app": rows_at("u1", "8:00")}),
         ],
     )
     assert say()[3] == 'held by    source "app": it had rows in this epoch; it was idle and has not caught up'
@@ -213,8 +213,8 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
 
 def test_a_partition_holds_it(say: Say) -> None:
     parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
-    web = [*at("u1", "9:30", partition="clicks-0"), *at("u1", "9:10", partition="clicks-1")]
-    both = RowsInput({"web": web, "app": at("u2", "9:50")}, parts)
+    web = [*rows_at("u1", "9:30", partition="clicks-0"), *rows_at("u1", "9:10", partition="clicks-1")]
+    both = RowsInput({"web": web, "app": rows_at("u2", "9:50")}, parts)
     ran(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
     said = say()
     assert said[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
@@ -229,7 +229,7 @@ def test_a_partition_holds_it(say: Say) -> None:
 
 
 def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
     assert said[3] == "held by    nobody: all sources are idle, it stays where it is until one has an event"
     assert said[6].endswith("idle, quiet for 60.0 s")
@@ -240,11 +240,11 @@ def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
 
 def test_idle_close_says_after_how_much_more_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
-    ran(closing, [RowsInput({"web": at("u1", "9:30"), "app": at("u2", "9:10")}), Quiet(60_000)])
+    ran(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
     assert said[3] == "held by    nobody: all sources are idle; it runs on after a silence of 5 m, so far 60.0 s"
     assert said[-2].endswith(", or after 4 m more without any")
-    assert [o["silence_us"] for o in asked(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
+    assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
 
 
 # -- the runner, and what is not there -------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
 
 
 def test_what_waits_to_be_published_is_told(say: Say) -> None:
-    script = [RowsInput({"web": at("u1", "9:00"), "app": at("u1", "9:00")})]
+    script = [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "9:00")})]
     ran(TUMBLING, script)
     Path("p.toml").write_text(TUMBLING)
     store = FilesStore("state", "law")
@@ -346,7 +346,7 @@ def test_a_window_without_keys_has_none(say: Say) -> None:
     assert say("--key", "user=u1") == [
         "1 error: law: --key: this window has no group_by, so there are no keys; leave it out"
     ]
-    assert asked(say)["key"] is None
+    assert why_json(say)["key"] is None
 
 
 @pytest.mark.parametrize(
@@ -378,14 +378,14 @@ def test_keys_of_every_type_are_found_as_people_write_them(
     ran(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
     key = "k" if text is None else f"k={text}"
     for given in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
-        found = asked(say, *given)["key"]
+        found = why_json(say, *given)["key"]
         assert [o["rows"] for o in found["open"]] == [1], given
         assert found["key"]["user"] == "x,y"
 
 
 def test_without_a_count_there_is_no_number_of_rows(say: Say) -> None:
     ran(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
-    found = asked(say, "--key", "user=u1")
+    found = why_json(say, "--key", "user=u1")
     assert {o["rows"] for o in [*found["next"], *found["key"]["open"]]} == {None}
     assert not any("1 row" in line for line in say("--key", "user=u1"))
 

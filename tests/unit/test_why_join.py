@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.why import JOIN, Say, asked, at
+from tests.support.why import JOIN, Say, rows_at, why_json
 
 import slackwater as sw
 from slackwater.cli.why import report_lines
@@ -29,7 +29,7 @@ def ran(**more: Any) -> None:
     Path("p.toml").write_text(JOIN)
     join = toml.loads(JOIN).transform.join
     assert join is not None
-    script = [RowsInput({"orders": at("u1", "9:00", "9:10"), "payments": at("u2", "9:08")})]
+    script = [RowsInput({"orders": rows_at("u1", "9:00", "9:10"), "payments": rows_at("u2", "9:08")})]
     types = {"user": "string", "price": "decimal(10,2)"}
     run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
 
@@ -48,7 +48,7 @@ def test_what_waits_and_until_when(say: Say) -> None:
         ["a pair comes out in the epoch that reads the second of its rows"],
         ["a row without a partner, of the left side, comes out once its wait is over"],
     ]
-    found = asked(say)
+    found = why_json(say)
     assert (found["kind"], found["open_windows"], found["next"]) == ("join", 0, [])
     assert [(s["side"], s["rows"], s["outer"]) for s in found["sides"]] == [("left", 2, True), ("right", 1, False)]
     assert found["holder"]["source"] == "payments"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.several_stages import SCHEMA, TEXT, ran
-from tests.support.why import NOON, Say, asked, at, us
+from tests.support.why import NOON, Say, rows_at, us, why_json
 
 import slackwater as sw
 from slackwater.config import toml
@@ -86,10 +86,10 @@ def test_one_stage(say: Say) -> None:
         "",
         "no window is open: there is nothing to come out",
     ]
-    found = asked(say, "--stage", "minutes")
+    found = why_json(say, "--stage", "minutes")
     assert (found["stage"], found["through"], found["stages"]) == ("minutes", ["sessions"], [])
     assert found["holder"]["partition"] == "o-1"
-    assert [s["stage"] for s in asked(say)["stages"]] == ["sessions", "minutes", "seen"]
+    assert [s["stage"] for s in why_json(say)["stages"]] == ["sessions", "minutes", "seen"]
 
 
 def test_a_stage_or_key_that_is_not_there(say: Say) -> None:
@@ -125,9 +125,9 @@ def test_one_of_idle_sources_or_all_that_are_behind(say: Say) -> None:
     )
     Path("p.toml").write_text(text)
     with LocalPipeline(toml.loads(text), SCHEMA, state_dir="other", listen=False, clock_us=NOON) as test:
-        test.pipe({"orders": at("u1", "9:00"), "more": at("u1", "9:01"), "clicks": at("u2", "9:10")})
+        test.pipe({"orders": rows_at("u1", "9:00"), "more": rows_at("u1", "9:01"), "clicks": rows_at("u2", "9:10")})
         test.quiet("2m")
-        test.pipe({"clicks": at("u2", "9:11")})
+        test.pipe({"clicks": rows_at("u2", "9:11")})
     (line,) = [x for x in say("--stage", "minutes") if x.startswith("  2024-03-01T09:11:00Z")]
     assert line.endswith(
         'an event is seen on "clicks" at or after 2024-03-01T09:12:00Z and ("orders" or "more" at or after 2024-03-01T09:13:00Z)'

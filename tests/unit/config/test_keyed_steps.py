@@ -80,7 +80,7 @@ def started(described: Any) -> list[str]:
     columns = {
         f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
     }
-    with nth.known():
+    with nth.registered():
         try:
             compile_step(described, {"a": columns})
         except StartError as error:
@@ -92,7 +92,7 @@ def test_a_start_tells_every_misfit() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
-    with nth.known(), pytest.raises(StartError) as caught:
+    with nth.registered(), pytest.raises(StartError) as caught:
         compile_step(pipeline(), {"a": columns})
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
