@@ -149,10 +149,10 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     shown = capsys.readouterr().out
     assert "p: epoch 1 was committed at" in shown
     assert '"k":"wrong"' in shown
-    assert f"slackwater outbox set-aside {stuck} 1" in shown
-    assert ask(monkeypatch, "set-aside", stuck, 7) != 0
+    assert f"slackwater outbox skip {stuck} 1" in shown
+    assert ask(monkeypatch, "skip", stuck, 7) != 0
     assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
-    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
+    assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
     kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(kept["reason"]) == {"not published"}
@@ -162,7 +162,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert ask(monkeypatch, "show", stuck) == 0
     assert "nothing waits" in capsys.readouterr().out
     # repeated it changes nothing
-    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+    assert ask(monkeypatch, "skip", stuck, 1) != 0
     assert "no epoch waits to be published" in capsys.readouterr().err
     run = Started(stuck)
     run.epoch((120 * S, "z"))
@@ -181,9 +181,9 @@ def test_into_a_directory(
 ) -> None:
     text = stuck.read_text().split("[dead_letter]")[0]
     stuck.write_text(text.replace('"dlq"', '"drop"'))
-    assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+    assert ask(monkeypatch, "skip", stuck, 1) != 0
     assert "the config has no [dead_letter]; add one, or name a directory for them: --to DIR" in capsys.readouterr().err
-    assert ask(monkeypatch, "set-aside", stuck, 1, "--to", tmp_path / "kept") == 0
+    assert ask(monkeypatch, "skip", stuck, 1, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000001-rows.parquet")
     assert "wrong" in rows["k"].to_list()
     Started(stuck).stop()
@@ -196,7 +196,7 @@ def test_a_runner_keeps_its_epochs(
     store.open()
     try:
         assert ask(monkeypatch, "show", stuck) == 0  # takes no lock
-        assert ask(monkeypatch, "set-aside", stuck, 1) != 0
+        assert ask(monkeypatch, "skip", stuck, 1) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
@@ -209,7 +209,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
     with skip_publish.locked_pending(pipeline, 1) as (store, commit):
         found = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
         skip_publish._write_letters(pipeline, commit, found, None)
-    assert ask(monkeypatch, "set-aside", stuck, 1) == 0
+    assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == found.total > 0
 
 

@@ -82,5 +82,5 @@ def test_the_plan_says_what_stages_need() -> None:
         ),
         state,
     )
-    with pytest.raises(StateError, match="in Postgres a stage's table bears its place"):
+    with pytest.raises(StateError, match="in Postgres a stage's table is named by its position"):
         before.check()

@@ -83,8 +83,8 @@ def test_changes_with_their_verdicts_and_numbers(say: Say) -> None:
         "that now touch are joined at once, and what closed stays closed"
     )
     assert lines[1] == (
-        'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows have it of the rows from the '
-        "next start on only: NULL if none comes, a count 0, a list empty (the types of its columns are found out at the start); "
+        'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows count it for rows read after '
+        "the next start only: without such rows it is NULL, a count 0, a list empty (the types of its columns are found out at the start); "
         "a table needs the column"
     )
     assert lines[2].startswith("compatible  lateness: state has 1m, config has 2m: the watermark stays at 2024-03-01T")

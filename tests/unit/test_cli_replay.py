@@ -78,7 +78,7 @@ def test_a_range_that_is_empty_is_refused() -> None:
 def test_what_is_said() -> None:
     outcome = ReplayResult(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
     assert list(summary_lines(outcome, "orders", dry=False)) == [
-        "orders: 1,200 letters applied: 700 windows written, 3 taken back",
+        "orders: 1,200 letters applied: 700 windows written, 3 deleted",
         "  1 letter had been applied before",
         "  5 letters left: gone",
         "  2 letters left: too old",

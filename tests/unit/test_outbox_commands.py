@@ -112,16 +112,16 @@ def test_show_and_set_aside(
     assert "p: epoch 0 was committed at" in shown
     assert "2 rows, 0 dead letters" in shown
     assert "and 1 row more" in shown
-    assert ask(monkeypatch, "set-aside", stuck, 7) != 0
+    assert ask(monkeypatch, "skip", stuck, 7) != 0
     assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
-    assert ask(monkeypatch, "set-aside", stuck, 0) == 0
+    assert ask(monkeypatch, "skip", stuck, 0) == 0
     assert "the next start goes on after it" in capsys.readouterr().out
     kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(kept["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in kept["value"]) == ["a", "b"]
     assert ask(monkeypatch, "show", stuck) == 0
     assert "nothing waits" in capsys.readouterr().out
-    assert ask(monkeypatch, "set-aside", stuck, 0) != 0
+    assert ask(monkeypatch, "skip", stuck, 0) != 0
     assert "no epoch waits to be published" in capsys.readouterr().err
     (tmp_path / "out").unlink()
     driver = started(stuck)
@@ -132,7 +132,7 @@ def test_show_and_set_aside(
 
 
 def test_into_a_directory(stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(monkeypatch, "set-aside", stuck, 0, "--to", tmp_path / "kept") == 0
+    assert ask(monkeypatch, "skip", stuck, 0, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000000-rows.parquet")
     assert sorted(rows["k"]) == ["a", "b"]
     (tmp_path / "out").unlink()
@@ -146,7 +146,7 @@ def test_a_runner_keeps_its_epochs(
     store.open()
     try:
         assert ask(monkeypatch, "show", stuck) == 0
-        assert ask(monkeypatch, "set-aside", stuck, 0) != 0
+        assert ask(monkeypatch, "skip", stuck, 0) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
@@ -159,7 +159,7 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
     with skip_publish.locked_pending(pipeline, 0) as (store, commit):
         found = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
         skip_publish._write_letters(pipeline, commit, found, None)
-    assert ask(monkeypatch, "set-aside", stuck, 0) == 0
+    assert ask(monkeypatch, "skip", stuck, 0) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
 
@@ -168,3 +168,10 @@ def test_without_a_state_nothing_waits(
 ) -> None:
     assert ask(monkeypatch, "show", config(tmp_path)) != 0
     assert "there is no state yet" in capsys.readouterr().err
+
+
+def test_the_former_name_of_skip_names_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(monkeypatch, "set-aside", "p.toml", 0) != 0
+    assert "outbox set-aside is now called outbox skip" in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     assert code == 0
     (line,) = [found for found in lines if found.startswith("unknown")]
     assert re.fullmatch(
-        r'unknown     source "web": .* table .* cannot be read \(.*connection refused.*\); what changed in it is not known',
+        r'unknown     source "web": .* table .* cannot be read \(.*connection refused.*\); could not determine what changed',
         line,
     )
     assert len(json.loads(say("", "--json")[1][0])["unknown"]) == 1

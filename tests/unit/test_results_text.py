@@ -46,7 +46,7 @@ def sessions(cap: str) -> sw.Pipeline:
         ("session", {"close": 1}, "1 session: 1 closed by the watermark; 12 open"),
         ("session", {}, "0 sessions; 12 open"),
         ("tumbling", {"close": 3, "flush": 0, "late": 2}, "5 windows: 3 closed by the watermark, 2 corrected by late rows; 12 open"),
-        ("hopping", {"close": 3, "supersede": 2}, "3 windows: 3 closed by the watermark, and 2 taken back; 12 open"),
+        ("hopping", {"close": 3, "supersede": 2}, "3 windows: 3 closed by the watermark, and 2 deleted; 12 open"),
         ("tumbling", {"update": 9, "close": 1, "standalone": 4},
          "14 windows: 1 closed by the watermark, 9 updates before they closed, 4 of late rows alone; 12 open"),
         ("rows", {"row": 5000}, "5,000 rows; no state"),

@@ -51,7 +51,7 @@ def test_the_answer_for_sessions(say: Say) -> None:
         "app     2024-03-01T09:02:00Z  60.0 s    2024-03-01T09:01:00Z  quiet for 45.0 s, idle in 15.0 s",
         "",
         "4 open sessions of 3 keys; the next to close:",
-        "  user  start                 rows  closes at watermark          that is once",
+        "  user  start                 rows  closes at watermark          closes after",
         '  u2    2024-03-01T09:02:00Z  1     2024-03-01T09:12:00.000001Z  an event is seen on "app" at or after 2024-03-01T09:13:00.000001Z',
         '  u1    2024-03-01T09:00:00Z  2     2024-03-01T09:15:00.000001Z  an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
         '  u1    2024-03-01T10:03:00Z  1     2024-03-01T10:13:00.000001Z  an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
@@ -61,11 +61,11 @@ def test_the_answer_for_sessions(say: Say) -> None:
         "  session from 2024-03-01T09:00:00Z, last event 2024-03-01T09:05:00Z, 2 rows",
         "    closes at watermark 2024-03-01T09:15:00.000001Z; the watermark is 14 m behind that",
         "    a row within gap of it, as long as it is open, makes it longer",
-        '    that is once an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
+        '    closes after an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
         "  session from 2024-03-01T10:03:00Z, last event 2024-03-01T10:03:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:13:00.000001Z; the watermark is 72 m behind that",
         "    a row within gap of it, as long as it is open, makes it longer",
-        '    that is once an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
+        '    closes after an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
         "  rows before 2024-03-01T08:51:00Z are late unless they join an open session",
         *NO_HISTORY,
     ]  # fmt: skip
@@ -76,7 +76,7 @@ def test_the_answer_for_windows(say: Say) -> None:
     said = say("--key", "user=u1")
     assert said[9:] == [
         "3 open windows; the next to close:",
-        "  start                 keys  closes at watermark   that is once",
+        "  start                 keys  closes at watermark   closes after",
         '  2024-03-01T09:00:00Z  2     2024-03-01T09:05:00Z  an event is seen on "app" at or after 2024-03-01T09:06:00Z',
         '  2024-03-01T09:05:00Z  1     2024-03-01T09:10:00Z  an event is seen on "app" at or after 2024-03-01T09:11:00Z',
         '  2024-03-01T10:00:00Z  2     2024-03-01T10:05:00Z  an event is seen on "web" at or after 2024-03-01T10:05:30Z and "app" at or after 2024-03-01T10:06:00Z',
@@ -84,13 +84,13 @@ def test_the_answer_for_windows(say: Say) -> None:
         "key user=u1: 3 open windows",
         "  window from 2024-03-01T09:00:00Z, 1 row",
         "    closes at watermark 2024-03-01T09:05:00Z; the watermark is 4 m behind that",
-        '    that is once an event is seen on "app" at or after 2024-03-01T09:06:00Z',
+        '    closes after an event is seen on "app" at or after 2024-03-01T09:06:00Z',
         "  window from 2024-03-01T09:05:00Z, 1 row",
         "    closes at watermark 2024-03-01T09:10:00Z; the watermark is 9 m behind that",
-        '    that is once an event is seen on "app" at or after 2024-03-01T09:11:00Z',
+        '    closes after an event is seen on "app" at or after 2024-03-01T09:11:00Z',
         "  window from 2024-03-01T10:00:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:05:00Z; the watermark is 64 m behind that",
-        '    that is once an event is seen on "web" at or after 2024-03-01T10:05:30Z and "app" at or after 2024-03-01T10:06:00Z',
+        '    closes after an event is seen on "web" at or after 2024-03-01T10:05:30Z and "app" at or after 2024-03-01T10:06:00Z',
         "  rows before 2024-03-01T09:00:00Z are late",
         *NO_HISTORY,
     ]  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
     said = say("--key", "user=u1")
     assert said[-5:] == [
         "key user=u1: no session is open",
-        "  floor 2024-03-01T09:15:00Z: its closed sessions reached that far, rows at or below are late",
+        "  floor 2024-03-01T09:15:00Z: its last closed session ended there, and rows up to then are late",
         "  rows before 2024-03-01T09:08:00Z are late unless they join an open session",
         *NO_HISTORY,
     ]
@@ -208,7 +208,10 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
             RowsInput({"app": rows_at("u1", "8:00")}),
         ],
     )
-    assert say()[3] == 'held by    source "app": it had rows in this epoch; it was idle and has not caught up'
+    assert (
+        say()[3]
+        == 'held by    source "app": it had rows in this epoch; it was idle, and its newest event is still behind the watermark'
+    )
 
 
 def test_a_partition_holds_it(say: Say) -> None:

@@ -60,7 +60,7 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
     written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
     gone = outcome.reasons["supersede"]
     would = "would be applied" if dry else "applied"
-    windows = f": {plural(written, 'window')} written, {gone:,} taken back" if written or gone else ""
+    windows = f": {plural(written, 'window')} written, {gone:,} deleted" if written or gone else ""
     yield f"{name}: {plural(outcome.applied, 'letter')} {would}{windows}"
     if outcome.before:
         yield f"  {plural(outcome.before, 'letter')} had been applied before"

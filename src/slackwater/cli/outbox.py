@@ -33,7 +33,7 @@ def show_file(file: Path, limit: int) -> None:
         if rows.height > limit:
             print(f"  and {plural(rows.height - limit, 'row')} more; --limit shows more of them")
     print(f"try again:    slackwater outbox retry {file} {pending.epoch}")
-    print(f"or set aside: slackwater outbox set-aside {file} {pending.epoch}")
+    print(f"or skip it:   slackwater outbox skip {file} {pending.epoch}")
 
 
 def retry_file(file: Path, epoch: int) -> None:

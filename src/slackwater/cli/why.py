@@ -140,7 +140,7 @@ def _holder_text(w: StageReport, committed_us: int) -> str:
     caught = (
         ""
         if w.through or w.watermark_us is None or h.watermark_us >= w.watermark_us
-        else "; it was idle and has not caught up"
+        else "; it was idle, and its newest event is still behind the watermark"
     )
     return f"{waiting_text(w)}: {since}{caught}"
 
@@ -199,7 +199,7 @@ def _window_lines(w: StageReport, head: str) -> Iterator[str]:
     count_header = ["keys"] if w.next[0].groups is not None else ["rows"] if w.next[0].rows is not None else []
     yield from align_rows(
         [
-            ["", *keys, "start", *count_header, "closes at watermark", "that is once"],
+            ["", *keys, "start", *count_header, "closes at watermark", "closes after"],
             *(
                 [
                     "",
@@ -233,9 +233,9 @@ def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
             yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
         elif noun == "session":
             yield "    a row within gap of it, as long as it is open, makes it longer"
-        yield f"    that is once {_closing_text(w, o)}"
+        yield f"    closes after {_closing_text(w, o)}"
     if k.floor_us is not None:
-        yield f"  floor {format_iso(k.floor_us)}: its closed sessions reached that far, rows at or below are late"
+        yield f"  floor {format_iso(k.floor_us)}: its last closed session ended there, and rows up to then are late"
     if k.late_before_us is not None:
         joins = " unless they join an open session" if noun == "session" else ""
         yield f"  rows before {format_iso(k.late_before_us)} are late{joins}"

@@ -153,7 +153,7 @@ def _unread_inputs(
         if stage.name not in readers and stage.name not in shown:
             yield (
                 f"stages[{number}]",
-                f"nobody reads {format_value(stage.name)}: name it in the `from` of a stage below it or of a target, or remove it",
+                f"stage {format_value(stage.name)} is unused: name it in the `from` of a later stage or of a target, or remove it",
             )
 
 

@@ -127,7 +127,7 @@ def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> s
     if stay and behind:
         return None
     return (
-        "in Postgres a stage's table bears its place: put new stages behind those there are, and remove the last ones only; to replace one, "
+        "in Postgres a stage's table is named by its position: add new stages at the end, and remove only the last ones; to replace one, "
         "remove it in one start and add the other in the next"
     )
 

@@ -100,7 +100,7 @@ class StageComparison:
         was, columns = list(self.state.fingerprint.get("keys", [])), self._columns()
         now = [f"{k} {columns[k].type}" if k in columns else k for k in new.group_by]
         if was != now:
-            how = f"{self.rows:,} state rows are kept by the former keys, and these are part of where a row is found"
+            how = f"{self.rows:,} state rows are stored by the old keys and cannot be re-keyed"
             yield self.change("keys", was, now, REBUILD, how)
 
     def _session(self, new: Window) -> Iterator[KeyChange]:
@@ -164,7 +164,7 @@ class StageComparison:
             return self.change(label, None, now or spec.call, REBUILD, how)
         kind = "" if now is not None else " (the types of its columns are found out at the start)"
         how = (
-            f"{self.open:,} open windows have it of the rows from the next start on only: NULL if none comes, a count 0, a list empty"
+            f"{self.open:,} open windows count it for rows read after the next start only: without such rows it is NULL, a count 0, a list empty"
             f"{kind}; a table needs the column"
         )
         return self._if_described(label, None, now or spec.call, is_described, how)

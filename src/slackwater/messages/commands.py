@@ -113,6 +113,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The line says what was found and what is expected.",
         (
             "expected",
+            "is now called",
             "is not a key",
             "no stage has windows with such keys",
             "is not a stage of the state",

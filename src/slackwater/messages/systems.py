@@ -133,7 +133,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Restore what is gone, pass such versions over by `on_rewrite`, or say where to go on with `slackwater state reset`: "
         "[Delta and Iceberg tables](sources.md#delta-and-iceberg-tables).",
         (
-            "that were read cannot be taken back",
+            "that were read cannot be removed again",
             "rows would be lost",
             "is another table",
             "created again while it was read",

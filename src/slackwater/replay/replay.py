@@ -44,7 +44,7 @@ NO_ROW = "its source gives no row for it"
 DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
 NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
 UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
-RESULT = "results that their target did not take, set aside by outbox set-aside; they are not rows of a source"
+RESULT = "results that their target did not take, set aside by outbox skip; they are not rows of a source"
 _NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
 UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
 

@@ -53,7 +53,7 @@ def _result_line(kind: str, emitted: Mapping[str, int], open_text: str, cap: str
     ):  # stateless and keyed steps have one reason, which is their name
         text += ": " + ", ".join(_reason(reason, n, cap, flush) for reason, n in _ordered(counts))
     if gone := emitted.get(_TAKEN_BACK, 0):
-        text += f", and {gone:,} taken back"
+        text += f", and {gone:,} deleted"
     return f"{text}; {open_text}"
 
 

@@ -239,7 +239,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
     if disorder is None:
         return "rows may be this much out of order"
     if not disorder.most_us:
-        return f"rows are in order in the sample ({plural(disorder.rows, 'row')}); of live sources they rarely are"
+        return f"the sample is in order ({plural(disorder.rows, 'row')}); live data rarely is"
     most = format_span(disorder.most_us)
     if disorder.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"

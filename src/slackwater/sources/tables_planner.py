@@ -125,7 +125,7 @@ class TablePlanner:
         source = self._source
         if version.rewrites is not None:
             raise EpochError(
-                f"{source.where}: {version.offsets} {version.rewrites}, and rows that were read cannot be taken back; read a table that is "
+                f"{source.where}: {version.offsets} {version.rewrites}, and rows that were read cannot be removed again; read a table that is "
                 'only appended to, or set on_rewrite = "skip" to pass such versions over'
             )
         if version.columns is not None:

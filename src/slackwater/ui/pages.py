@@ -56,7 +56,7 @@ PHASE_LABELS = {
     "emit": "emit",
     "commit": "commit",
     "write": "publish",
-    "note": "note it",
+    "note": "mark published",
 }
 
 

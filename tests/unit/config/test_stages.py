@@ -172,7 +172,7 @@ def test_a_stage_reads_what_stands_above_it() -> None:
     text = config()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
-    assert any('stages[0]: nobody reads "per_minute"' in p for p in problems(swapped))
+    assert any('stages[0]: stage "per_minute" is unused' in p for p in problems(swapped))
     alone = text[:second] + text[text.index("[target]") :]
     assert any("stages: found 1; a single one is written as [transform]" in p for p in problems(alone))
 

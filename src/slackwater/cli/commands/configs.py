@@ -27,8 +27,8 @@ def init(
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Group or join by it; may be repeated.")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Of kafka; two of them for a join.")] = None,
-    brokers: Annotated[str, typer.Option(help="Of kafka.")] = "localhost:9092",
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="Kafka topic; give two for a join.")] = None,
+    brokers: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "localhost:9092",
     name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
@@ -72,7 +72,7 @@ def run_tests(
 
 
 def schema(
-    tests: Annotated[bool, typer.Option("--tests", help="Of the files that slackwater test runs.")] = False,
+    tests: Annotated[bool, typer.Option("--tests", help="Print the schema of test files instead.")] = False,
 ) -> None:
     """Print the JSON Schema of a config, which lets editors complete keys and flag mistakes."""
     from importlib import resources

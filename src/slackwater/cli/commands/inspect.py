@@ -37,7 +37,9 @@ def show(
     sql: Annotated[
         str | None, typer.Option(metavar="QUERY", help="Print what this SQL selects: SELECT … FROM result.")
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="Of several targets this one alone.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this target, if the pipeline has several.")
+    ] = None,
 ) -> None:
     """Print the published results of a pipeline from its targets, in the order of the windows, without Spark."""
     from slackwater.cli.show import ShowOptions, show_file
@@ -53,7 +55,9 @@ def why(
             metavar="K=V,…", help="Also report this key, its late rows and last results; a name alone stands for NULL."
         ),
     ] = None,
-    stage: Annotated[str | None, typer.Option(metavar="NAME", help="Of several stages this one alone.")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this stage, if the pipeline has several.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
 ) -> None:
     """Explain why there is no output yet: the watermark, what holds it, and what closes next."""

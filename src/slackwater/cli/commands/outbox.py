@@ -10,7 +10,7 @@ import typer
 from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS, File
 
 group = typer.Typer(
-    help="Look at an epoch that was committed and is not published; try again, or set it aside.", no_args_is_help=True
+    help="Look at an epoch that was committed and is not published; try again, or skip it.", no_args_is_help=True
 )
 Epoch = Annotated[
     int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show names.")
@@ -35,8 +35,8 @@ def outbox_retry(file: File, epoch: Epoch) -> None:
     retry_file(file, epoch)
 
 
-@group.command("set-aside")
-def outbox_set_aside(
+@group.command("skip")
+def outbox_skip(
     file: File,
     epoch: Epoch,
     to: Annotated[
@@ -48,3 +48,11 @@ def outbox_set_aside(
     from slackwater.cli.outbox import set_aside_file
 
     set_aside_file(file, epoch, to)
+
+
+@group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def outbox_set_aside() -> None:
+    """The former name of `skip`."""
+    from slackwater.errors import StartError
+
+    raise StartError("outbox set-aside is now called outbox skip")

@@ -60,7 +60,7 @@ def run(
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve its page on loopback next to it, and print the address.")
     ] = False,
-    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.runner import run_file
@@ -125,7 +125,7 @@ def demo(
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
     ] = False,
-    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Of --ui; 0: a free port.")] = 8086,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
 ) -> None:
     """Compute sessions and five-minute counts over generated clicks, in under a minute."""
     from slackwater.cli.demo import run_demo

@@ -53,7 +53,7 @@ class TableConnector(Connector[C]):
         except SlackwaterError as error:
             raise StartError(f"{label}: {error}") from None
         except Exception as error:
-            problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); what changed in it is not known"
+            problem = f"{label}: {log.description} cannot be read ({log.error_reason(error)}); could not determine what changed"
             raise SourceUnavailableError(StartError(problem)) from None
         source = _with_accepted_columns(PlannedTableSource(spec, log, snapshot), record.columns)
         if isinstance(record.offsets, TableOffsets) and not record.offsets.is_unread:
