@@ -84,7 +84,10 @@ class NthOfKey(KeyedOperator):
     def compiled(cls, pipeline: Pipeline, columns: Columns) -> Self:
         step: Any = pipeline.transform.step
         return cls(
-            pipeline.name, *bind_keyed(pipeline, columns), step.every, tuple(Field(*a) for a in step.added.items())
+            pipeline.name,
+            *bind_keyed(pipeline, columns),
+            step.every,
+            tuple(Field(*a) for a in step.added_columns.items()),
         )
 
     @classmethod
