@@ -83,7 +83,7 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Of all sources, per epoch."""
+        """Return the rows of all sources per epoch."""
         return self.stream.rows * (2 if isinstance(self.stream, Orders) else 1)
 
 

@@ -19,7 +19,10 @@ ALIKE = ("processor", "cores", "memory_gib", "python")  # what makes seconds com
 
 
 class Figures(NamedTuple):
-    """Of one system in one case: per epoch, and the peak of all processes; None where it was not measured."""
+    """Seconds and processor seconds per epoch of one system in one case, and the peak memory of all its processes in MiB.
+
+    None where it was not measured.
+    """
 
     seconds: float | None
     cpu: float | None = None

@@ -173,7 +173,7 @@ def _look(root: psutil.Process, home: Path, epoch: int, seconds: float, cpu: flo
 
 
 def _sizes(directory: Path) -> Iterator[int]:
-    """Of the files there; some go while they are looked at."""
+    """Yield the sizes of the files below a directory, in bytes. Some files vanish in the meantime."""
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(FileNotFoundError):

@@ -85,7 +85,7 @@ def child(kind: str, aggs: list[str], folder: str) -> None:
 
 
 def processor_seconds() -> float:
-    """Of this process and of all below it."""
+    """Return the processor seconds of this process and of all its descendants."""
     this_process = psutil.Process()
     times = [p.cpu_times() for p in (this_process, *this_process.children(recursive=True))]
     return sum(t.user + t.system for t in times)

@@ -97,7 +97,7 @@ def _spent_by(s3: S3) -> float:
 
 
 def _kind(path: str) -> str:
-    """Of a request: the folder of the state, or what else it asks for."""
+    """Return the folder of the state that a request asks for, or the first part of its path."""
     parts = path.split("?")[0].strip("/").split("/")[1:]
     return parts[2] if parts[:1] == ["state"] and len(parts) > 2 else (parts[0] if parts else "bucket")
 

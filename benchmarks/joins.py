@@ -58,7 +58,7 @@ def _read(spark: SparkSession, join: Join, files: Path) -> DataFrame:
 def run_slackwater(
     spark: SparkSession, join: Join, data: Path, work: Path, on_status: Callable[[Status], None]
 ) -> None:
-    """The same by Slackwater, with durable state in `work/state`."""
+    """Run the join on Slackwater, with durable state in `work/state`."""
     lake = sw.FilesConnection()
     sw.run_streaming_pipeline(
         name="bench",

@@ -30,7 +30,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a panel, the gap below it and the room for names at the right, in pixels."""
+    """Height of a panel, the gap below it and the room for names at the right, in pixels."""
 
     height: int
     gap: int

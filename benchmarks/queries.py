@@ -111,7 +111,7 @@ def _keys(view: StateView) -> list[dict[str, Any]]:
 
 
 def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, Any]:
-    """The same pipeline with nobody asking, and with one who does, in turn."""
+    """Measure a pipeline in turn without queries and with a process that queries it."""
     stream = quick(REOPEN_STREAM) if small else REOPEN_STREAM
     data, runs, reader_reports = generate(stream, root / "data"), {"alone": [], "asked": []}, list[dict[str, Any]]()
     for turn in range(rounds):

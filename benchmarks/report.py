@@ -203,5 +203,5 @@ def _goal(goal: float | None) -> str:
 
 
 def _verdict(met: bool | None) -> str:
-    """Of what has no goal there is nothing to say."""
+    """Return "met" or "MISSED", or an empty text where a figure has no goal."""
     return "" if met is None else "met" if met else "MISSED"

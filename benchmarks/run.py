@@ -88,7 +88,7 @@ class Bench:
         return summaries | {"keys": keys, "ratio": summaries["many"]["median_s"] / summaries["few"]["median_s"]}
 
     def skewed(self, small: bool) -> dict[str, Any]:
-        """The same join without and with a hot key, in turn."""
+        """Measure a join without and with a hot key, in turn."""
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in SKEWED_STREAMS}
         for turn in range(self._rounds):
             for name in list(SKEWED_STREAMS)[:: 1 if turn % 2 == 0 else -1]:

@@ -73,9 +73,9 @@ def run_slackwater(
     on_status: Callable[[Status], None],
     postgres: str | None = None,
 ) -> None:
-    """The same by Slackwater, with durable state in `work/state`, where STATE says, or in the database `postgres`.
+    """Run the window on Slackwater, with durable state in `work/state`, at the path in STATE, or in the database `postgres`.
 
-    Results go to `work/out`; at the end these are what lies where RESULTS says.
+    Results go to `work/out`. If RESULTS names a path, they go there and are copied to `work/out` at the end.
     """
     store = (
         sw.StateStore(kind="postgres", url=postgres)

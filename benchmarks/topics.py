@@ -34,7 +34,7 @@ class Topic:
         return {self.name: {str(p): epoch * self.rows // PARTITIONS for p in range(PARTITIONS)}}
 
     def whole(self, rows: int) -> bool:
-        """Whether so many rows are an epoch, and not what was left behind the last."""
+        """Return whether this number of rows is a whole epoch, and not the remainder behind the last."""
         return 2 * rows >= self.rows
 
 

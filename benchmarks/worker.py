@@ -78,7 +78,7 @@ class Progress(StreamingQueryListener):
 
 
 def session(job: dict[str, Any]) -> SparkSession:
-    """The same settings for every system; only the native ones have a state store to choose.
+    """Start the session of a job. All systems get equal settings; only native ones choose a state store.
 
     `own_start`: Slackwater starts it itself, as `slackwater run` does."""
     if job.get("own_start") and job["system"] == SLACKWATER:

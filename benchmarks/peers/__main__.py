@@ -64,8 +64,11 @@ def measured(
 
 
 class Committed:
-    """Whether Kafka Streams has committed every record and closed every window. It emits at most once a second, when a record
-    comes: so the closing records come again until the second commit."""
+    """Checks that Kafka Streams has committed every record and closed every window.
+
+    Kafka Streams emits at most once a second, when a record comes. The closing records therefore come again until
+    the second commit.
+    """
 
     def __init__(self, kafka: Kafka, work: Work, records: Mapping[str, pl.DataFrame]) -> None:
         self._kafka, self._work, self._records = kafka, work, records
@@ -100,7 +103,7 @@ class Committed:
 
 
 def _reader(kafka: Kafka) -> Consumer:
-    """Of what was committed."""
+    """Return a consumer that reads only committed records."""
     settings = {"bootstrap.servers": kafka.address, "group.id": "peers", "isolation.level": "read_committed"}
     return Consumer(settings | {"enable.auto.commit": False, "auto.offset.reset": "earliest", "log_level": 0})
 

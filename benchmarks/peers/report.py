@@ -26,7 +26,7 @@ def _listed(values: dict[str, str]) -> str:
 
 
 def agrees(measurement: dict[str, Any], work: str, peer: str) -> bool:
-    """Whether a peer found what a batch over all records finds: as many rows, the same to the last digit."""
+    """Return whether a peer has the results of a batch over all records: as many rows, equal to the last digit."""
     figures, batch = measurement["works"][work].get(peer, {}), measurement["works"][work]["batch"]
     return all(figures.get(name) == value for name, value in batch.items())
 

@@ -145,7 +145,7 @@ class Mixed:
             self.watermark = ahead if self.watermark is None else max(ahead, self.watermark)
 
     def due(self, held: Held, closed: bool) -> bool:
-        """Whether a window is to come out, given whether the watermark has closed it."""
+        """Return whether a window is due for output. `closed`: the watermark has closed it."""
         return not held.same and (closed or self.config.emit == "updates")
 
     @property

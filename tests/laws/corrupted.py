@@ -161,7 +161,7 @@ def stopped(case: str, published: bool) -> Stopped:
 
 
 def _waiting(done: Stopped) -> Stopped:
-    """The same, as it was before its last epoch was published."""
+    """Copy a stopped run to the state it had before its last epoch was published."""
     home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     shutil.copytree(done.home, home, dirs_exist_ok=True)

@@ -123,7 +123,7 @@ class Judge:
         return Counter(self._line(*pair) for pair in self.pairs())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The same as rows with `ts` and the columns of the output."""
+        """Return the expected rows with `ts` and the columns of the output."""
         output_rows = []
         for left_row, right_row in self.pairs():
             sides = (("left", left_row), ("right", right_row))

@@ -227,7 +227,7 @@ class JudgingOracle:
 
 @dataclass
 class JudgingSessions:
-    """The same for sessions of one source whose cap is out of reach: runs, floors, and what closes when.
+    """Follows the contract row by row for sessions of one source whose cap is out of reach: runs, floors and closing.
 
     `forget`: drop a key's floor once `wm > floor + gap` and no open session starts at or before `floor + gap`.
     """

@@ -24,7 +24,7 @@ FIXED = ("t0", "t1", "t2")
 
 
 def pipeline(seed: int, some: bool = True) -> sw.Pipeline:
-    """The same for a seed, with the target "some" or without it."""
+    """Draw the pipeline of a seed. `some`: whether it has the target "some"."""
     rng = random.Random(seed)
     windows = [drawn(rng, ["k", "p"], "v", False), drawn(rng, ["k"], "total", False), drawn(rng, [], "total", True)]
 

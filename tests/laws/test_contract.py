@@ -49,7 +49,7 @@ def spec_of(
 
 
 def window_of(spec: naive.Spec, **more: Any) -> Window:
-    """The same window as the user writes it."""
+    """Return the window of a spec as a user writes it."""
     shape = {
         "session": {"gap_ms": spec.gap_us // MS, "max_session_duration_ms": spec.cap_us // MS},
         "tumbling": {"duration_ms": spec.duration_us // MS, "max_groups_per_window": 1000},

@@ -85,7 +85,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
 
 
 def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
-    """Whether rows of sources are known before they are read."""
+    """Set whether the statistics of the sources are known before their rows are read."""
 
     def statistics_before_read(engine: LocalEngine, batch: Batch, clock_us: int) -> Any:
         latest = clock_us + engine.max_future_ms * 1000

@@ -71,7 +71,7 @@ def _befall(cluster: Cluster, driven: Driven, process: subprocess.Popen[bytes], 
 
 
 def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS) -> bool:
-    """Whether the driver lives when the epoch is committed, or the time is over."""
+    """Wait until the epoch `goal` is committed, the driver has ended or the time is over. Return whether the driver still runs."""
     until = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < until and driven.committed() < goal:
         time.sleep(driven.look_s)

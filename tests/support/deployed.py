@@ -16,7 +16,7 @@ PORT = "9187"
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Of the Dockerfile: comments left out, continued lines joined."""
+    """Return the instructions of the Dockerfile, without comments and with continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", (DEPLOY / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [(name, rest) for name, _, rest in (line.strip().partition(" ") for line in lines if line.strip())]
@@ -51,7 +51,7 @@ def deployment() -> dict[str, Any]:
 
 
 def services() -> dict[str, Any]:
-    """Of the compose file, aliases resolved."""
+    """Return the services of the compose file, with aliases resolved."""
     return composed()["services"]
 
 

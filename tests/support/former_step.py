@@ -247,7 +247,7 @@ class Unit:
 
     @property
     def is_published(self) -> Bools:
-        """Whether the target holds an interval as it stands."""
+        """Return, for each interval, whether the target holds it in its present form."""
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
     def is_gone(self, horizon: int) -> Bools:
@@ -496,7 +496,7 @@ class Arrangement:
 
 
 def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
-    """Of the intervals of a unit that is not empty: of its keys and times, whatever else it holds."""
+    """Arrange the intervals of a unit that is not empty into sessions. Only its keys and times count."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1

@@ -16,13 +16,13 @@ from slackwater.targets.iceberg_tables import IcebergTables, read_all
 
 
 def options(home: Path) -> dict[str, str]:
-    """Of a catalog in a database of its own, with its tables, in this directory."""
+    """Return the options of a catalog. Its database and its tables lie in the directory `home`."""
     (home / "warehouse").mkdir(exist_ok=True)
     return {"uri": f"sqlite:///{home}/catalog.db", "warehouse": f"file://{home}/warehouse"}
 
 
 def connection(home: Path) -> str:
-    """The same as a config has it."""
+    """Return the body of the config table that connects to this catalog."""
     catalog_options = ", ".join(f'{name} = "{value}"' for name, value in options(home).items())
     return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {catalog_options} }}'
 

@@ -11,7 +11,7 @@ class Longest(sw.Aggregator):
     """The longest text of a key, with the key in front of it: its merge takes the keys."""
 
     inputs = {"text": "string"}  # noqa: RUF012 — as users write it
-    accumulators = {"found": "string"}  # noqa: RUF012
+    accumulators = {"longest_text": "string"}  # noqa: RUF012
     output = "string"
     wants_keys = True
 
@@ -19,12 +19,12 @@ class Longest(sw.Aggregator):
         self.mark, self.fail = mark, fail
 
     def lift(self, text: Any) -> Any:
-        return {"found": text.str.to_integer() if self.fail else text}
+        return {"longest_text": text.str.to_integer() if self.fail else text}
 
-    def merge(self, keys: Any, found: Any) -> Any:
-        bare = found.str.split(self.mark).list.last()
+    def merge(self, keys: Any, longest_text: Any) -> Any:
+        bare = longest_text.str.split(self.mark).list.last()
         best = bare.sort_by([bare.str.len_chars(), bare]).drop_nulls().last()
-        return {"found": keys["user"] + self.mark + best}
+        return {"longest_text": keys["user"] + self.mark + best}
 
-    def finish(self, found: Any) -> Any:
-        return found
+    def finish(self, longest_text: Any) -> Any:
+        return longest_text

@@ -155,7 +155,7 @@ def _items(rng: Random) -> str:
 
 
 def _written(rng: Random, sql: str) -> str:
-    """The same text in another hand: comments, ends, letters, line breaks."""
+    """Vary the comments, ends, letter case and line breaks of a query without changing what it means."""
     if rng.random() < 0.2:
         sql += rng.choice(
             (";", " ; ", "; -- the end", " -- the end", "\n/* the; end */", ";;", "; /* a /* nested */ one */")

@@ -91,7 +91,7 @@ class Delta:
         return self.table.version()
 
     def expire(self) -> None:
-        """Of the log only the newest version is left, with a checkpoint of what the table holds; and of the files those that it names."""
+        """Delete all versions of the log but the newest, after a checkpoint, and all files that it does not name."""
         self.table.create_checkpoint()
         for path in sorted((self.home / "a table" / "_delta_log").glob("0*.json"))[:-1]:
             path.unlink()

@@ -154,5 +154,5 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
 
 
 def _named(one: PageSource, name: str) -> PageSource:
-    """The same under another name: only the page of several asks for it."""
+    """Return the source under another name. Only the page of several pipelines asks for the name."""
     return replace(one, pipeline=one.pipeline.model_copy(update={"name": name}))
