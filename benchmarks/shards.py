@@ -154,7 +154,7 @@ class _Run:
 
         self._newest = _NOW_US + number * _EPOCH_US
         self.meter.parts.clear()
-        self.meter.at("plan")
+        self.meter.switch_to("plan")
         began = time.monotonic()
         part = self.planner.next()
         assert part is not None
@@ -162,9 +162,9 @@ class _Run:
         part_batch = part.read(None, self.store, number, record)  # type: ignore[arg-type]
         assert part_batch is not None
         batch = batch_of(BatchId(checkpoint="c", batch=number), {"events": part_batch}, began)
-        self.meter.at("between")
+        self.meter.switch_to("between")
         self.driver.run_batch(batch, 0)
-        self.meter.at("")
+        self.meter.switch_to("")
         return dict(self.meter.parts)
 
     def figure(self, each: Sequence[Mapping[str, tuple[float, float]]]) -> Figure:
@@ -208,7 +208,7 @@ class _Run:
 
     def hit(self, point: str, epoch: int) -> None:
         name, _, when = point.partition(".")
-        self.meter.at(name if when == "before" else "between")
+        self.meter.switch_to(name if when == "before" else "between")
 
     def in_worker(self, epoch: int) -> None:
         return None

@@ -201,7 +201,7 @@ def test_why_says_the_same_of_both_stores(
     config = states.SESSION
     stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
     clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
-    story = [*states.STORY, RowsInput({"web": states.at("u3", *clocks)})]
+    story = [*states.STORY, RowsInput({"web": states.rows_at("u3", *clocks)})]
     window = toml.loads(config).transform.window
     given: dict[str, Any] = {
         "lateness_ms": {"web": 30_000},

@@ -24,7 +24,7 @@ from slackwater.query import kafka_results, key_history
 from slackwater.query import result_readers as published_module
 from slackwater.query.result_readers import PostgresResults, in_order, result_reader
 
-at = published_places.at
+place_at = published_places.place_at
 
 
 def said(
@@ -42,7 +42,7 @@ def said(
 def test_the_rows_in_the_order_of_their_windows(
     at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = at(place)
+    there = place_at(place)
     nothing = (
         f"p: nothing published yet; it has not run: slackwater run {there.file}; then what it waits for: slackwater why"
     )
@@ -70,7 +70,7 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A table in a database is counted up to a bound; of a topic only the end is read."""
-    table = at("postgres")
+    table = place_at("postgres")
     table.publish(*((minute, "a", 1) for minute in range(7)))
     monkeypatch.setattr(published_module, "COUNTED", 5)
     assert (
@@ -78,7 +78,7 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     )
     monkeypatch.setattr(published_module, "COUNTED", 7)
     assert said(monkeypatch, capsys, table.file, "-n", 2)[2] == "(the newest 2 rows of 7; more with --limit)\n"
-    topic = at("kafka")
+    topic = place_at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows of 40; more with --limit)\n"
     monkeypatch.setattr(kafka_results, "TAIL", 4)
@@ -90,9 +90,9 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_published_since_comes_once(at: Callable[[str], Place], place: str) -> None:
+def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], place: str) -> None:
     """Whole new rows only: neither what was shown, nor what a merge rewrote next to them."""
-    there = at(place)
+    there = place_at(place)
     results = result_reader(there.pipeline)
     assert results.latest(10) is None
 
@@ -123,7 +123,7 @@ def test_following_prints_what_is_published(
     at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Columns keep their places; Ctrl-C ends it without a word."""
-    there = at("parquet")
+    there = place_at("parquet")
     there.publish((0, "somebody", 1))
     script = iter([lambda: there.publish((1, "a", 2)), lambda: None, lambda: there.publish((2, "b", 12345))])
 
@@ -142,8 +142,8 @@ def test_following_prints_what_is_published(
     assert all(r[start : start + 4] == "2024" for r in rows)
 
 
-def test_a_reader_that_has_enough_ends_it_without_a_trace(at: Callable[[str], Place]) -> None:
-    there = at("parquet")
+def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[str], Place]) -> None:
+    there = place_at("parquet")
     there.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
     command = [sys.executable, "-m", "slackwater.cli.main", "show", str(there.file), "--limit", "5000"]
     shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -155,8 +155,8 @@ def test_a_reader_that_has_enough_ends_it_without_a_trace(at: Callable[[str], Pl
     assert shown.wait(30) == 0
 
 
-def test_another_pipeline_in_the_same_directory_is_not_shown(at: Callable[[str], Place], tmp_path: Path) -> None:
-    there = at("parquet")
+def test_another_pipeline_in_the_same_directory_is_not_shown(place_at: Callable[[str], Place], tmp_path: Path) -> None:
+    there = place_at("parquet")
     there.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
         (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
@@ -165,9 +165,9 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(at: Callable[[str],
     assert found.height == 1
 
 
-def test_beside_a_writer_no_row_is_missed_or_shown_twice(at: Callable[[str], Place], postgres: Any) -> None:
+def test_beside_a_writer_no_row_is_missed_or_shown_twice(place_at: Callable[[str], Place], postgres: Any) -> None:
     """Transactions that overlap the looks: each row comes out of exactly one."""
-    there = at("postgres")
+    there = place_at("postgres")
     there.publish((0, "a", 0))
     results = result_reader(there.pipeline)
     seen = [] if (first := results.latest(10_000)) is None else first["n"].to_list()
@@ -217,10 +217,10 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
 def test_what_stands_in_the_way_is_one_line(
     at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    code, out, err = said(monkeypatch, capsys, at("console").file)
+    code, out, err = said(monkeypatch, capsys, place_at("console").file)
     assert (code, out) == (1, "")
     assert err == "error: p: its target is the console, which keeps nothing; name another connection in [target]\n"
-    there = at("parquet")
+    there = place_at("parquet")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "p-000000000.parquet").write_bytes(b"PAR1 no")
     code, out, err = said(monkeypatch, capsys, there.file)
@@ -239,8 +239,8 @@ def test_what_stands_in_the_way_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_showing_needs_no_spark(at: Callable[[str], Place]) -> None:
-    there = at("parquet")
+def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
+    there = place_at("parquet")
     there.publish((0, "a", 1))
     code = (
         "import sys; sys.argv = ['slackwater', 'show', sys.argv[1]]\n"
@@ -254,9 +254,9 @@ def test_showing_needs_no_spark(at: Callable[[str], Place]) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_last_results_of_one_key(place: str, at: Callable[[str], Place]) -> None:
+def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place]) -> None:
     """Whatever the target, and a NULL key is a key too."""
-    found = at(place)
+    found = place_at(place)
     found.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
     found.publish((1, "u1", 5), (3, "it's", 6))
 
@@ -270,8 +270,8 @@ def test_the_last_results_of_one_key(place: str, at: Callable[[str], Place]) -> 
     assert counts("nobody") == []
 
 
-def test_results_that_cannot_be_read_are_a_line_of_the_answer(at: Callable[[str], Place]) -> None:
-    found = at("console")
+def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], Place]) -> None:
+    found = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
     history = key_history.history_of(found.pipeline, "transform", found.logic.keys, key)
     assert "its target is the console, which keeps nothing" in str(history.results[0].problem)

@@ -106,7 +106,7 @@ def planned(source: Any, at: TableOffsets | None = None) -> tuple[list[str], Tab
     planner, found = TablePlanner(source, SourceRecord(offsets=at)), list[str]()
     while (part := planner.next()) is not None:
         found += [f.path for f in part.files]
-        at = part.behind
+        at = part.offsets_after
     return found, at
 
 

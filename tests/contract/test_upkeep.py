@@ -329,7 +329,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     refused(r"manifests holds no manifest, and .*000000001-.*\.arrow is of epoch 1; restore the manifests from a copy")
     (home / "published").write_text("11 0123456789abcdef")
     refused(
-        r"published is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published once"
+        r"published is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published again"
     )
     (home / "published").unlink()
     (home / "published").mkdir()

@@ -138,7 +138,7 @@ def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.Da
     if state.is_empty():
         return state
     retained, horizon = logic.forget(state, watermark), logic.horizon(watermark)
-    unit = former_step.Unit.of(logic, state)
+    unit = former_step.Unit.from_frame(logic, state)
     needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
     expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
     assert retained.equals(expected), f"{retained.to_dicts()}\nexpected\n{expected.to_dicts()}"

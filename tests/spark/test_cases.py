@@ -308,7 +308,7 @@ def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, ca
     assert re.search(r"^rows = \[\n", file.read_text(), re.MULTILINE)
     outcome = outcome_of(file, spark)
     assert outcome.lines() == []
-    assert len(outcome.differences["rows"].found) > 0
+    assert len(outcome.differences["rows"].actual) > 0
 
 
 STAGES = """
