@@ -40,7 +40,7 @@ def said(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_rows_in_the_order_of_their_windows(
-    at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = place_at(place)
     nothing = (
@@ -67,7 +67,7 @@ def test_the_rows_in_the_order_of_their_windows(
 
 
 def test_what_is_not_counted_to_its_end_is_told_so(
-    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A table in a database is counted up to a bound; of a topic only the end is read."""
     table = place_at("postgres")
@@ -120,7 +120,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], pl
 
 
 def test_following_prints_what_is_published(
-    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Columns keep their places; Ctrl-C ends it without a word."""
     there = place_at("parquet")
@@ -215,7 +215,10 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
 
 
 def test_what_stands_in_the_way_is_one_line(
-    at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    place_at: Callable[[str], Place],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     code, out, err = said(monkeypatch, capsys, place_at("console").file)
     assert (code, out) == (1, "")
