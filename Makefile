@@ -56,11 +56,12 @@ test-spark: $(SPARK_VENV)/.ready ## the tests of Spark with another version of i
 	  -W "ignore:unclosed <socket:ResourceWarning" -W ignore::pytest.PytestUnraisableExceptionWarning \
 	  $(or $(ONLY),-m "not exhaustive") $(SPARK_TESTS)
 
-lint: $(READY)   ## lint, types, import contracts
+lint: $(READY)   ## lint, types, import contracts, English
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.english
 	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
 
 check: lint      ## lint, and the fast tests

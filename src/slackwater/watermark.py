@@ -107,7 +107,7 @@ class SourceClock:
 
     @property
     def idle_flags(self) -> tuple[tuple[str, bool], ...]:
-        """Whether the source (named "") and each of its partitions is idle."""
+        """Pairs of a partition's name and its idle flag; "" names the source itself."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
     @property

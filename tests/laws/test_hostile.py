@@ -47,7 +47,7 @@ BROKEN: tuple[
     ),
     ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
-    ("where", "tests.laws.hostile_where.filter_frame", lambda frame, wanted: [frame.filter(~wanted)], range(40)),
+    ("where", "tests.laws.hostile_where.filter_frame", lambda frame, condition: [frame.filter(~condition)], range(40)),
 )
 
 

@@ -53,7 +53,7 @@ class MarkMismatch:
 
     @property
     def is_movable(self) -> bool:
-        """Whether output that is newer than the state can be moved away."""
+        """True if output that is newer than the state can be moved away."""
         target = self.marked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False

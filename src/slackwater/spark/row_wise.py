@@ -119,7 +119,7 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
         if view is not None
         else frozenset[int]()
     )
-    reader = _Reader(lambda node: plan_grouping_check.is_by(node.fields, grouping_columns))
+    reader = _PlanWalker(lambda node: plan_grouping_check.is_by(node.fields, grouping_columns))
     reader.check(root)
     if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
         reader.forbidden.add(_UNDETERMINED)
@@ -139,7 +139,7 @@ def forbidden_parts_of_text(
     resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, findings, ())
     is_sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
-    reader = _Reader(lambda node: bool(bounded) and is_sure)
+    reader = _PlanWalker(lambda node: bool(bounded) and is_sure)
     reader.check(plan_nodes.parse_text(plan))
     forbidden = (
         findings.non_row_wise
@@ -153,7 +153,7 @@ def forbidden_parts_of_text(
 
 
 @dataclass
-class _Reader:
+class _PlanWalker:
     """Walks a plan.
 
     Args:

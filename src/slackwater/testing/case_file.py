@@ -191,9 +191,9 @@ class CaseStep(Spec):
         return bool(self.rows or self.files)
 
     @classmethod
-    def read(cls, data: Values, file: str, at: str, problems: list[str]) -> tuple[Values, set[str]]:
+    def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         before = len(problems)
-        values, wrong = super().read(data, file, at, problems)
+        values, wrong = super().read(data, file, path, problems)
         if set(data) - set(cls.PARSERS):  # the problem of the unknown key is enough
             problems[before:] = [p for p in problems[before:] if _NOTHING not in p]
         return values, wrong

@@ -29,12 +29,12 @@ LOOKUP_JOINS = {  # messages for a lookup on the left of source, by join type
 def refused_reads(tree: exp.Expr) -> set[str]:
     """Return the reasons to refuse a query because of what it reads; empty if that cannot be decided."""
     refused = set[str]()
-    if _Reader(refused).query(tree, {}) is False and not refused:
+    if _SourceReferences(refused).query(tree, {}) is False and not refused:
         refused.add(NO_SOURCE)
     return refused
 
 
-class _Reader:
+class _SourceReferences:
     """Classifies parts of a query. True: rows of `source`; False: fixed rows; None: unknown."""
 
     def __init__(self, refused: set[str]) -> None:

@@ -99,7 +99,7 @@ def _schema(records: RawRecords) -> StructType:
     fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
-            f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is no JSON object", "records are not JSON objects")}; declare it, '
+            f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is not a JSON object", "records are not JSON objects")}; declare it, '
             'or set payload_format = "raw"'
         )
     return StructType(fields)

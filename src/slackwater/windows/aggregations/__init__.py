@@ -105,8 +105,8 @@ class Agg:
         problem = kind.problem()
         if problem is not None:
             raise StartError(f'aggregation "{self.name}": {problem}')
-        if self.is_former and (former := kind.former()) is not None:
-            kind = former
+        if self.is_former and (previous := kind.previous_form()) is not None:
+            kind = previous
         object.__setattr__(self, "kind", kind)
 
     @property

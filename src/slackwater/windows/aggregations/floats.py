@@ -85,7 +85,7 @@ class FloatTotal(SumKind):
         values = [round_to_double(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
         return averages.scatter(beyond.arg_true(), values)
 
-    def former(self) -> AggregationKind:
+    def previous_form(self) -> AggregationKind:
         return FormerFloatTotal(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
@@ -197,7 +197,7 @@ class Moments(_Moments):
         )  # the variance itself may be beyond the doubles
         return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
-    def former(self) -> AggregationKind:
+    def previous_form(self) -> AggregationKind:
         return FormerMoments(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:

@@ -154,7 +154,7 @@ class AggregationKind(ABC):
         """Return which groups have a result that does not fit its type; None if there are none."""
         return None
 
-    def former(self) -> AggregationKind | None:
+    def previous_form(self) -> AggregationKind | None:
         """Return the aggregation with the accumulators that earlier versions stored; None if they are the same."""
         return None
 
