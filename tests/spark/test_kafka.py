@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.avro import avro_record
 from tests.support.effort import long, some
 from tests.support.registry import answering, entries
 from tests.support.runner import Runner
@@ -159,23 +159,6 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     assert counted(runner.output("latest")) == [("a", 1, 1)]
 
 
-def test_an_added_partition_begins_where_a_table_names_it(runner: Runner, topic: Make, kafka: Any) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewPartitions
-
-    events = topic(1)
-    events.send({"user": "a", "amount": 1}, second=1)
-    runner.run(source=events.source(), window=minutes(), flush=False)
-    admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
-    admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
-    time.sleep(0.5)
-    events.send({"user": "b", "amount": 1}, second=2, partition=1)
-    shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
-    events.send({"user": "c", "amount": 1}, second=3, partition=1)
-    found = runner.run(source=events.source(starting_offsets={events.name: {"1": 1}}), window=minutes())
-    assert counted(found) == [("a", 1, 1), ("c", 1, 1)]
-
-
 @long(beside="test_changed_run.py::test_a_rebuild_reads_everything_again")
 def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
@@ -199,43 +182,6 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
     runner.run(**hours, target_path=target)
     assert counted(runner.output("again")) == [("a", 2, 12), ("b", 1, 16), ("c", 1, 64)]
     assert runner.statuses[-1].counters.rows_in == 4
-
-
-@long(beside="test_kafka.py::test_an_added_partition_begins_where_a_table_names_it")
-def test_a_partition_that_appears_while_it_runs(runner: Runner, topic: Make, kafka: Any) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewPartitions
-
-    events, stop = topic(1), threading.Event()
-    events.send({"user": "a", "amount": 1}, second=1)
-    options = {"kafka.metadata.max.age.ms": "500"}
-
-    def rows_in() -> int:
-        return runner.statuses[-1].counters.rows_in if runner.statuses else 0
-
-    def until(count: int) -> None:
-        end = time.monotonic() + 400
-        while rows_in() < count and time.monotonic() < end:
-            time.sleep(0.05)
-        assert rows_in() == count
-
-    def change() -> None:
-        try:
-            until(1)
-            admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
-            admin.create_partitions([NewPartitions(events.name, 2)])[events.name].result(20)
-            time.sleep(1)
-            events.send({"user": "b", "amount": 1}, second=2, partition=1)
-            until(2)
-        finally:
-            stop.set()
-
-    changing = threading.Thread(target=change)
-    changing.start()
-    runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
-    changing.join()
-    assert rows_in() == 2
-    assert counted(runner.run(source=events.source(), window=minutes())) == [("a", 1, 1), ("b", 1, 1)]
 
 
 def delete_before(kafka: Any, topic: str, offset: int) -> None:
@@ -424,20 +370,10 @@ AVRO_2 = {
 }  # fmt: skip
 
 
-def avro(schema: Mapping[str, Any], row: Mapping[str, Any], number: int | None = None) -> bytes:
-    import fastavro
-
-    out = io.BytesIO()
-    if number is not None:
-        out.write(b"\0" + number.to_bytes(4, "big"))
-    fastavro.schemaless_writer(out, fastavro.parse_schema(dict(schema)), dict(row))
-    return out.getvalue()
-
-
 @pytest.mark.matrix
 def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     events = topic()
-    events.send(*[avro(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], second=1)
+    events.send(*[avro_record(AVRO_1, {"user": "a", "amount": n}) for n in (1, 2)], second=1)
     events.send(b"\xff\xff\xff", second=2)
     path = runner.home / "event.avsc"
     path.write_text(json.dumps(AVRO_1))
@@ -479,11 +415,13 @@ def framed(row: Any, number: int) -> bytes:
 
 def avro_of_two_versions(runner: Runner, events: Topic, registry: str, first: int, second: int) -> None:
     events.send(
-        avro(AVRO_1, {"user": "a", "amount": 1}, first),
-        avro(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, second),
+        avro_record(AVRO_1, {"user": "a", "amount": 1}, first),
+        avro_record(AVRO_2, {"user": "a", "amount": 2, "note": "x"}, second),
         second=1,
     )
-    events.send(avro(AVRO_1, {"user": "a", "amount": 1}, 10**6), second=2)  # an id that the subject does not have
+    events.send(
+        avro_record(AVRO_1, {"user": "a", "amount": 1}, 10**6), second=2
+    )  # an id that the subject does not have
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
     source = events.source(schema=None, payload_format="avro", connection=connection)
     sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"

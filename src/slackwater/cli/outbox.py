@@ -49,13 +49,13 @@ def retry_file(file: Path, epoch: int) -> None:
     print(f"{pipeline.name}: epoch {epoch} is published")
 
 
-def set_aside_file(file: Path, epoch: int, to: Path | None) -> None:
+def skip_file(file: Path, epoch: int, to: Path | None) -> None:
     """Store the rows of a pending epoch elsewhere, so that the next start continues after it.
 
     `to`: a directory for Parquet files; None: the dead letters.
     """
-    from slackwater.runner.skip_publish import set_aside
+    from slackwater.runner.skip_publish import skip_publish
 
     pipeline = toml.load(file)
-    place = set_aside(pipeline, epoch, to)
+    place = skip_publish(pipeline, epoch, to)
     print(f"{pipeline.name}: epoch {epoch} is set aside in {place}; the next start goes on after it")

@@ -111,7 +111,7 @@ def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
 
 
 def set_aside_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Return the target for rows of `outbox set-aside`: the dead letters, written with a separate marker."""
+    """Return the target for rows of `outbox skip`: the dead letters, written with a separate marker."""
     if pipeline.dead_letter is None:
         return None
     return _target(

@@ -76,7 +76,7 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
     return PendingOutput(commit.epoch, commit.committed_us, rows, letters, len(commit.targets) < 2)
 
 
-def set_aside(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
+def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
     The lock of the runner is needed. After a crash, a second call writes nothing twice. Return where the rows are now.

@@ -105,8 +105,7 @@ class Seekable(ABC):
     """A source that can resume from the offsets in the state store, so a lost checkpoint costs nothing.
 
     The run plans it (`SelfPlannedSource`), a Spark streaming query does (`SparkPlannedSource`), or either can.
-    Sources
-    that are not seekable resume from Spark's checkpoint only.
+    Sources that are not seekable resume from Spark's checkpoint only.
     """
 
     spec: Source

@@ -1,7 +1,6 @@
 """Kinesis and Pub/Sub: check a few settings and convert them to options of the third-party Spark connectors.
 
-    r = kinesis_options("clicks", "eu-west-1")    # format, options, columns of payload and event time, what to
-    install
+    r = kinesis_options("clicks", "eu-west-1")    # format, options, columns, packages to install
     session.readStream.format(r.format).options(**r.options).load()
 
 This module uses neither Spark nor the network. The option names come from the connectors' documentation. Neither

@@ -178,10 +178,8 @@ class KafkaSource(SparkPlannedSource):
         """Return the offsets at which each partition continues after `record`.
 
         A source that was never read begins at `starting_offsets`. A partition that the state does not contain begins
-        at its
-        first record, unless `starting_offsets` names it. "latest" does not apply to it, because that would lose
-        records
-        written during a stop. A topic that was created again begins at its first record.
+        at its first record, unless `starting_offsets` names it. "latest" does not apply to it, because that would
+        lose records written during a stop. A topic that was created again begins at its first record.
 
         Raises:
             EpochError: A topic was created again, and `on_data_loss` is not "skip".

@@ -215,8 +215,7 @@ class RabbitDataSource(DataSource):
 
     Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (1000; at most 10,000),
     `read_timeout_ms` (500: how long a read waits for messages), `on_data_loss` ("fail"; "skip" continues without
-    messages
-    of an unfinished batch that are no longer in the queue).
+    messages of an unfinished batch that are no longer in the queue).
     """
 
     def __init__(self, options: dict[str, str]) -> None:

@@ -163,9 +163,8 @@ class RabbitQueue:
     """Takes messages from one queue in numbered batches, and acknowledges a batch when `ack` says that it is done.
 
     After a lost connection the broker redelivers what is not acknowledged. Messages with `message_id` that were
-    handed
-    out before are not handed out again. They rejoin their batch, or are acknowledged at once if that batch is done. A
-    thread answers the broker's heartbeats while a batch is processed.
+    handed out before are not handed out again. They rejoin their batch, or are acknowledged at once if that batch is
+    done. A thread answers the broker's heartbeats while a batch is processed.
     """
 
     def __init__(self, url: str, queue: str, max_messages: int = 1000, read_timeout_ms: int = 500) -> None:

@@ -3,8 +3,7 @@
     operation                    classic: the JVM               Connect: the server
     functions, observations      pyspark.sql                    pyspark.sql.connect
     a separate session           newSession                     another session of the same server, with its settings
-    SQL over a DataFrame         a temporary view               sent with the query, as views are looked up when it
-    runs
+    SQL over a DataFrame         a temporary view               sent with the query: views are resolved when it runs
     is Spark alive?              the process, its socket        the socket of the server
 
 A Connect plan is only a description until it runs. Names in it are resolved then.

@@ -1,9 +1,7 @@
 """The size of the Arrow batches in which Spark sends rows to Python: limited by bytes, or only by the number of rows.
 
-by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time a row, as much as the rest of the transfer to
-Python
-by rows   row ─▶ added, up to 100,000                 if this number of rows of the previous epoch was far below the
-bound in bytes
+by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time a row, as the rest of the transfer
+by rows   row ─▶ added, up to 100,000                 if so many rows of the previous epoch were far below the bytes
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ class ArrowBatchSizer:
     """Chooses the batch limit for the epochs of one engine.
 
     It assumes that rows are as wide as in the previous epoch. If a batch became too large for Arrow or for memory,
-    the
-    epoch failed, and the next attempt limits the bytes.
+    the epoch failed, and the next attempt limits the bytes.
     """
 
     _are_narrow: bool = False

@@ -117,8 +117,8 @@ class SparkEngine:
         """Run the epoch's job. Run it again without far-future rows if an event time is beyond the bound.
 
         The first run has no bound in its plan, because the bound changes with every epoch. Spark compiles literals
-        into
-        generated code, so every epoch would be compiled again. Files that the discarded run wrote are in no commit.
+        into generated code, so every epoch would be compiled again. Files that the discarded run wrote are in no
+        commit.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)

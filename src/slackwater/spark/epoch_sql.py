@@ -141,8 +141,7 @@ def is_earlier_sql(than: int) -> str:
     """Return SQL that is true if a row's event time is before `than` (in microseconds), which changes with every epoch.
 
     Spark compiles a literal into generated code, so a new literal would cost a compilation per epoch (0.3 s). An
-    array is
-    passed to the generated code instead. The index is always 1, but the optimiser cannot see that.
+    array is passed to the generated code instead. The index is always 1, but the optimiser cannot see that.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 

@@ -69,8 +69,7 @@ def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) ->
         number: The median, as a number.
         unit: The configured unit.
         kind: The type of the event time: "integer", "string" (of digits, without a unit) or "timestamp" (then
-            `number`
-            is in epoch seconds).
+            `number` is in epoch seconds).
         clock_us: The current time in microseconds.
     """
     if number is None:

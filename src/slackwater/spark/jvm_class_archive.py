@@ -66,8 +66,7 @@ def make_archive(module: str) -> Path | None:
     """Create the archive from the classes that `python -m MODULE` loads. None without Java.
 
     The module runs a pipeline and calls `end_spark` last. An existing archive is not made again. Raises StartError if
-    the
-    run fails or writes no archive.
+    the run fails or writes no archive.
     """
     archive = archive_path()
     if archive is None or archive.is_file():

@@ -87,8 +87,7 @@ def _newest(
     """Return the jars and version of the best release for this Spark.
 
     A cached release is preferred if it is of Spark's line or the newest line before it. Other Spark versions may
-    share
-    the cache. Raises StartError if no release can be downloaded.
+    share the cache. Raises StartError if no release can be downloaded.
     """
     candidates = candidates_of(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}

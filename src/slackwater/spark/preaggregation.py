@@ -1,9 +1,7 @@
 """Decide whether rows of tumbling and hopping windows are preaggregated by Spark, or only aggregated by their shard.
 
-preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard   better for many
-rows per pane
-by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                            better for few: one
-shuffle
+preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard   better for many rows a pane
+by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                            better for few: one shuffle
 
 The results are equal. The choice follows from the previous epoch: how many rows per pane and key it had.
 """

@@ -80,8 +80,7 @@ def statement(session: SparkSession, sql: str) -> str | None:
     """Return the first word of a text that is a statement and not a query; None for a query. The text is not executed.
 
     Raises Spark's own errors. Over Connect the text is put in parentheses, which no statement can be. So the first
-    word
-    is enough there.
+    word is enough there.
     """
     word = _first_word(sql)
     if spark_connect.is_connect(session):

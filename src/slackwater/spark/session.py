@@ -32,6 +32,8 @@ _DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.log.level": "OFF",
+    # Spark puts them before spark.executor.extraJavaOptions, whose values win
+    "spark.executor.defaultJavaOptions": avro_limits.JAVA_OPTIONS,
 }
 
 
@@ -66,9 +68,7 @@ def start_session(
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
-    java_options = "spark.executor.extraJavaOptions"
-    limits = {java_options: avro_limits.add_java_options((settings or {}).get(java_options, ""))}
-    for key, value in {**_DEFAULTS, **(settings or {}), **limits}.items():
+    for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
     notice("info", "starting Spark, which takes 5 to 30 s …")
     began = time.monotonic()

@@ -102,8 +102,7 @@ def needs_separate_job(partitions: Mapping[str, int]) -> bool:
     """Return whether a separate job determines the newest time of each partition. `partitions`: their record counts.
 
     An observation of one partition is an aggregate over every row (6 to 24 ns). For many rows of many partitions it
-    is
-    cheaper to read the records again, decode only the time, and aggregate by partition.
+    is cheaper to read the records again, decode only the time, and aggregate by partition.
     """
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 

@@ -22,11 +22,9 @@ class TargetTable:
         identity: The columns that identify a row. A row replaces the one with an equal identity, NULL being equal to
             NULL. None if rows are only added (dead letters).
         state: The state that the epochs belong to. A marker of another state is ignored, because the pipeline was
-            started
-            over.
+            started over.
         new: Columns that this state has not written yet. `open` adds them if they are missing; other missing columns
-            are
-            an error.
+            are an error.
     """
 
     writer: str
@@ -49,8 +47,7 @@ class TargetWriter(Protocol):
     """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must change nothing.
 
     A target that cannot hold every value has a `capacity` (see `core.capacity`). Rows beyond it become bad rows
-    before
-    the commit.
+    before the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
@@ -68,8 +65,7 @@ class TargetWriter(Protocol):
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
             superseded: The identities of superseded rows, maybe empty; for sessions it also has `session_id`. None of
-                them is
-                in `rows`. Only a target that upserts gets it.
+                them is in `rows`. Only a target that upserts gets it.
             commit: The id of the epoch's commit, a part of the marker.
 
         Raises:
@@ -113,8 +109,7 @@ class ReadableTarget(Protocol):
 
         Args:
             ranges: The columns of the identity except `column`, and the inclusive bounds in microseconds UTC. Ranges
-                of equal
-                keys do not overlap. NULL equals NULL.
+                of equal keys do not overlap. NULL equals NULL.
             column: The name of the time column.
 
         Returns:

@@ -181,8 +181,7 @@ class IcebergTarget:
         """Send one commit, once.
 
         The library's own commit would be repeated. If the repetition is refused, the library deletes the files,
-        although they
-        belong to the table if the first commit succeeded. Files of failed attempts are not deleted.
+        although they belong to the table if the first commit succeeded. Files of failed attempts are not deleted.
         """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID

@@ -124,9 +124,8 @@ class KafkaMarkers:
         """Return the last committed record of each key.
 
         Reads to the end of the log, and not only to the last committed record. An open transaction of another
-        pipeline would
-        otherwise hide a later marker of ours. Transaction markers also take offsets, so the client reports when it is
-        done.
+        pipeline would otherwise hide a later marker of ours. Transaction markers also take offsets, so the client
+        reports when it is done.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

@@ -357,7 +357,6 @@ def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None,
     rows.
 
     A table that was dropped and created again has another oid. After a dump and restore all tables have other oids,
-    also
-    the marker table. A marker of an earlier version has no oids.
+    also the marker table. A marker of an earlier version has no oids.
     """
     return None in stored or stored[0] != now[0] or stored[1] == now[1]

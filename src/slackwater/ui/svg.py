@@ -18,6 +18,7 @@ from slackwater.ui.axis import Axis
 WIDTH, HALF, NARROW = 1000, 480, 360
 MARGIN = 14  # right margin
 CHARACTER = 7.2  # upper bound of the average width of a character
+BOLD_CHARACTER = 8.1  # the same of a note, which is bold
 
 _width: ContextVar[float] = ContextVar("width", default=WIDTH)
 
@@ -77,7 +78,7 @@ def space_labels(names: Sequence[str], slot: float) -> list[str]:
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
     """Return a text next to a vertical line at `x`, on the side where it fits."""
-    needed = 1.12 * CHARACTER * len(content)  # notes are bold
+    needed = BOLD_CHARACTER * len(content)
     if x + 6 + needed <= width():
         return text(x + 6, y, content, class_)
     if x - 6 - needed >= 0:

@@ -45,9 +45,9 @@ def outbox_skip(
     ] = None,
 ) -> None:
     """Move an epoch that its target cannot accept to the dead letters, so that the next start continues after it."""
-    from slackwater.cli.outbox import set_aside_file
+    from slackwater.cli.outbox import skip_file
 
-    set_aside_file(file, epoch, to)
+    skip_file(file, epoch, to)
 
 
 @group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

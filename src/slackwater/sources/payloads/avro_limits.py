@@ -23,18 +23,17 @@ LIMITS: Mapping[str, int] = {
     f"{_PREFIX}.bytes.maxLength": MAX_BYTES,
     f"{_PREFIX}.collectionItems.maxLength": MAX_ITEMS,
 }
+JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
 
 
 def set_limits(session: SparkSession) -> None:
-    """Set the limits in the driver's process, unless they are set already. A Spark Connect server keeps its own."""
+    """Set the limits in the driver's process, unless they are set already.
+
+    They have no effect if that process has decoded Avro before. A Spark Connect server keeps its own limits.
+    """
     if spark_connect.is_connect(session):
         return
     system = session.sparkContext._jvm.java.lang.System  # type: ignore[union-attr]
     for name, limit in LIMITS.items():
         if system.getProperty(name) is None:
             system.setProperty(name, str(limit))
-
-
-def add_java_options(options: str) -> str:
-    """Return the Java options of an executor with the limits. A limit that the options already set is kept."""
-    return " ".join(filter(None, [options, *(f"-D{name}={n}" for name, n in LIMITS.items() if name not in options)]))
