@@ -19,7 +19,7 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
 def pipeline(**more: Any) -> sw.Pipeline:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "clicks",
         "source": sw.KafkaConnection(bootstrap_servers="k:9092"),
         "source_query": "clicks",
@@ -32,21 +32,29 @@ def pipeline(**more: Any) -> sw.Pipeline:
         "target_table": "sessions",
         "state_store": sw.StateStore(kind="files", path="state"),
     }  # fmt: skip
-    return sw.pipeline(**{**given, **more})
+    return sw.pipeline(**{**settings, **more})
 
 
 def test_it_has_a_name_of_its_own_and_leaves_letters_and_groups_alone() -> None:
-    found = backfill_pipeline(pipeline(), 0, DAY + 1, None)
-    assert found.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
-    assert (found.dead_letter, found.transform.on_error, found.transform.step.late_data) == (None, "drop", "drop")
-    assert found.sources[0].commit_group is None
-    assert found.target.table == "sessions"
+    backfill = backfill_pipeline(pipeline(), 0, DAY + 1, None)
+    assert backfill.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
+    assert (backfill.dead_letter, backfill.transform.on_error, backfill.transform.step.late_data) == (
+        None,
+        "drop",
+        "drop",
+    )
+    assert backfill.sources[0].commit_group is None
+    assert backfill.target.table == "sessions"
     assert backfill_pipeline(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
 
 
 def test_a_console_has_no_other_place_and_gets_files() -> None:
-    found = backfill_pipeline(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
-    assert (found.target.path, found.target.format, found.connections["backfill"].kind) == ("out", "parquet", "files")
+    backfill = backfill_pipeline(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
+    assert (backfill.target.path, backfill.target.format, backfill.connections["backfill"].kind) == (
+        "out",
+        "parquet",
+        "files",
+    )
 
 
 FILES = {"target": sw.FilesConnection(), "target_table": None, "target_path": "out"}
@@ -54,7 +62,7 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
 
 
 @pytest.mark.parametrize(
-    ("more", "into", "told"),
+    ("more", "into", "problem"),
     [
         (FILES, None, 'its target, ".*out", only adds rows, and the windows of the range may be there: name another place'),
         (FILES, "out", "only adds rows"),
@@ -66,10 +74,10 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused(more: dict[str, Any], into: str | None, told: str) -> None:
-    given = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
-    spec = pipeline(**given) if "commit_group" not in more else _without_group(**given)
-    with pytest.raises(StartError, match=told):
+def test_what_is_refused(more: dict[str, Any], into: str | None, problem: str) -> None:
+    settings = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
+    spec = pipeline(**settings) if "commit_group" not in more else _without_group(**settings)
+    with pytest.raises(StartError, match=problem):
         backfill_pipeline(spec, 0, DAY, into)
 
 
@@ -97,14 +105,14 @@ def test_a_join_has_no_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "minutes"),
+    ("lengths", "minutes"),
     [
         ({"gap_ms": "30m", "max_session_duration_ms": "1h"}, 90),
         ({"gap_ms": "gap", "max_session_duration_ms": "1h"}, 120),
     ],
 )
-def test_how_far_beyond_the_range_rows_are_read(given: dict[str, Any], minutes: int) -> None:
-    assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **given)) == minutes * 60_000_000
+def test_how_far_beyond_the_range_rows_are_read(lengths: dict[str, Any], minutes: int) -> None:
+    assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **lengths)) == minutes * 60_000_000
     assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
 
 
@@ -114,7 +122,7 @@ def test_records_are_found_by_their_own_time_give_or_take_the_slack() -> None:
     assert span.records_ms == (7000, 23_001)
 
 
-class _Kept:
+class _MemoryTarget:
     guarantee, upserts, description = "exactly once", True, "memory"
 
     def __init__(self) -> None:
@@ -133,30 +141,30 @@ class _Kept:
 
 
 def windows(*bounds: tuple[int, int | None]) -> pl.DataFrame:
-    def at(us: int | None) -> dt.datetime | None:
+    def from_us(us: int | None) -> dt.datetime | None:
         return None if us is None else dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=us)
 
     kind = pl.Datetime("us", "UTC")
-    rows = [{"window_start": at(a), "window_end": at(b)} for a, b in bounds]
+    rows = [{"window_start": from_us(a), "window_end": from_us(b)} for a, b in bounds]
     return pl.DataFrame(rows, schema={"window_start": kind, "window_end": kind})
 
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_windows_of_the_range_are_written_and_the_others_counted(partial: bool) -> None:
-    """Of the range [100, 200), at a clock of 230."""
-    kept = _Kept()
-    place = RangeFilterTarget(kept, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
-    place.open()
+    """The range is [100, 200) and the clock is at 230."""
+    memory = _MemoryTarget()
+    target = RangeFilterTarget(memory, sw.Window(**TUMBLING), BackfillRange(100, 200, 60, 0), 230, partial)
+    target.open()
     rows = windows((50, 100), (70, 101), (100, 160), (199, 230), (199, 231), (200, 210))
-    place.publish(3, rows, windows((99, None), (100, None), (200, None)))
-    place.publish(4, windows((20, 80), (300, 360)), windows())
-    place.publish(5, windows((150, None)))
-    place.close()
+    target.publish(3, rows, windows((99, None), (100, None), (200, None)))
+    target.publish(4, windows((20, 80), (300, 360)), windows())
+    target.publish(5, windows((150, None)))
+    target.close()
     if partial:
-        assert kept.took == [(3, [70, 100, 199, 199], [99, 100]), (5, [150], [])]
-        assert (place.written.windows, place.written.before, place.written.unfinished) == (5, 0, 0)
+        assert memory.took == [(3, [70, 100, 199, 199], [99, 100]), (5, [150], [])]
+        assert (target.written.windows, target.written.before, target.written.unfinished) == (5, 0, 0)
     else:
-        assert kept.took == [(3, [100, 199], [100]), (5, [150], [])]
-        assert (place.written.windows, place.written.before, place.written.unfinished) == (3, 1, 1)
-    assert kept.steps == ["open", "close"]
-    assert (place.guarantee, place.upserts, place.description) == ("exactly once", True, "memory")
+        assert memory.took == [(3, [100, 199], [100]), (5, [150], [])]
+        assert (target.written.windows, target.written.before, target.written.unfinished) == (3, 1, 1)
+    assert memory.steps == ["open", "close"]
+    assert (target.guarantee, target.upserts, target.description) == ("exactly once", True, "memory")

@@ -88,7 +88,7 @@ def test_lines(tmp_path: Path, name: str) -> None:
     text = "user,n,ts\nann,1,2024-03-01T09:00:00Z\n\nbob,two,x\nbob,two,x\ncid,,2024-03-01 10:00:00.5Z"
     file = tmp_path / name
     file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-    given = source("csv", "user STRING, n BIGINT, ts TIMESTAMP", header="true")
+    spec = source("csv", "user STRING, n BIGINT, ts TIMESTAMP", header="true")
     records = [
         Record("bob,two,x"),
         Record(row={"user": "ann", "n": 1, "ts": "2024-03-01T09:00:00.000Z"}),
@@ -97,28 +97,28 @@ def test_lines(tmp_path: Path, name: str) -> None:
         Record("absent"),
         Record(),
     ]
-    assert find_lines_in_file(given, str(file), records) == [4, 2, 6, None, None, None]
+    assert find_lines_in_file(spec, str(file), records) == [4, 2, 6, None, None, None]
 
 
 def test_a_record_that_was_written_anew_is_recognised_by_its_values(tmp_path: Path) -> None:
     """As Spark gives a row back whose time is none: without blanks, numbers and flags in its own spelling."""
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
-    given = source(schema="user STRING, n BIGINT, ts TIMESTAMP")
-    assert find_lines_in_file(given, str(file), [Record('{"user":"bob","ts":"soon"}'), Record('{"user":"cid"}')]) == [
+    spec = source(schema="user STRING, n BIGINT, ts TIMESTAMP")
+    assert find_lines_in_file(spec, str(file), [Record('{"user":"bob","ts":"soon"}'), Record('{"user":"cid"}')]) == [
         2,
         None,
     ]
     file.write_text("ann,True,1.50,soon\nbob,False,2,soon\n")
-    given = source("csv", "user STRING, ok BOOLEAN, x DOUBLE, ts TIMESTAMP")
-    assert find_lines_in_file(given, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
+    spec = source("csv", "user STRING, ok BOOLEAN, x DOUBLE, ts TIMESTAMP")
+    assert find_lines_in_file(spec, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
 
 
 def test_lines_of_json(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')
-    given = source(schema="user STRING, x DOUBLE")
-    assert find_lines_in_file(given, str(file), [Record("{broken"), Record(row={"user": "ann", "x": 2})]) == [2, 3]
+    spec = source(schema="user STRING, x DOUBLE")
+    assert find_lines_in_file(spec, str(file), [Record("{broken"), Record(row={"user": "ann", "x": 2})]) == [2, 3]
     nested = source(schema="user STRING, x DOUBLE, s STRUCT<a: INT>")
     file.write_text('{"user": "ann", "s": {"a": 1}}\n')
     assert find_lines_in_file(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [
@@ -127,12 +127,12 @@ def test_lines_of_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "spec",
     [source(multiLine="true"), source(encoding="utf-16"), source(lineSep=";"), source("parquet", "user STRING")],
 )
-def test_files_that_are_not_looked_through(tmp_path: Path, given: Source) -> None:
+def test_files_that_are_not_looked_through(tmp_path: Path, spec: Source) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("{broken\n")
-    assert find_lines_in_file(given, str(file), [Record("{broken")]) == [None]
+    assert find_lines_in_file(spec, str(file), [Record("{broken")]) == [None]
     assert find_lines_in_file(source(), str(tmp_path / "gone"), [Record("{broken")]) == [None]
     assert find_lines_in_file(source(), "s3://lake/a.jsonl", [Record("{broken")]) == [None]

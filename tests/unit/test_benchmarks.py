@@ -60,7 +60,7 @@ def compared(**changed: dict[str, Any]) -> dict[str, Any]:
         SLACKWATER: run(SLACKWATER, 1.5, 2.0),
         FLOOR: run(FLOOR, 1.2, 1.0, {"rows": 1, "counted": 1}),
     } | changed
-    return figures.compared(CASE, {name: figures.summarised([told], WARM_UP) for name, told in runs.items()})
+    return figures.compared(CASE, {name: figures.summarised([measured], WARM_UP) for name, measured in runs.items()})
 
 
 def whole(case: dict[str, Any]) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def lines(case: dict[str, Any]) -> list[str]:
     return list(report.lines(whole(case)))
 
 
-def row_of(found: list[str], heading: str, name: str) -> str:
+def row_of(report_lines: list[str], heading: str, name: str) -> str:
     """The line of a case in the table below a heading."""
-    begins = next(i for i, line in enumerate(found) if heading in line)
-    return next(line for line in found[begins:] if line.startswith(name))
+    begins = next(i for i, line in enumerate(report_lines) if heading in line)
+    return next(line for line in report_lines[begins:] if line.startswith(name))
 
 
 def test_epochs_are_beside_the_faster_native_store_and_over_the_floor() -> None:
@@ -89,10 +89,16 @@ def test_epochs_are_beside_the_faster_native_store_and_over_the_floor() -> None:
 
 
 def test_both_ratios_stand_in_the_report_with_their_goals() -> None:
-    found = lines(compared())
-    assert row_of(found, "faster native store", CASE.name).split()[1:6] == ["8.00", "6.00", "1.50", "133,333", "4.00"]
-    assert row_of(found, "Times the floor", CASE.name).split()[1:4] == ["1.20", "1.50", "1.25"]
-    assert row_of(found, "Times the floor", CASE.name).split()[-4:] == [f"{CASE.floor:g}", "1.00", "2.00", "met"]
+    report_lines = lines(compared())
+    assert row_of(report_lines, "faster native store", CASE.name).split()[1:6] == [
+        "8.00",
+        "6.00",
+        "1.50",
+        "133,333",
+        "4.00",
+    ]
+    assert row_of(report_lines, "Times the floor", CASE.name).split()[1:4] == ["1.20", "1.50", "1.25"]
+    assert row_of(report_lines, "Times the floor", CASE.name).split()[-4:] == [f"{CASE.floor:g}", "1.00", "2.00", "met"]
 
 
 def test_an_epoch_far_over_the_floor_is_a_goal_that_was_missed() -> None:
@@ -105,8 +111,8 @@ def test_the_floor_emits_nothing_and_its_counts_are_no_difference() -> None:
     assert compared()["same_output"]
     differing = compared(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
     assert not differing["same_output"]
-    (told,) = [line for line in lines(differing) if "OUTPUTS DIFFER" in line]
-    assert told.startswith(CASE.name)
+    (warning,) = [line for line in lines(differing) if "OUTPUTS DIFFER" in line]
+    assert warning.startswith(CASE.name)
 
 
 def test_every_case_is_measured_by_all_four_for_as_many_epochs() -> None:
@@ -118,21 +124,21 @@ def test_every_case_is_measured_by_all_four_for_as_many_epochs() -> None:
 
 def test_the_floor_reads_the_files_of_an_epoch_of_every_source(tmp_path: Path) -> None:
     alone = generate(Stream(10, 20, epochs=2), tmp_path)
-    assert [[len(paths) for paths in found] for found in floor.epochs(alone)] == [[FILES_PER_EPOCH]] * 2
+    assert [[len(paths) for paths in epoch] for epoch in floor.epochs(alone)] == [[FILES_PER_EPOCH]] * 2
     both = generate(Orders(20, step_s=5, within_s=3, epochs=3), tmp_path)
-    found = list(floor.epochs([both / side for side in SIDES]))
-    assert [[p.parent.name for p in paths][:1] for epoch in found for paths in epoch] == [["orders"], ["payments"]] * 3
-    assert [paths[0].name for paths in found[2]] == ["00002-0.parquet"] * 2
+    epochs = list(floor.epochs([both / side for side in SIDES]))
+    assert [[p.parent.name for p in paths][:1] for epoch in epochs for paths in epoch] == [["orders"], ["payments"]] * 3
+    assert [paths[0].name for paths in epochs[2]] == ["00002-0.parquet"] * 2
 
 
 def test_epochs_of_slackwater_are_from_one_status_to_the_next() -> None:
-    told = Told()
+    status_times = Told()
     for rows in (5, 0, 7):
-        told(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
-    assert len(told.at) == 3
-    told.at = [100.0, 101.5, 103.25]
-    found = epochs(Progress(), told)
-    assert [(b["rows"], b["began"], b["seconds"]) for b in found] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
+        status_times(SimpleNamespace(rows=rows))  # type: ignore[arg-type]
+    assert len(status_times.at) == 3
+    status_times.at = [100.0, 101.5, 103.25]
+    measured = epochs(Progress(), status_times)
+    assert [(b["rows"], b["began"], b["seconds"]) for b in measured] == [(5, 100.0, 1.5), (7, 101.5, 1.75)]
 
 
 def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
@@ -149,13 +155,13 @@ def test_what_has_no_goal_is_neither_met_nor_missed() -> None:
 
 
 def test_a_small_epoch_has_a_goal_in_seconds() -> None:
-    (told,) = [line for line in lines(compared() | {"seconds_goal": 0.4}) if "An epoch of" in line]
-    assert told.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
+    (epoch_line,) = [line for line in lines(compared() | {"seconds_goal": 0.4}) if "An epoch of" in line]
+    assert epoch_line.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
 
 
 def test_what_was_not_measured_is_told() -> None:
-    found = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
-    assert found[-2:] == [
+    report_lines = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
+    assert report_lines[-2:] == [
         "\nFAILED, not measured: tiny-2k",
         "\nAll of it took 4 minutes; load 1.5 at the end",
     ]
@@ -183,26 +189,28 @@ def reports(tmp_path: Path, **machine: Any) -> list[str]:
     """Two reports in files; the second half as slow, on a machine that differs in this."""
     old, new = whole(compared()), whole(compared(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
     new["machine"] |= machine
-    for name, told in (("old", old), ("new", new)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(told))
+    for name, content in (("old", old), ("new", new)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
     return [str(tmp_path / f"{name}.json") for name in ("old", "new")]
 
 
 def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare.main(reports(tmp_path, load_before=17.25)) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("old: ") and "load 17.2 before and 1.5 after" in told[1]
-    (mine,) = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {SLACKWATER} " in line]
-    assert mine[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
-    of_floor = [line.split() for line in told if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
-    assert of_floor[1][2:] == ["1.25", "0.62", "0.50"]  # next to the floor of the same run
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("old: ") and "load 17.2 before and 1.5 after" in printed[1]
+    (slackwater_row,) = [
+        line.split() for line in printed if line.startswith(f"{CASE.name} ") and f" {SLACKWATER} " in line
+    ]
+    assert slackwater_row[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
+    floor_rows = [line.split() for line in printed if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
+    assert floor_rows[1][2:] == ["1.25", "0.62", "0.50"]  # next to the floor of the same run
 
 
 def test_unlike_machines_are_not_compared_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = reports(tmp_path, cores=64)
     assert compare.main(both) == 1
-    told = capsys.readouterr()
-    assert "NOT ALIKE in cores: " in told.out and "and 64" in told.err
+    output = capsys.readouterr()
+    assert "NOT ALIKE in cores: " in output.out and "and 64" in output.err
     assert compare.main([*both, "--unlike"]) == 0
 
 
@@ -215,7 +223,7 @@ def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
 def test_a_case_that_only_one_report_has_stands_alone(tmp_path: Path) -> None:
     old, new = whole(compared()), whole(compared())
     old["cases"] = []
-    (line,) = [told for told in compare.lines(old, new) if told.startswith(CASE.name) and f" {FLOOR} " in told]
+    (line,) = [text for text in compare.lines(old, new) if text.startswith(CASE.name) and f" {FLOOR} " in text]
     assert line.split()[2:5] == ["-", "1.20", "-"]
 
 
@@ -236,16 +244,16 @@ def look(epoch: int, **changed: float) -> flat.Look:
 
 def test_what_grows_over_the_epochs_is_seen_and_what_is_flat_is_too() -> None:
     looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
-    found = flat.growth(looks)
-    assert found["open_files"] == (9, 36, 4)  # the first four are compilers at work
-    assert found["seconds"] == (2, 2, 1)
-    assert found["state_files"] == (0, 0, 1)
+    growth = flat.growth(looks)
+    assert growth["open_files"] == (9, 36, 4)  # the first four are compilers at work
+    assert growth["seconds"] == (2, 2, 1)
+    assert growth["state_files"] == (0, 0, 1)
     assert flat.growth(looks[:1])["seconds"] == (9, 9, 1)
 
 
 def test_the_plot_is_a_file_of_its_own_with_a_line_per_figure() -> None:
     looks = [look(100 * n, open_files=n)._asdict() for n in range(1, 5)]
-    plot = ElementTree.fromstring(drawn([found["epoch"] for found in looks], looks))
+    plot = ElementTree.fromstring(drawn([sample["epoch"] for sample in looks], looks))
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
     lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
@@ -259,8 +267,8 @@ def test_files_come_a_few_epochs_ahead_and_go_behind(tmp_path: Path) -> None:
     feed.reach(0)
     assert len(list((tmp_path / "in").iterdir())) == flat.AHEAD
     feed.reach(flat.KEPT + 7)
-    there = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
-    assert there == list(range(7, flat.KEPT + 7 + flat.AHEAD))
+    epochs = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
+    assert epochs == list(range(7, flat.KEPT + 7 + flat.AHEAD))
     first, again = (pl.read_parquet(tmp_path / "in" / f"{n:08d}.parquet") for n in (57, 107))
     assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
 
@@ -284,20 +292,20 @@ def test_results_of_peers_are_compared_whatever_their_order_and_spelling() -> No
         {"n": 1, "k": "b", "window_end": "2024-03-01T00:01:00Z", "window_start": "2024-03-01T00:00:00"},
         {"n": 1, "k": work.LAST, "window_end": "2024-03-01T02:01:00Z", "window_start": "2024-03-01T02:00:00Z"},
     ]
-    told = [json.dumps(row).encode() for row in rows]
+    messages = [json.dumps(row).encode() for row in rows]
     start = 1_709_251_200_000
     records = {"events": pl.DataFrame({"k": ["a", "b", "a"], "ts": [start, start + 59_999, start + 7], "v": [1, 2, 3]})}
-    wanted = work.summary(work.expected(work.TUMBLING, records), work.TUMBLING)
-    for some in (told, told[::-1]):
-        assert work.summary(work.results(iter(some), work.TUMBLING), work.TUMBLING) == wanted
-    assert work.summary(work.results(iter(told[1:]), work.TUMBLING), work.TUMBLING) != wanted
-    assert work.summary(work.results(iter(told[:1] * 2), work.TUMBLING), work.TUMBLING) != wanted
+    expected = work.summary(work.expected(work.TUMBLING, records), work.TUMBLING)
+    for some in (messages, messages[::-1]):
+        assert work.summary(work.results(iter(some), work.TUMBLING), work.TUMBLING) == expected
+    assert work.summary(work.results(iter(messages[1:]), work.TUMBLING), work.TUMBLING) != expected
+    assert work.summary(work.results(iter(messages[:1] * 2), work.TUMBLING), work.TUMBLING) != expected
 
 
 def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
     rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
-    found = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
-    assert found.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
+    sessions = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
+    assert sessions.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
     orders = pl.DataFrame({"order_id": ["x", "y"], "ts": [100, 100], "amount": [1, 2]})
     paid = pl.DataFrame({"order_id": ["x", "x", "y"], "ts": [100, 300_100, 99], "amount": [5, 6, 7]})
     pairs = work.expected(work.JOIN, {"orders": orders, "payments": paid})
@@ -306,7 +314,7 @@ def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
 
 def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too() -> None:
     same = {"rows": 5, "checksum": 7, "cpu_s": 2.0, "memory": 1024**2}
-    told = {
+    measured = {
         "machine": figures.machine() | {"load_after": 1.0},
         "rows": {"sessions": 100},
         "works": {
@@ -318,11 +326,11 @@ def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too()
             }
         },
     }
-    mine, flink, streams = list(peers_report.lines(told))[-3:]
-    assert mine.split() == ["sessions", "slackwater", "4.0", "25", "2.0", "1", "1.00", "5", "yes"]
+    slackwater, flink, streams = list(peers_report.lines(measured))[-3:]
+    assert slackwater.split() == ["sessions", "slackwater", "4.0", "25", "2.0", "1", "1.00", "5", "yes"]
     assert flink.endswith("DIFFERS  faster than Slackwater") and "0.50" in flink
     assert streams.split() == ["sessions", "kafka-streams", "FAILED:", "b"]
-    assert [peers_report.agrees(told, "sessions", p) for p in ("slackwater", "flink", "kafka-streams")] == [
+    assert [peers_report.agrees(measured, "sessions", p) for p in ("slackwater", "flink", "kafka-streams")] == [
         True,
         False,
         False,
@@ -339,26 +347,26 @@ def test_memory_beyond_the_native_stores_is_a_goal_that_was_missed() -> None:
 
 
 def test_first_rows_and_latencies_have_goals() -> None:
-    told = whole(compared()) | {
+    measured = whole(compared()) | {
         "first_row_s": {SLACKWATER: 13.0, ROCKSDB: 9.0},
         "latency": {"rows_per_s": 5000, "p50_s": 0.7, "p99_s": 1.6, "windows": 60},
     }
-    found = list(report.lines(told))
-    assert any("slackwater 13.0 s" in line and line.endswith("goal 12 s  MISSED") for line in found)
-    assert any("p50 700 ms, goal 800 ms met; p99 1600 ms, goal 1500 ms MISSED" in line for line in found)
+    report_lines = list(report.lines(measured))
+    assert any("slackwater 13.0 s" in line and line.endswith("goal 12 s  MISSED") for line in report_lines)
+    assert any("p50 700 ms, goal 800 ms met; p99 1600 ms, goal 1500 ms MISSED" in line for line in report_lines)
 
 
 def test_the_driver_commits_what_shards_on_paper_say() -> None:
-    found = shards.measured(2, 3, 4)
-    assert (found.shards, found.partitions, set(found.parts)) == (2, 3, set(shards.PARTS))
-    assert 0 < found.parts["commit"] < found.cpu_s <= found.longest_cpu_s
-    assert found.segments >= 2
-    assert found.commit_bytes > 1000
-    other = found._replace(shards=shards.AT[0], partitions=shards.AT[1], cpu_s=0.6)
+    figure = shards.measured(2, 3, 4)
+    assert (figure.shards, figure.partitions, set(figure.parts)) == (2, 3, set(shards.PARTS))
+    assert 0 < figure.parts["commit"] < figure.cpu_s <= figure.longest_cpu_s
+    assert figure.segments >= 2
+    assert figure.commit_bytes > 1000
+    other = figure._replace(shards=shards.AT[0], partitions=shards.AT[1], cpu_s=0.6)
     about = figures.machine() | {"load_after": 1.5}
-    told = {"machine": about, "epochs": 4, "figures": [f._asdict() for f in (found, other)]}
-    assert "goal at 256 shards, 1,000 partitions: under 0.5 s of a processor: MISSED" in list(shards.lines(told))
-    tree = ElementTree.fromstring(drawn_shards(told["figures"]))
+    content = {"machine": about, "epochs": 4, "figures": [f._asdict() for f in (figure, other)]}
+    assert "goal at 256 shards, 1,000 partitions: under 0.5 s of a processor: MISSED" in list(shards.lines(content))
+    tree = ElementTree.fromstring(drawn_shards(content["figures"]))
     assert len([e for e in tree.iter() if e.tag.endswith("path") or e.tag.endswith("polyline")]) == 4
 
 

@@ -56,8 +56,8 @@ def free_port() -> int:
 
 
 def test_an_error_of_ours_comes_out_without_the_one_behind_it() -> None:
-    found = caught(BadRowError("clicks: 1 bad row"))
-    text = "".join(traceback.format_exception(found))
+    raised = caught(BadRowError("clicks: 1 bad row"))
+    text = "".join(traceback.format_exception(raised))
     assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
     assert "KeyError" not in text
     assert "another library" not in text
@@ -94,15 +94,15 @@ def service_error(module: str, text: str) -> Exception:
     ],
 )
 def test_errors_of_services_are_one_line_of_ours(error: Exception, expected: str) -> None:
-    found = caught(error)
-    assert type(found) is EpochError
-    assert str(found).startswith(expected)
-    assert "\n" not in str(found)
+    raised = caught(error)
+    assert type(raised) is EpochError
+    assert str(raised).startswith(expected)
+    assert "\n" not in str(raised)
 
 
 CRASHED = """An error occurred while calling o54.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: \
-org.apache.spark.SparkException: {what}
+org.apache.spark.SparkException: {failure}
 \tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator$$anonfun$1.applyOrElse(PythonRunner.scala:1136)
 Caused by: java.io.EOFException
 \tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:386)
@@ -110,7 +110,7 @@ Caused by: java.io.EOFException
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("failure", "expected"),
     [
         (
             "Python worker exited unexpectedly (crashed). Consider setting 'spark.sql.…'",
@@ -119,16 +119,16 @@ Caused by: java.io.EOFException
         ("java.lang.OutOfMemoryError: Java heap space", "Spark ran out of memory; give it more"),
     ],
 )
-def test_memory_that_ran_out_is_told_as_that(what: str, expected: str) -> None:
+def test_memory_that_ran_out_is_told_as_that(failure: str, expected: str) -> None:
     """Spark names the closed pipe as the cause; the killed process stands somewhere above."""
-    found = caught(service_error("py4j.protocol", CRASHED.format(what=what)))
-    assert str(found).startswith(f"clicks: {expected}")
+    raised = caught(service_error("py4j.protocol", CRASHED.format(failure=failure)))
+    assert str(raised).startswith(f"clicks: {expected}")
 
 
 def test_a_bug_keeps_its_type_and_its_trace() -> None:
-    found = caught(ZeroDivisionError("ours"))
-    assert type(found) is ZeroDivisionError
-    assert "another library" in "".join(traceback.format_exception(found))
+    raised = caught(ZeroDivisionError("ours"))
+    assert type(raised) is ZeroDivisionError
+    assert "another library" in "".join(traceback.format_exception(raised))
 
 
 @pytest.mark.parametrize(
@@ -143,14 +143,14 @@ def test_a_bug_keeps_its_type_and_its_trace() -> None:
 def test_a_spark_that_ended_is_told_whatever_was_raised_of_it(code: str, how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code])
     process.wait()
-    found = caught(
+    raised = caught(
         ConnectionRefusedError(111, "Connection refused"), spark_of(process, free_port()), "epoch 7 was last"
     )
-    assert type(found) is SparkEndedError
-    assert str(found).startswith(
+    assert type(raised) is SparkEndedError
+    assert str(raised).startswith(
         f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again, "
     )
-    assert '"spark.driver.memory" in [spark]' in str(found)
+    assert '"spark.driver.memory" in [spark]' in str(raised)
 
 
 def test_a_spark_that_is_up_is_not_told_to_have_ended() -> None:

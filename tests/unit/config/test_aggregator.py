@@ -26,9 +26,9 @@ def variant(**changed: Any) -> type[sw.Aggregator]:
     return type("Mean", (Mean,), changed)
 
 
-def lines(aggregator: Any, **given: Any) -> tuple[str, ...]:
+def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
-        sw.Aggregation(**{"agg": aggregator, "columns": {"value": "x"}, "as_": "y", **given})
+        sw.Aggregation(**{"agg": aggregator, "columns": {"value": "x"}, "as_": "y", **settings})
     return caught.value.problems
 
 
@@ -51,9 +51,9 @@ def lines(aggregator: Any, **given: Any) -> tuple[str, ...]:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_itself_is_one_line(aggregator: Any, line: str) -> None:
-    (found,) = lines(aggregator)
-    assert found.startswith(f"Aggregation: agg: Mean: {line}")
-    assert "\n" not in found
+    (problem,) = lines(aggregator)
+    assert problem.startswith(f"Aggregation: agg: Mean: {line}")
+    assert "\n" not in problem
 
 
 def test_a_function_that_is_missing_is_named() -> None:
@@ -80,24 +80,26 @@ def test_the_way_through_toml() -> None:
     assert sw.loads(sw.to_toml(pipeline), env={}) == pipeline
     assert 'columns = {value = "amount"}' in sw.to_toml(pipeline)
     assert pipeline.transform.window.aggregations[0].call == "Mean(amount)"
-    for own in (Mean, Mean()):
-        made = sw.Aggregation(agg=own, columns={"value": "amount"}, as_="x")
-        window = pipeline.transform.window.model_copy(update={"aggregations": (made,)})
+    for aggregator in (Mean, Mean()):
+        aggregation = sw.Aggregation(agg=aggregator, columns={"value": "amount"}, as_="x")
+        window = pipeline.transform.window.model_copy(update={"aggregations": (aggregation,)})
         python = pipeline.model_copy(update={"transform": pipeline.transform.model_copy(update={"window": window})})
         with pytest.raises(
             ConfigError, match=r'p: aggregation "x" holds a class, which cannot be written as TOML; name it by'
         ):
             sw.to_toml(python)
-        kinds = [Agg(a, None, (Field("amount", "int"),)) for a in (made, pipeline.transform.window.aggregations[0])]
+        kinds = [
+            Agg(a, None, (Field("amount", "int"),)) for a in (aggregation, pipeline.transform.window.aggregations[0])
+        ]
         assert {k.fingerprint() for k in kinds} == {"Mean(value=amount int; n bigint, total double)"}
 
 
 def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None:
     def text(k: Any) -> str:
-        made = Mean()
-        vars(made).update(k=k, cache={})
+        aggregator = Mean()
+        vars(aggregator).update(k=k, cache={})
         return Agg(
-            sw.Aggregation(agg=made, columns={"value": "x"}, as_="y"), None, (Field("x", "double"),)
+            sw.Aggregation(agg=aggregator, columns={"value": "x"}, as_="y"), None, (Field("x", "double"),)
         ).fingerprint()
 
     assert text(3) == "Mean(value=x double; n bigint, total double) k=3"
@@ -131,8 +133,8 @@ def test_the_merge_that_wants_keys_is_tried_before_they_are_known() -> None:
 
 
 def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
-    def text(column: str | None = "x", **given: Any) -> str:
-        spec = sw.Aggregation(**given, column=column, as_="y")
+    def text(column: str | None = "x", **settings: Any) -> str:
+        spec = sw.Aggregation(**settings, column=column, as_="y")
         by = (Field("b", "date"),) if spec.by else ()
         return Agg(spec, Field("x", "double") if column else None, by).fingerprint()
 

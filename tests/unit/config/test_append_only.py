@@ -38,13 +38,15 @@ HOW = (
 )
 
 
-def problems(kind: str, window: Window = SESSION, given: dict[str, Any] | None = None, **changed: Any) -> list[Any]:
+def problems(
+    kind: str, window: Window = SESSION, target_settings: dict[str, Any] | None = None, **changed: Any
+) -> list[Any]:
     """What is wrong with a window of these settings and a target of this kind."""
     window = window.model_copy(update=changed)
     values = {
         "connections": CONNECTIONS,
         "transform": Transform(window=SESSION).model_copy(update={"window": window}),
-        "target": TargetSpec(connection=kind, **(given or {})),
+        "target": TargetSpec(connection=kind, **(target_settings or {})),
     }
     return list(check_corrections(values))
 
@@ -53,7 +55,7 @@ REOPEN = {"late_data": "reopen"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "which"),
+    ("kind", "target_settings", "which"),
     [
         ("files", {}, "a files target"),
         ("console", {}, "a console target"),
@@ -65,18 +67,26 @@ REOPEN = {"late_data": "reopen"}
         ("kafka", {"key_columns": ["session_id"]}, "a kafka target with these key_columns"),
     ],
 )
-def test_corrections_beside_their_former_rows_are_refused(kind: str, given: dict[str, Any], which: str) -> None:
+def test_corrections_beside_their_former_rows_are_refused(
+    kind: str, target_settings: dict[str, Any], which: str
+) -> None:
     line = f"writes a window again, and {which} only adds rows: the former ones would stay next to it unmarked; {HOW}"
-    assert problems(kind, given=given, **REOPEN) == [("transform.window.late_data", f'"reopen" {line}')]
-    assert problems(kind, given=given, emit="updates") == [("transform.window.emit", f'"updates" {line}')]
-    assert problems(kind, given=given, emit="updates", **REOPEN) == [("transform.window.emit", f'"updates" {line}')]
-    assert problems(kind, given=given, emit="updates", emit_metadata=True, **REOPEN) == []
-    assert problems(kind, given=given, emit="final", **REOPEN) == []
-    assert problems(kind, given=given) == []
+    assert problems(kind, target_settings=target_settings, **REOPEN) == [
+        ("transform.window.late_data", f'"reopen" {line}')
+    ]
+    assert problems(kind, target_settings=target_settings, emit="updates") == [
+        ("transform.window.emit", f'"updates" {line}')
+    ]
+    assert problems(kind, target_settings=target_settings, emit="updates", **REOPEN) == [
+        ("transform.window.emit", f'"updates" {line}')
+    ]
+    assert problems(kind, target_settings=target_settings, emit="updates", emit_metadata=True, **REOPEN) == []
+    assert problems(kind, target_settings=target_settings, emit="final", **REOPEN) == []
+    assert problems(kind, target_settings=target_settings) == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"),
+    ("kind", "target_settings"),
     [
         ("postgres", {}),
         ("delta", {}),
@@ -87,8 +97,8 @@ def test_corrections_beside_their_former_rows_are_refused(kind: str, given: dict
         ("kafka", {"key_columns": ["user", "session_id"]}),
     ],
 )
-def test_targets_that_upsert_take_corrections(kind: str, given: dict[str, Any]) -> None:
-    assert problems(kind, given=given, emit="updates", **REOPEN) == []
+def test_targets_that_upsert_take_corrections(kind: str, target_settings: dict[str, Any]) -> None:
+    assert problems(kind, target_settings=target_settings, emit="updates", **REOPEN) == []
 
 
 def test_tumbling_windows_have_no_session_to_be_keyed_by() -> None:

@@ -53,7 +53,7 @@ path = "state"
 """
 
 
-def made(*targets: str, last: str = "", more: str = "") -> str:
+def config_text(*targets: str, last: str = "", more: str = "") -> str:
     return BASE.replace("LAST", last) + "".join(f"[[targets]]\n{t}\n" for t in targets) + more
 
 
@@ -63,48 +63,52 @@ TABLE = 'connection = "db"\ntable = "visits"\nfrom = "visits"'
 
 def test_targets_are_called_as_their_stages_and_get_what_these_emit() -> None:
     pipeline = toml.loads(
-        made(
+        config_text(
             LAKE,
             TABLE,
             'name = "topic"\nconnection = "bus"\ntopic = "t"\nfrom = "visits"',
             TABLE.replace('"visits"', '"more"', 1),
         )
     )
-    found = pipeline.per_target
-    assert {n: own.target.from_ for n, own in found.items()} == {
+    per_target = pipeline.per_target
+    assert {n: narrowed.target.from_ for n, narrowed in per_target.items()} == {
         "hours": "hours",
         "visits": "visits",
         "topic": "visits",
         "visits-2": "visits",
     }
-    assert [own.target_stage.transform.step.kind for own in found.values()] == [
+    assert [narrowed.target_stage.transform.step.kind for narrowed in per_target.values()] == [
         "tumbling",
         "session",
         "session",
         "session",
     ]
-    assert [own.writer for own in found.values()] == ["p~hours", "p~visits", "p~topic", "p~visits-2"]
+    assert [narrowed.writer for narrowed in per_target.values()] == ["p~hours", "p~visits", "p~topic", "p~visits-2"]
     assert toml.loads(sw.to_toml(pipeline)) == pipeline
     assert pipeline.one_target("topic").target.topic == "t"
-    assert found["topic"].per_target == {"topic": found["topic"]}
+    assert per_target["topic"].per_target == {"topic": per_target["topic"]}
 
 
 def test_the_only_one_in_target_keeps_the_marker_of_the_pipeline() -> None:
-    pipeline = toml.loads(made(more="[target]\n" + LAKE))
-    assert [(n, own.writer) for n, own in pipeline.per_target.items()] == [("hours", "p")]
+    pipeline = toml.loads(config_text(more="[target]\n" + LAKE))
+    assert [(n, narrowed.writer) for n, narrowed in pipeline.per_target.items()] == [("hours", "p")]
     assert pipeline.one_target() == pipeline.per_target["hours"]
     assert sw.to_toml(pipeline).count("[target]") == 1
 
 
 def test_a_stage_may_be_called_what_no_file_is() -> None:
-    text = made(LAKE, TABLE).replace('"visits"', '"a/../b"')
-    names = [own.writer for own in toml.loads(text).per_target.values()]
+    text = config_text(LAKE, TABLE).replace('"visits"', '"a/../b"')
+    names = [narrowed.writer for narrowed in toml.loads(text).per_target.values()]
     assert names[0] == "p~hours" and "/" not in names[1] and names[1].startswith("p~")
-    long = toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["visits"].writer
+    long = (
+        toml.loads(config_text(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["visits"].writer
+    )
     assert (
         len(long) <= 200
         and long
-        != toml.loads(made(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"')).per_target["hours"].writer
+        != toml.loads(config_text(LAKE, TABLE).replace('name = "p"', f'name = "{"x" * 199}"'))
+        .per_target["hours"]
+        .writer
     )
 
 
@@ -128,31 +132,31 @@ def test_a_stage_may_be_called_what_no_file_is() -> None:
 )  # fmt: skip
 def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        toml.loads(made(*targets, more=more))
+        toml.loads(config_text(*targets, more=more))
     assert [line.removeprefix("<config>: ").removeprefix("<string>: ") for line in error.value.problems] == lines
 
 
 def test_no_more_than_sixteen() -> None:
     targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
     with pytest.raises(ConfigError, match="targets: found 17, expected at most 16"):
-        toml.loads(made(*targets))
+        toml.loads(config_text(*targets))
 
 
 def test_what_changes_its_results_asks_each_target_whether_it_can_remove_them() -> None:
     updates = 'emit = "updates"'
     into = 'connection = "db"\ntable = "hours"'
-    toml.loads(made(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
+    toml.loads(config_text(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
     with pytest.raises(ConfigError, match="a files target only adds rows") as error:
-        toml.loads(made(into, LAKE, last=updates))
+        toml.loads(config_text(into, LAKE, last=updates))
     assert len(error.value.problems) == 1
-    toml.loads(made(into, LAKE, last=updates + "\nemit_metadata = true"))
+    toml.loads(config_text(into, LAKE, last=updates + "\nemit_metadata = true"))
     with pytest.raises(ConfigError, match=r'"standalone" needs a target that only adds rows'):
-        toml.loads(made(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
+        toml.loads(config_text(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
 
 
 def test_dead_letters_are_of_no_stage() -> None:
     letters = '[dead_letter]\nconnection = "lake"\npath = "letters"\nfrom = "visits"\n'
-    text = made(LAKE, more=letters).replace(
+    text = config_text(LAKE, more=letters).replace(
         '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
     )
     with pytest.raises(
@@ -164,7 +168,7 @@ def test_dead_letters_are_of_no_stage() -> None:
 @pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); say which: --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
 def test_a_command_that_needs_one_says_which_there_are(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
-        toml.loads(made(LAKE, TABLE)).one_target(name)
+        toml.loads(config_text(LAKE, TABLE)).one_target(name)
 
 
 def test_kafka_eos_is_asked_of_every_topic() -> None:
@@ -172,9 +176,9 @@ def test_kafka_eos_is_asked_of_every_topic() -> None:
     eos = 'crash_recovery = "kafka_eos"\nevent_time_column = "ts"'
 
     def text(*targets: str) -> str:
-        return made(*targets).replace('event_time_column = "ts"', eos)
+        return config_text(*targets).replace('event_time_column = "ts"', eos)
 
-    given: list[Any] = [LAKE, topic + '\ndelivery = "exactly_once"']
-    toml.loads(text(*given))
+    two_targets: list[Any] = [LAKE, topic + '\ndelivery = "exactly_once"']
+    toml.loads(text(*two_targets))
     with pytest.raises(ConfigError, match='"kafka_eos" needs a kafka target'):
-        toml.loads(text(*given, topic.replace('"t"', '"u"')))
+        toml.loads(text(*two_targets, topic.replace('"t"', '"u"')))

@@ -190,27 +190,27 @@ def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -
 
 
 def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = 'payload_format = "protobuf"\n'
-    given = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', wanted)
-    assert sw.loads(given, env=ENV).sources[0].payload_format == "protobuf"
-    found = (
+    payload_format = 'payload_format = "protobuf"\n'
+    config = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', payload_format)
+    assert sw.loads(config, env=ENV).sources[0].payload_format == "protobuf"
+    problem = (
         "sources[0].payload_format: \"protobuf\" needs the package{}, not installed; pip install 'slackwater[protobuf]'"
     )
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None)
-    assert problems(given, **ENV) == [found.format("s ptars and grpcio-tools")]
+    assert problems(config, **ENV) == [problem.format("s ptars and grpcio-tools")]
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None if name == "ptars" else name)
-    assert problems(given, **ENV) == [found.format(" ptars")]
+    assert problems(config, **ENV) == [problem.format(" ptars")]
 
 
 def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its options hold secrets, which nothing shows; and the package that it needs is named."""
     store = KAFKA[KAFKA.index("[state_store]") :]
-    given = '[state_store]\nkind = "files"\npath = "s3://b/s"\noptions = { secret_access_key = "${PASSWORD}" }\n'
-    loaded = sw.loads(swap(KAFKA, store, given), env=ENV)
+    object_store = '[state_store]\nkind = "files"\npath = "s3://b/s"\noptions = { secret_access_key = "${PASSWORD}" }\n'
+    loaded = sw.loads(swap(KAFKA, store, object_store), env=ENV)
     assert loaded.state_store is not None and loaded.state_store.options == {"secret_access_key": "hunter2"}
     assert "hunter2" not in repr(loaded) and "hunter2" not in repr(loaded.state_store)
     monkeypatch.setattr("slackwater.config.target.find_spec", lambda name: None)
-    assert problems(swap(KAFKA, store, given), **ENV) == [
+    assert problems(swap(KAFKA, store, object_store), **ENV) == [
         "state_store.path: state in an object store needs the package obstore, which is not installed; "
         "pip install 'slackwater[objects]'"
     ]

@@ -52,9 +52,11 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
 
 
 def test_late_rows_by_themselves_need_a_target_that_only_adds_rows() -> None:
-    given = swap(BASE, WINDOW, WINDOW + 'late_data = "standalone"\nemit_metadata = true\n')
-    loads(given, "p.toml", {})
-    table = swap(swap(given, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table"))
+    standalone = swap(BASE, WINDOW, WINDOW + 'late_data = "standalone"\nemit_metadata = true\n')
+    loads(standalone, "p.toml", {})
+    table = swap(
+        swap(standalone, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table")
+    )
     assert problems(table) == [
         f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this '
         'delta target the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"'
@@ -151,13 +153,13 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
                 table["kind"] = spec.model_fields["kind"].default
             table[key] = value
             lines: list[str] = []
-            made = Pipeline.parse(data, "p.toml", "", lines)
-            assert (made is None) == bool(lines), (key, value)
+            pipeline = Pipeline.parse(data, "p.toml", "", lines)
+            assert (pipeline is None) == bool(lines), (key, value)
             assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("x = " + "[" * 5000 + "]" * 5000, "is nested too deeply to be read; expected at most 32 levels"),
         ("a" + ".a" * 900 + " = 1", "a: is nested more than 32 levels deep; no key of a pipeline is"),
@@ -166,9 +168,9 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
         ('name = "' + "a" * 300 + '"', "name: found 300 characters, expected at most 200"),
     ],
 )
-def test_toml_that_is_meant_to_hurt_is_told_in_a_line(text: str, told: str) -> None:
+def test_toml_that_is_meant_to_hurt_is_told_in_a_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         loads(text, "p.toml", {})
-    (line,) = [p for p in raised.value.problems if told in p]
+    (line,) = [p for p in raised.value.problems if problem in p]
     assert line.startswith("p.toml: ")
     assert len(line) < 300

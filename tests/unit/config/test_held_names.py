@@ -16,7 +16,7 @@ def config(
     def text(value: str) -> str:
         return '"' + "".join(c if c.isprintable() and c not in '"\\' else f"\\u{ord(c):04x}" for c in value) + '"'
 
-    kept = (
+    state_store = (
         f'[state_store]\nkind = "postgres"\nurl = "postgresql://h/d"\n{f"schema = {text(schema)}" if schema else ""}'
         if state
         else ""
@@ -42,7 +42,7 @@ max_groups_per_window = 100
 aggregations = [{{agg = "count", as = {text(name)}}}]
 [target]
 {target}
-{kept}
+{state_store}
 """
 
 
@@ -50,7 +50,7 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("names", "line"),
     [
         ({"key": "x" * 64}, "transform.window.group_by: found .* of 64 bytes; the target is a Postgres table"),
         ({"key": "€" * 22}, "of 66 bytes"),
@@ -72,19 +72,19 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
         ({"target": 'connection = "lake"\npath = "a\\u0000"'}, "U\\+0000"),
     ],
 )  # fmt: skip
-def test_a_name_that_cannot_be_held(given: dict[str, Any], line: str) -> None:
+def test_a_name_that_cannot_be_held(names: dict[str, Any], line: str) -> None:
     with pytest.raises(ConfigError, match=line) as refused:
-        loads(config(**given), env={})
+        loads(config(**names), env={})
     assert len(refused.value.problems) == 1, refused.value.problems
 
 
 @pytest.mark.parametrize(
-    "given",
+    "names",
     [
         {"key": "x" * 63}, {"key": 'a"b%s\'; --'}, {"key": "token", "state": "db"}, {"name": "100%", "state": "db", "schema": 'odd" %s'},
         {"target": 'connection = "db"\ntable = "My Schema.odd name"'}, {"target": 'connection = "kafka"\ntopic = "a.b_c-9"', "key": "a b"},
         {"target": 'connection = "delta"\npath = "t"', "key": "a.b"}, {"target": 'connection = "lake"\npath = "o"', "key": "x" * 300},
     ],
 )  # fmt: skip
-def test_a_name_that_can(given: dict[str, Any]) -> None:
-    loads(config(**given), env={})
+def test_a_name_that_can(names: dict[str, Any]) -> None:
+    loads(config(**names), env={})

@@ -57,7 +57,7 @@ ENV = {"KAFKA": "b:9092", "WAREHOUSE_URL": "postgresql://h/d", "STATE_URL": "pos
 
 
 def join(**more: Any) -> sw.Join:
-    given: dict[str, Any] = {
+    required: dict[str, Any] = {
         "kind": "inner",
         "left_source": "orders",
         "right_source": "payments",
@@ -65,24 +65,24 @@ def join(**more: Any) -> sw.Join:
         "right_keys": ["order_id"],
     }
     if not {"lower_ms", "upper_ms"} & set(more):
-        given["time_window_ms"] = "5m"
-    return sw.Join(**(given | more))
+        required["time_window_ms"] = "5m"
+    return sw.Join(**(required | more))
 
 
-def pipeline(given: sw.Join, target: Connection | None = None, **more: Any) -> sw.Pipeline:
+def pipeline(step: sw.Join, target: Connection | None = None, **more: Any) -> sw.Pipeline:
     lake = FilesConnection()
-    made: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "name": "p",
         "sources": [
             sw.Source(name=name, connection=lake, query=name, format="json", schema="order_id INT, ts TIMESTAMP")
             for name in ("orders", "payments")
         ],
-        "join": given,
+        "join": step,
         "target": target or lake,
         "target_path": "out",
         "state_store": sw.StateStore(kind="files", path="state"),
     }
-    return sw.pipeline(**(made | more))
+    return sw.pipeline(**(settings | more))
 
 
 # -- TOML and Python
@@ -104,7 +104,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
 
 def test_python_builds_the_same() -> None:
     kafka = sw.KafkaConnection(bootstrap_servers="b:9092")
-    made = sw.pipeline(
+    built = sw.pipeline(
         name="orders-payments",
         connections={"kafka_prod": kafka, "warehouse": sw.PostgresConnection(url="postgresql://h/d")},
         sources=[sw.Source(name=name, connection=kafka, query=name) for name in ("orders", "payments")],
@@ -113,7 +113,7 @@ def test_python_builds_the_same() -> None:
         target_table="public.paid_orders",
         state_store=sw.StateStore(kind="postgres", url="postgresql://h/s"),
     )
-    assert made == sw.loads(ISSUE, env=ENV)
+    assert built == sw.loads(ISSUE, env=ENV)
 
 
 def test_toml_is_written_without_defaults_and_reads_back() -> None:
@@ -123,7 +123,7 @@ def test_toml_is_written_without_defaults_and_reads_back() -> None:
 
 
 def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
-    given = {
+    settings = {
         "kind": "full_outer",
         "lower_ms": "-5m",
         "upper_ms": 7,
@@ -148,10 +148,10 @@ def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
         "on_state_cap": "drop_oldest",
         "crash_recovery": "persisted",
     }
-    p = pipeline(join(**given))
+    p = pipeline(join(**settings))
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
     keys = {with_units(sw.Join).get(name, name) for name in written}
-    assert set(given) - keys == set()
+    assert set(settings) - keys == set()
     assert set(sw.Join.PARSERS) - keys == {"time_window_ms", "time_mode"}
     assert sw.loads(sw.to_toml(p), env={}) == p
 
@@ -202,7 +202,7 @@ def test_each_spelling_of_a_kind_means_one_of_four() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "bounds", "keeps"),
+    ("settings", "bounds", "keeps"),
     [
         ({"time_window_ms": "5m"}, (-300_000, 300_000), (300_000, 300_000)),
         ({"time_window_ms": 0}, (0, 0), (0, 0)),
@@ -215,13 +215,13 @@ def test_each_spelling_of_a_kind_means_one_of_four() -> None:
     ],
 )
 def test_how_long_rows_of_each_side_are_kept(
-    given: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]
+    settings: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]
 ) -> None:
     """
     right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
     """
-    made = join(**given)
-    assert (made.bounds_ms, made.retention_ms) == (bounds, keeps)
+    spec = join(**settings)
+    assert (spec.bounds_ms, spec.retention_ms) == (bounds, keeps)
 
 
 def test_each_side_has_its_own_sql() -> None:
@@ -243,22 +243,22 @@ def test_columns_come_out_with_their_sides_prefix() -> None:
 
 
 def test_lists_choose_columns_and_their_order() -> None:
-    given = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
-    assert output_names(given, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
+    spec = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
+    assert output_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
 
 def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
     added = (metadata_columns("kafka"), metadata_columns("kafka"))
-    left, right = output_names(join(output_right_columns=["_key"]), columns, columns, added)
-    assert (list(left), list(right)) == (["id"], ["_key"])
-    left, right = output_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
-    assert (list(left), list(right)) == (["_key", "_value", "id"], ["id"])
+    left_names, right_names = output_names(join(output_right_columns=["_key"]), columns, columns, added)
+    assert (list(left_names), list(right_names)) == (["id"], ["_key"])
+    left_names, right_names = output_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
+    assert (list(left_names), list(right_names)) == (["_key", "_value", "id"], ["id"])
     assert metadata_columns(None) == metadata_columns("files") == ()
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("settings", "line"),
     [
         (
             {"left_prefix": "", "right_prefix": ""},
@@ -278,9 +278,9 @@ def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
         ),
     ],
 )
-def test_names_that_the_columns_do_not_allow_stop_the_start(given: dict[str, Any], line: str) -> None:
+def test_names_that_the_columns_do_not_allow_stop_the_start(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(StartError, match=J) as caught:
-        output_names(join(**given), [*LEFT, "id"], RIGHT)
+        output_names(join(**settings), [*LEFT, "id"], RIGHT)
     assert str(caught.value) == line
 
 
@@ -293,8 +293,8 @@ def test_names_of_results_that_no_column_may_have_stop_the_start(name: str, line
 
 
 def test_an_empty_prefix_is_fine_where_nothing_collides() -> None:
-    left, right = output_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
-    assert (left, right) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
+    left_names, right_names = output_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
+    assert (left_names, right_names) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
 
 
 # -- mistakes
@@ -346,10 +346,10 @@ def test_in_python_a_stage_is_one_or_the_other_too() -> None:
 @pytest.mark.parametrize("target", [FilesConnection(), DeltaConnection(), KafkaConnection(bootstrap_servers="b:1")])
 def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
     topic = {"target_path": None, "target_topic": "t"} if target.kind == "kafka" else {}
-    made = pipeline(
+    joined = pipeline(
         join(event_time_column="ts", late_data="reopen"), target, **topic
     )  # pairs are final: no corrections
-    assert not made.target.upserts(target.kind, made.transform.step)
+    assert not joined.target.upserts(target.kind, joined.transform.step)
 
 
 def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines() -> None:
@@ -359,6 +359,6 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines() -> None:
             data = tomllib.loads(ISSUE)
             data["transform"]["join"][key] = value
             lines: list[str] = []
-            made = Pipeline.parse(data, "p.toml", "", lines)
-            assert (made is None) == bool(lines), (key, value)
+            parsed = Pipeline.parse(data, "p.toml", "", lines)
+            assert (parsed is None) == bool(lines), (key, value)
             assert all(x.startswith("p.toml: ") and "\n" not in x and "Error" not in x for x in lines), lines

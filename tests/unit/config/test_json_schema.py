@@ -167,7 +167,7 @@ def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) ->
 
 
 def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
-    of_connections = {key for made in CONNECTIONS.values() for key in made.PARSERS}
+    of_connections = {key for connection in CONNECTIONS.values() for key in connection.PARSERS}
     for spec, sentences in key_docs.TEXTS.items():
         assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
 

@@ -35,9 +35,9 @@ def pipeline(schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql:
     )
 
 
-def draft(**given: Any) -> list[str]:
+def draft(**tables: Any) -> list[str]:
     problems: list[str] = []
-    WithNth.parse_partial(given, "p.toml", "transform", problems)
+    WithNth.parse_partial(tables, "p.toml", "transform", problems)
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
@@ -59,9 +59,9 @@ def test_its_mistakes_are_told_by_key() -> None:
 
 def test_its_key_is_among_the_columns_that_come_out() -> None:
     assert sql_check.check_sql(pipeline()).problems == []
-    found = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
-    assert len(found) == 1
-    assert found[0].startswith('transform.nth.key: column "user" does not come out of the SQL')
+    problems = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
+    assert len(problems) == 1
+    assert problems[0].startswith('transform.nth.key: column "user" does not come out of the SQL')
     (line,) = sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
     assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
 
@@ -104,13 +104,13 @@ def test_a_start_tells_every_misfit() -> None:
 def test_it_is_said_what_it_does_and_keeps() -> None:
     described = pipeline()
     assert _describe_step(described) == "each 3th row of a key over 1 source"
-    found = explain.build_plan(described)
-    (stage,) = [s for s in found.stages if s.name == "step"]
+    plan = explain.build_plan(described)
+    (stage,) = [s for s in plan.stages if s.name == "step"]
     assert (stage.title, stage.lines) == (
         "each 3th row of a key, in the epoch that reads it",
         ("kept: one number per key, for ever",),
     )
-    assert found.state_bytes is None
+    assert plan.state_bytes is None
     status = replace(STATUS, window_kind="nth", groups=4)
     assert "42 rows: 40 closed by the watermark, 2 cut at max_session_duration; 4 keys kept; results in out" in summary(
         status, "p", "out"
@@ -130,12 +130,12 @@ def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
 
 
 def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
-    found = build_schema(WithNth, "a transform")
-    assert {"required": ["nth"]} in found["allOf"][0]["anyOf"]
+    schema = build_schema(WithNth, "a transform")
+    assert {"required": ["nth"]} in schema["allOf"][0]["anyOf"]
     for both in (["window", "join"], ["window", "nth"], ["join", "nth"]):
-        assert {"not": {"required": both}} in found["allOf"]
-    assert found["properties"]["nth"]["description"].startswith("Every n-th row of each key")
-    table = found["$defs"]["nth"]
+        assert {"not": {"required": both}} in schema["allOf"]
+    assert schema["properties"]["nth"]["description"].startswith("Every n-th row of each key")
+    table = schema["$defs"]["nth"]
     assert set(table["properties"]) == {*Nth.PARSERS, *with_units(Nth)}
     assert all(key_sentence(Nth, key) for key in Nth.PARSERS)
     assert "late_data" not in str(table), "no row of it is late"

@@ -187,14 +187,14 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def window(**more: Any) -> sw.Window:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "kind": "tumbling",
         "duration_ms": "1m",
         "group_by": ["user"],
         "max_groups_per_window": 9,
         **more,
     }
-    return sw.Window(**given, aggregations=[sw.Aggregation(agg="count", as_="n")])
+    return sw.Window(**settings, aggregations=[sw.Aggregation(agg="count", as_="n")])
 
 
 def test_the_bounds_of_windows_that_come_once() -> None:
@@ -205,9 +205,9 @@ def test_the_bounds_of_windows_that_come_once() -> None:
     }
     assert groupable_columns_of(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
     for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
-        found = groupable_columns_of(window(**again))
-        assert not found.names
-        assert "come out more than once" in found.reason
+        groupable = groupable_columns_of(window(**again))
+        assert not groupable.names
+        assert "come out more than once" in groupable.reason
     session = groupable_columns_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
     assert not session.names
     assert "cut at max_session_duration" in session.reason
@@ -223,10 +223,10 @@ LOOKUP = KnownColumns({"id": "string", "name": "string"}, True)
 
 
 def beyond(sql: str, **more: KnownColumns) -> set[str]:
-    found = Findings()
-    resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, found)
-    assert not found.problems
-    return found.non_row_wise
+    findings = Findings()
+    resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, findings)
+    assert not findings.problems
+    return findings.non_row_wise
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_rows_of_one_window_may_be_put_together(sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "what"),
+    ("sql", "construct"),
     [
         ("SELECT user, count(*) AS c FROM source GROUP BY user", "an aggregate (GROUP BY, count(), …)"),
         ("SELECT count(*) AS c FROM source", "an aggregate (GROUP BY, count(), …)"),
@@ -265,16 +265,16 @@ def test_rows_of_one_window_may_be_put_together(sql: str) -> None:
         ("SELECT window_start, (SELECT max(n) FROM source) AS m FROM source GROUP BY window_start", "a subquery"),
     ],
 )  # fmt: skip
-def test_rows_of_several_windows_may_not(sql: str, what: str) -> None:
-    assert what in beyond(sql)
+def test_rows_of_several_windows_may_not(sql: str, construct: str) -> None:
+    assert construct in beyond(sql)
 
 
 def test_rows_of_a_source_may_not_either() -> None:
     """A column of that name is not a bound there."""
-    found = Findings()
+    findings = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
-    resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, found)
-    assert found.non_row_wise == {"an aggregate (GROUP BY, count(), …)"}
+    resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, findings)
+    assert findings.non_row_wise == {"an aggregate (GROUP BY, count(), …)"}
 
 
 STAGES = """

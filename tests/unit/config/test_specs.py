@@ -98,22 +98,22 @@ def in_python(lake: sw.FilesConnection | str) -> sw.Pipeline:
 
 
 def tumbling(**more: object) -> sw.Window:
-    given = {
+    settings = {
         "kind": "tumbling",
         "duration_ms": "1m",
         "max_groups_per_window": 5,
         "event_time_column": "ts",
         "aggregations": [sw.Aggregation(agg="count", as_="n")],
     }
-    return sw.Window(**(given | more))
+    return sw.Window(**(settings | more))
 
 
 def small(**more: object) -> sw.Pipeline:
     lake = sw.FilesConnection()
-    given = {"name": "p", "target": lake, "target_path": "out", "window": tumbling()}
+    settings = {"name": "p", "target": lake, "target_path": "out", "window": tumbling()}
     if "sources" not in more:
-        given |= {"source": lake, "source_query": "in/*.json", "source_format": "json"}
-    return sw.pipeline(**(given | more))
+        settings |= {"source": lake, "source_query": "in/*.json", "source_format": "json"}
+    return sw.pipeline(**(settings | more))
 
 
 def test_the_example_loads_as_it_stands_with_its_defaults() -> None:

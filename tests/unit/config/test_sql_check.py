@@ -82,9 +82,9 @@ def test_mistakes_of_both_kinds_are_told_together() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
-    found = sql_check.check_sql(pipeline(**case))
-    assert found.problems == []
-    assert [line for line in found.unchecked if said in line], found.unchecked
+    findings = sql_check.check_sql(pipeline(**case))
+    assert findings.problems == []
+    assert [line for line in findings.unchecked if said in line], findings.unchecked
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ kind = "in_memory"
     ],
 )  # fmt: skip
 def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
-    found = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
+    findings = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
     if said is None:
-        assert (found.problems, found.unchecked) == ([], [])
+        assert (findings.problems, findings.unchecked) == ([], [])
     else:
-        assert [line for line in found.problems if line.startswith(said)], found.problems
+        assert [line for line in findings.problems if line.startswith(said)], findings.problems
 
 
 def test_scalar_types_are_those_of_the_state() -> None:
@@ -215,9 +215,9 @@ def test_a_secret_schema_is_not_shown() -> None:
 def test_sql_of_any_size_is_read_or_said_not_to_be(text: str, many: int) -> None:
     """Nested beyond what a reader of trees can follow, or of more words than can be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
-    found = sql_check.check_sql(
+    findings = sql_check.check_sql(
         pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")
     )
-    assert found.problems == []
-    (line,) = [line for line in found.unchecked if line.startswith("transform.sql: ")]
+    assert findings.problems == []
+    (line,) = [line for line in findings.unchecked if line.startswith("transform.sql: ")]
     assert "nested too deeply" in line or "at most 20,000 are read here" in line

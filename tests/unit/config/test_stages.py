@@ -81,9 +81,9 @@ def problems(text: str) -> list[str]:
 
 
 def test_toml_and_python_build_the_same() -> None:
-    made = toml.loads(config())
-    assert toml.loads(sw.to_toml(made)) == made
-    assert "[transform]" not in sw.to_toml(made)
+    parsed = toml.loads(config())
+    assert toml.loads(sw.to_toml(parsed)) == parsed
+    assert "[transform]" not in sw.to_toml(parsed)
     lake = sw.FilesConnection()
     same = sw.pipeline(
         name="revenue",
@@ -118,10 +118,10 @@ def test_toml_and_python_build_the_same() -> None:
         target=sw.Target(connection="lake", path="out"),
         state_store=sw.StateStore(kind="files", path="state"),
     )
-    assert same == made
-    assert made.transform == made.stages[0]
-    assert [s.name for s in made.target_stage.sources] == ["paid"]
-    assert made.target_stage.transform.window is not None
+    assert same == parsed
+    assert parsed.transform == parsed.stages[0]
+    assert [s.name for s in parsed.target_stage.sources] == ["paid"]
+    assert parsed.target_stage.transform.window is not None
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_toml_and_python_build_the_same() -> None:
     ],
 )
 def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) -> None:
-    made = toml.loads(
+    pipeline = toml.loads(
         config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
-    assert made.watermark_delay_ms == hold
+    assert pipeline.watermark_delay_ms == hold
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ def test_a_step_names_the_table_that_describes_it() -> None:
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=1, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )
-    found = [sw.Transform(window=window), sw.Transform(sql="SELECT 1 FROM source")]
-    assert [(t.step.table, t.stateful) for t in found] == [("window", window), ("sql", None)]
-    assert {t.step.table for t in found} <= {*sw.Transform.STEPS, "sql"}
+    transforms = [sw.Transform(window=window), sw.Transform(sql="SELECT 1 FROM source")]
+    assert [(t.step.table, t.stateful) for t in transforms] == [("window", window), ("sql", None)]
+    assert {t.step.table for t in transforms} <= {*sw.Transform.STEPS, "sql"}

@@ -40,9 +40,9 @@ KEY = "max_files_per_trigger = 100"
     ],
 )  # fmt: skip
 def test_what_does_not_fit_a_table_is_said(tmp_path: Path, old: str, new: str, line: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         page(tmp_path, old, new)
-    assert line in str(told.value)
+    assert line in str(raised.value)
 
 
 def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> None:

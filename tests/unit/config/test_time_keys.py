@@ -16,24 +16,24 @@ def window(**more: Any) -> sw.Window:
 
 
 @pytest.mark.parametrize(
-    ("given", "hint"),
+    ("zone", "hint"),
     [
         ("Europe/Berln", '; did you mean "Europe/Berlin"?'),
         ("europe/berlin", '; did you mean "Europe/Berlin"?'),
         ("+02:00", '"UTC"'),
     ],
 )
-def test_a_zone_has_a_name_of_the_iana_database(given: str, hint: str) -> None:
+def test_a_zone_has_a_name_of_the_iana_database(zone: str, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        window(event_time_zone=given)
+        window(event_time_zone=zone)
     (line,) = raised.value.problems
-    assert line.startswith(f'Window: event_time_zone: found "{given}", expected the IANA name of a time zone')
+    assert line.startswith(f'Window: event_time_zone: found "{zone}", expected the IANA name of a time zone')
     assert hint in line
 
 
 def test_good_keys_are_kept() -> None:
-    found = window(event_time_zone="America/New_York", max_jump_ms="2h")
-    assert (found.event_time_zone, found.max_jump_ms) == ("America/New_York", 7_200_000)
+    spec = window(event_time_zone="America/New_York", max_jump_ms="2h")
+    assert (spec.event_time_zone, spec.max_jump_ms) == ("America/New_York", 7_200_000)
     assert (window().event_time_zone, window().max_jump_ms, window().max_future_ms) == (None, None, 3_600_000)
 
 
