@@ -97,9 +97,9 @@ def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
 )
 def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: str) -> None:
     file = written(tmp_path, content)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
-    (line,) = told.value.problems
+    (line,) = raised.value.problems
     assert line.startswith(f"{file}: ") and said in line
 
 
@@ -187,12 +187,12 @@ def test_values_are_compared_as_people_mean_them(a: Any, b: Any, same: bool) -> 
 def test_a_difference_is_told_by_row_and_column() -> None:
     start = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
     expected = [{"user": "a", "n": 1}, {"user": "b", "n": 2}, {"user": "c"}]
-    found = [
+    actual = [
         {"user": "a", "start": start, "n": 1},
         {"user": "b", "start": start, "n": 3},
         {"user": "d", "start": start, "n": 9},
     ]
-    assert compare_rows(expected, found, ["user", "start", "n"], ["user"]).lines("rows") == [
+    assert compare_rows(expected, actual, ["user", "start", "n"], ["user"]).lines("rows") == [
         "rows: 1 missing row, 1 unexpected row, 1 row differs in n",
         "  - missing     user=c",
         "  + unexpected  user=d n=9",
@@ -267,10 +267,13 @@ def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None
     file.write_text(FILE)
     rows = case_file.load_case(file).expect.rows[""]
     assert rows is not None
-    found = [{"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d", "n": None}]
+    actual = [{"user_id": "a", "n": 1}, {"user_id": "b", "n": 5}, {"user_id": "d", "n": None}]
     outcome = CaseResult(
         file,
-        {"rows": compare_rows(rows, found, ["user_id", "n"], ["user_id"]), "late": compare_rows([], [{"x": 1}], ["x"])},
+        {
+            "rows": compare_rows(rows, actual, ["user_id", "n"], ["user_id"]),
+            "late": compare_rows([], [{"x": 1}], ["x"]),
+        },
     )
     assert update_case(file, outcome)
     assert file.read_text().startswith(FILE.replace("n = 2", "n = 5").partition('  { user_id = "c"')[0])
@@ -279,7 +282,7 @@ def test_update_rewrites_what_differs_and_keeps_comments(tmp_path: Path) -> None
     assert again.late == ({"x": 1},)
     content = file.read_text()
     assert not update_case(
-        file, CaseResult(file, {"rows": compare_rows(again.rows[""], found, ["user_id", "n"], ["user_id"])})
+        file, CaseResult(file, {"rows": compare_rows(again.rows[""], actual, ["user_id", "n"], ["user_id"])})
     )
     assert file.read_text() == content
 
@@ -332,7 +335,7 @@ def test_stages_without_a_target_are_watched() -> None:
     pipeline = pipeline_of_stages(counting("w", "a"), counting("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
-    def told(*watched: str) -> LocalResult:
+    def run_story(*watched: str) -> LocalResult:
         with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, watch=watched) as test:
             test.pipe(rows[:20])
             test.crash("write.after")
@@ -341,20 +344,20 @@ def test_stages_without_a_target_are_watched() -> None:
             test.flush()
             return test.result()
 
-    found = told("w", "x")
-    assert list(found.tables) == ["x"]
-    assert set(found.stages) == {"x", "w"}
-    assert found.table.equals(told().table)
-    assert found.stages["w"]["total"].sum() == sum(range(40))
-    assert found.stages["w"].height == 14
+    watched_run = run_story("w", "x")
+    assert list(watched_run.tables) == ["x"]
+    assert set(watched_run.stages) == {"x", "w"}
+    assert watched_run.table.equals(run_story().table)
+    assert watched_run.stages["w"]["total"].sum() == sum(range(40))
+    assert watched_run.stages["w"].height == 14
 
 
 def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     file = written(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
-    assert list(told.value.problems) == [
+    assert list(raised.value.problems) == [
         f"{file}: expect.rows: rows of which target? write rows.visits or one of rows.hours",
         f'{file}: expect.stages.vists: there is no such stage; did you mean "visits"?',
     ]
@@ -401,23 +404,25 @@ def described(**more: Any) -> sw.Pipeline:
     ],
 )
 def test_sql_that_would_not_be_run_is_named(more: dict[str, Any], sql: str) -> None:
-    with pytest.raises(StartError) as told:
+    with pytest.raises(StartError) as raised:
         LocalPipeline(described(**more))
-    assert f"clicks: this SQL would not be run: {sql}; give session=" in str(told.value)
+    assert f"clicks: this SQL would not be run: {sql}; give session=" in str(raised.value)
 
 
 def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
-    at = "2024-03-01T{}:00Z".format
+    time_text = "2024-03-01T{}:00Z".format
     with LocalPipeline(described()) as test:
-        test.pipe([{"user_id": "u1", "ts": at("09:00")}, {"user_id": "u1", "ts": dt.datetime(2024, 3, 1, 9, 20)}])
+        test.pipe(
+            [{"user_id": "u1", "ts": time_text("09:00")}, {"user_id": "u1", "ts": dt.datetime(2024, 3, 1, 9, 20)}]
+        )
         test.crash("commit.after", shards=3)
-        test.pipe([{"user_id": "u1", "ts": at("11:00")}])
+        test.pipe([{"user_id": "u1", "ts": time_text("11:00")}])
         test.restart(shards=1)
-        test.pipe([{"user_id": "u2", "ts": at("09:00")}])  # late, and heard though the config only counts it
+        test.pipe([{"user_id": "u2", "ts": time_text("09:00")}])  # late, and heard though the config only counts it
         test.flush()
-        found = test.result()
-    assert sorted(found.table["clicks"]) == [1, 2]
-    assert [r["reason"] for r in found.letters] == ["late"]
+        result = test.result()
+    assert sorted(result.table["clicks"]) == [1, 2]
+    assert [r["reason"] for r in result.letters] == ["late"]
 
 
 @pytest.mark.parametrize(

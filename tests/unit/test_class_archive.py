@@ -23,9 +23,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def place() -> Path:
-    found = jvm_class_archive.archive_path()
-    assert found is not None
-    return found
+    path = jvm_class_archive.archive_path()
+    assert path is not None
+    return path
 
 
 def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ def test_the_stream_is_the_same_every_time(day: Path, tmp_path: Path) -> None:
 
 
 def test_every_click_is_there_once_and_within_the_day(day: Path) -> None:
-    found = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
-    assert len(found) == 20_000
-    assert 0 <= min(map(second, found)) < max(map(second, found)) < HOURS * 3600
+    all_clicks = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
+    assert len(all_clicks) == 20_000
+    assert 0 <= min(map(second, all_clicks)) < max(map(second, all_clicks)) < HOURS * 3600
 
 
 def test_the_app_falls_silent_after_a_third_and_the_web_does_not(day: Path) -> None:
@@ -74,11 +74,11 @@ def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -
 
 
 def test_nobody_makes_most_of_the_clicks_and_noon_is_busier_than_the_morning(day: Path) -> None:
-    found = [c for part in clicks(day, "web") for c in part]
-    users = Counter(c["user_id"] for c in found)
+    web_clicks = [c for part in clicks(day, "web") for c in part]
+    users = Counter(c["user_id"] for c in web_clicks)
     assert len(users) > 800
-    assert users.most_common(1)[0][1] < 0.02 * len(found)
-    hours = Counter(int(second(c) // 3600) for c in found)
+    assert users.most_common(1)[0][1] < 0.02 * len(web_clicks)
+    hours = Counter(int(second(c) // 3600) for c in web_clicks)
     assert hours[6] > 1.5 * hours[0]
 
 
@@ -132,17 +132,17 @@ class FakeEngine:
 
 def test_what_to_try_is_called_as_the_shell_knows_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Behind `make demo` no environment is active: then the command is called by its path."""
-    own = tmp_path / "my env" / "bin"
-    own.mkdir(parents=True)
-    (own / "slackwater").touch()
-    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    bin_dir = tmp_path / "my env" / "bin"
+    bin_dir.mkdir(parents=True)
+    (bin_dir / "slackwater").touch()
+    monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.chdir(tmp_path)
     assert program() == "'my env/bin/slackwater'"
-    monkeypatch.chdir(own)
+    monkeypatch.chdir(bin_dir)
     monkeypatch.setattr(sys, "executable", "/usr/bin/nowhere/python")
     assert program() == "slackwater"
-    monkeypatch.setattr(sys, "executable", str(own / "python"))
+    monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/slackwater")
     assert program() == "slackwater"
 

@@ -53,7 +53,7 @@ def latest() -> Commit:
         return snapshot.commit
 
 
-def found(text: str) -> dict[str, KeyChange]:
+def changes_by_key(text: str) -> dict[str, KeyChange]:
     compared = compare.compare_config(toml.loads(text), latest())
     return {c.key: c for c in compared.changes}
 
@@ -113,17 +113,17 @@ def test_what_needs_a_rebuild_is_refused_by_plan_and_start_in_the_same_words(say
 def test_as_json(say: Say) -> None:
     ran(SESSION, STORY)
     code, (line,) = say(SESSION.replace(DEAREST, ""), "--json")
-    told = json.loads(line)
-    assert (code, told["epoch"], told["startable"]) == (0, 2, True)
-    assert [(c["what"], c["state"], c["config"], c["verdict"]) for c in told["changes"]] == [
+    report = json.loads(line)
+    assert (code, report["epoch"], report["startable"]) == (0, 2, True)
+    assert [(c["what"], c["state"], c["config"], c["verdict"]) for c in report["changes"]] == [
         ('aggregation "dearest"', "max price decimal(10,2)", None, "migrated")
     ]
     assert json.loads(say(SESSION.replace('"1h"', '"30m"'), "--json")[1][0])["startable"] is False
-    assert set(json.loads(say(SESSION.replace("law", "new"), "--json")[1][0])) == {*told}
+    assert set(json.loads(say(SESSION.replace("law", "new"), "--json")[1][0])) == {*report}
 
 
 @pytest.mark.parametrize(
-    ("text", "old", "new", "what", "verdict"),
+    ("text", "old", "new", "changed_key", "verdict"),
     [
         (SESSION, '"1h"', '"2h"', "max_session_duration_ms", "migrated"),
         (SESSION, '"1h"', '"59m"', "max_session_duration_ms", "rebuild"),
@@ -147,10 +147,10 @@ def test_as_json(say: Say) -> None:
         (HOPPING, 'kind = "hopping"\nduration_ms = "10m"\nhop_ms = "5m"', 'kind = "tumbling"\nduration_ms = "10m"', "kind", "rebuild"),
     ],
 )  # fmt: skip
-def test_each_change_has_its_verdict(text: str, old: str, new: str, what: str, verdict: str) -> None:
+def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key: str, verdict: str) -> None:
     ran(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
     assert old in text
-    change = found(text.replace(old, new))[what]
+    change = changes_by_key(text.replace(old, new))[changed_key]
     assert change.verdict == verdict
     assert change.how
 
@@ -167,8 +167,8 @@ def test_a_stage_that_is_gone_lets_its_rows_go() -> None:
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     ran(SESSION, STORY)
-    told = latest()
-    bare = told.model_copy(update={"stages": (told.stages[0].model_copy(update={"described": {}}),)})
+    commit = latest()
+    bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
     compared = compare.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
     with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state was written by a version"):
         compared.check()

@@ -114,12 +114,12 @@ def test_a_config_without_dead_letters(tmp_path: Path) -> None:
 
 
 def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
-    given, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
+    spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
     with pytest.raises(
         LockHeldError, match=r"already running: process \d+ .*; a replay is an epoch of a runner: replay, then"
     ):
-        replay_dead_letters(given, everything)  # type: ignore[arg-type]
+        replay_dead_letters(spec, everything)  # type: ignore[arg-type]
     store.close()
 
 
@@ -136,17 +136,17 @@ def put_letters(home: Path, *letters: dict[str, object]) -> None:
 
 
 def test_late_letters_of_a_target_that_only_adds_rows_are_refused_before_spark_starts(tmp_path: Path) -> None:
-    given = pipeline(tmp_path, LETTERS + 'format = "json"\n')
+    spec = pipeline(tmp_path, LETTERS + 'format = "json"\n')
     put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
-        replay_dead_letters(given, everything)  # type: ignore[arg-type]
+        replay_dead_letters(spec, everything)  # type: ignore[arg-type]
     assert str(refused.value) == (
         "orders: 1 letter of late rows cannot be replayed: they correct windows that the target holds, and the target "
         f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )
     with pytest.raises(StartError, match="there is no state yet"):  # the others would go on
-        replay_dead_letters(given, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
+        replay_dead_letters(spec, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
 
 
 def config(target: str, metadata: bool = False, kind: str = "") -> str:
@@ -184,11 +184,11 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
 def test_check_says_what_cannot_be_replayed(target: str, metadata: bool, why: str | None) -> None:
     """As `replay.check_late` judges the targets of a run."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
-    found = list(late_notes(toml.loads(target + text if target.startswith("targets") else text)))
+    notes = list(late_notes(toml.loads(target + text if target.startswith("targets") else text)))
     if why is None:
-        assert found == []
+        assert notes == []
     else:
-        assert why in found[0]
+        assert why in notes[0]
 
 
 def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:

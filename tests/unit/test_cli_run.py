@@ -205,10 +205,10 @@ def test_a_closed_view_leaves_the_log_as_it_was() -> None:
 def test_run_hands_the_flags_on_and_prints_a_summary(
     config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
 
     def run(pipeline: Any, *, on_status: Any, on_notice: Any, stop: Any, **flags: Any) -> Status:
-        given.update(flags, name=pipeline.name, stopped=stop.is_set())
+        arguments.update(flags, name=pipeline.name, stopped=stop.is_set())
         on_notice("warning", "look here")
         on_status(STATUS)
         return STATUS
@@ -216,8 +216,8 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     engine(run)
     run_file(config, True, True, 0, "127.0.0.1")
     said = capsys.readouterr()
-    assert [type(one).__name__ for one in given.pop("observers")] == ["Metrics", "Health"]
-    assert given == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
+    assert [type(one).__name__ for one in arguments.pop("observers")] == ["Metrics", "Health"]
+    assert arguments == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
     assert said.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = said.err.splitlines()
     assert len(lines) == 3
@@ -253,17 +253,17 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
 def test_other_systems_are_told_of_the_run(
     config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given: list[str] = []
+    observer_names: list[str] = []
 
     def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
-        given.extend(type(one).__name__ for one in observers)
+        observer_names.extend(type(one).__name__ for one in observers)
         return STATUS
 
     engine(run)
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config.parent / "lineage.yml"))
     (config.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
     run_file(config, False, False, None, "127.0.0.1", otel=True, openlineage=True)
-    assert given == ["OpenTelemetry", "OpenLineage"]
+    assert observer_names == ["OpenTelemetry", "OpenLineage"]
     assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
 
 
@@ -356,7 +356,7 @@ def test_a_terminal_gets_the_live_view(config: Path) -> None:
     ours, theirs = pty.openpty()
     process = child(config, body, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"})
     os.close(theirs)
-    found = b""
+    screen = b""
     while True:
         try:
             piece = os.read(ours, 4096)
@@ -364,10 +364,10 @@ def test_a_terminal_gets_the_live_view(config: Path) -> None:
             break
         if not piece:
             break
-        found += piece
+        screen += piece
     os.close(ours)
     out, _ = process.communicate(timeout=120)
-    text = found.decode()
+    text = screen.decode()
     assert process.returncode == 0
     assert out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     for part in ("look here", "3 late rows dropped", "open windows", "17 m behind the clock", "\x1b["):

@@ -30,8 +30,8 @@ def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp
     (tmp_path / "p.toml").write_text(wrong)
     *lines, places, count = slackwater("check", "p.toml").err.splitlines()
     assert len(lines) == 5 and count == "5 problems"
-    of = "docs/configuration.md#"
-    assert places == f"the keys are documented in {of}windows, {of}aggregations, {of}target-and-dead-letters"
+    page = "docs/configuration.md#"
+    assert places == f"the keys are documented in {page}windows, {page}aggregations, {page}target-and-dead-letters"
 
 
 def test_what_is_about_no_key_names_no_place(slackwater: Command, tmp_path: Path) -> None:
@@ -69,11 +69,11 @@ def completed(shell: str, line: str) -> str:
         "_TYPER_COMPLETE_ARGS": line,
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
     }
-    made = subprocess.run(
+    process = subprocess.run(
         [str(Path(sys.executable).parent / "slackwater")], env=environment, capture_output=True, text=True, timeout=60
     )
-    assert made.stderr == ""
-    return made.stdout
+    assert process.stderr == ""
+    return process.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -84,9 +84,9 @@ def test_commands_and_options_are_completed(shell: str) -> None:
 
 def test_completion_in_a_real_bash(tmp_path: Path) -> None:
     """The script that is installed, sourced by bash, fills COMPREPLY."""
-    own = Path(sys.executable).parent
+    bin_dir = Path(sys.executable).parent
     shown = subprocess.run(
-        [own / "slackwater", "--show-completion", "bash"],
+        [bin_dir / "slackwater", "--show-completion", "bash"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -98,14 +98,14 @@ def test_completion_in_a_real_bash(tmp_path: Path) -> None:
         f"source {tmp_path}/completion.sh; COMP_WORDS=(slackwater sta); COMP_CWORD=1; _slackwater_completion slackwater sta slackwater; "
         'echo "${COMPREPLY[@]}"'
     )
-    found = subprocess.run(
+    completed_line = subprocess.run(
         ["bash", "-c", script],
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+        env={**os.environ, "PATH": f"{bin_dir}:{os.environ['PATH']}"},
     )
-    assert found.stdout.split() == ["state"]
+    assert completed_line.stdout.split() == ["state"]
 
 
 def test_completion_is_installed(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ HUGE = "0x" + "f" * 5000
 def test_a_number_beyond_64_bits_is_one_problem(key: str, value: str) -> None:
     text = swap(BASE, 'gap_ms = "30s"\n' if key == "gap_ms" else 'event_time_column = "ts"\n', f"{key} = {value}\n")
     text = text.replace('group_by = ["user_id"]\n', "") if key == "group_by" else text
-    (found,) = problems(text)
-    assert found.startswith(f"transform.window.{key}")
-    assert found.endswith("found a number beyond 64 bits; no key of a pipeline takes one")
+    (problem,) = problems(text)
+    assert problem.startswith(f"transform.window.{key}")
+    assert problem.endswith("found a number beyond 64 bits; no key of a pipeline takes one")
 
 
 @pytest.mark.parametrize(

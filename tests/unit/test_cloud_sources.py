@@ -26,7 +26,7 @@ def test_a_kinesis_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "option", "expected"),
+    ("settings", "option", "expected"),
     [
         ({"starting_position": "earliest"}, "startingPosition", "TRIM_HORIZON"),
         ({"starting_position": "2024-03-01T10:00:00+01:00"}, "startingPosition", "AT_TIMESTAMP 2024-03-01T09:00:00Z"),
@@ -38,8 +38,8 @@ def test_a_kinesis_stream() -> None:
         ({"region": "cn-north-1"}, "endpointUrl", "https://kinesis.cn-north-1.amazonaws.com.cn"),
     ],
 )
-def test_kinesis_settings(given: dict[str, Any], option: str, expected: str) -> None:
-    assert kinesis_options("s", **{"region": "eu-west-1", **given}).options[f"kinesis.{option}"] == expected
+def test_kinesis_settings(settings: dict[str, Any], option: str, expected: str) -> None:
+    assert kinesis_options("s", **{"region": "eu-west-1", **settings}).options[f"kinesis.{option}"] == expected
 
 
 def test_every_mistake_of_kinesis_at_once() -> None:
@@ -126,6 +126,6 @@ def test_mistakes_of_pubsub(subscription: str, beside: dict[str, Any], keys: lis
 )
 def test_what_to_install(reader: CloudReader, advice: str) -> None:
     unknown = Exception(f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {reader.format}. Make sure …")
-    told = reader.missing_connector_error(unknown)
-    assert told is not None and advice in str(told) and "\n" not in str(told)
+    error = reader.missing_connector_error(unknown)
+    assert error is not None and advice in str(error) and "\n" not in str(error)
     assert reader.missing_connector_error(Exception("no route to host")) is None

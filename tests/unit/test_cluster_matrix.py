@@ -43,6 +43,6 @@ def test_requests_are_counted_by_what_they_are_for() -> None:
         ("PUT", "/b/out/_slackwater/p.json"),
         ("GET", "/b?list-type=2&prefix=state"),
     ]
-    found = requests_of(seen)
-    assert found == {"PUT segments": 2, "PUT manifests": 1, "PUT out": 2, "GET list": 1}
-    assert per(found, ("segments",), 4) == 0.5 and per(found, ("manifests", "list"), 2) == 1
+    counts = requests_of(seen)
+    assert counts == {"PUT segments": 2, "PUT manifests": 1, "PUT out": 2, "GET list": 1}
+    assert per(counts, ("segments",), 4) == 0.5 and per(counts, ("manifests", "list"), 2) == 1

@@ -140,15 +140,15 @@ def test_a_bound_is_divided_over_the_shards() -> None:
 
 def test_the_plan_tells_guarantee_and_size() -> None:
     counting = BASE.replace(f"[[{A}]]\n{DISTINCT}", "")
-    found = explain.build_plan(toml.loads(counting))
-    assert [s.name for s in found.stages] == [
+    plan = explain.build_plan(toml.loads(counting))
+    assert [s.name for s in plan.stages] == [
         "read", "event time", "sql", "lift", "shuffle", "step", "emit", "commit", "publish",
     ]  # fmt: skip
-    assert found.guarantee.startswith("exactly once")
-    assert found.notes == ()
+    assert plan.guarantee.startswith("exactly once")
+    assert plan.notes == ()
     closing = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nidle_close_ms = "5m"'))
     idle = "a source counts as idle after 1m without rows"
-    assert [line for line in found.stages[1].lines if "idle" in line] == [idle]
+    assert [line for line in plan.stages[1].lines if "idle" in line] == [idle]
     assert f"{idle}; after 5m without any the watermark runs on" in explain.build_plan(closing).stages[1].lines
     large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
     assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in explain.build_plan(large).notes[0]
@@ -191,18 +191,18 @@ def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None
     state = commit_of(3, sources=sources, batch=BatchId(checkpoint="lost", batch=41))
     (store.checkpoint / "older").mkdir()
 
-    made = streams.checkpoint(state)
+    checkpoint = streams.checkpoint(state)
 
-    assert [p.name for p in store.checkpoint.iterdir()] == [made.name], "all others are removed"
-    assert json.loads((made / "sources.json").read_text()) == streams.signature()
-    assert json.loads((made / "offsets" / "0").read_text().splitlines()[2]) == {"logOffset": 0}
-    assert (made / "commits" / "0").exists()
-    assert files.batch_files(made, 0, 0) == seen
-    assert files.batch_files(made, 1, 0) == []
+    assert [p.name for p in store.checkpoint.iterdir()] == [checkpoint.name], "all others are removed"
+    assert json.loads((checkpoint / "sources.json").read_text()) == streams.signature()
+    assert json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[2]) == {"logOffset": 0}
+    assert (checkpoint / "commits" / "0").exists()
+    assert files.batch_files(checkpoint, 0, 0) == seen
+    assert files.batch_files(checkpoint, 1, 0) == []
     assert files.local_name(seen[0].path) == "/in/a b.json"
 
-    assert streams.checkpoint(state) != made, "the state alone says where to go on"
-    assert not made.exists()
+    assert streams.checkpoint(state) != checkpoint, "the state alone says where to go on"
+    assert not checkpoint.exists()
     store.close()
 
 

@@ -60,24 +60,24 @@ def real() -> dict[str, set[str]]:
     metrics.begun(loads(GOOD, "p.toml", {}))
     for status in [*run_local(window, script, schema={"k": "string"}, sources=("a",)).statuses, STATUS, JOIN]:
         metrics.status(status)
-    found: dict[str, set[str]] = {"up": {"job", "instance"}}
+    labels_by_metric: dict[str, set[str]] = {"up": {"job", "instance"}}
     for name, labels, _ in exposed(metrics):
-        found.setdefault(name, set()).update(labels)
-    return found
+        labels_by_metric.setdefault(name, set()).update(labels)
+    return labels_by_metric
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str, real: dict[str, set[str]]) -> None:
     tree = parsed(query)
-    asked = list(selectors(tree))
-    assert asked
+    used = list(selectors(tree))
+    assert used
     labels = set()
-    for selector in asked:
+    for selector in used:
         assert selector.name in real, f"{selector.name} is not a metric of ours"
-        known = real[selector.name]
-        labels |= known
+        metric_labels = real[selector.name]
+        labels |= metric_labels
         for matcher in selector.matchers.matchers:
-            assert matcher.name in known, f"{selector.name} has no label {matcher.name}"
+            assert matcher.name in metric_labels, f"{selector.name} has no label {matcher.name}"
     assert set(grouping(tree)) <= labels
 
 
@@ -127,10 +127,10 @@ def test_the_dashboard_is_one_that_grafana_imports() -> None:
 def test_no_panel_lies_over_another() -> None:
     taken: dict[tuple[int, int], int] = {}
     for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        for x in range(at["x"], at["x"] + at["w"]):
-            for y in range(at["y"], at["y"] + at["h"]):
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= 24
+        for x in range(grid["x"], grid["x"] + grid["w"]):
+            for y in range(grid["y"], grid["y"] + grid["h"]):
                 assert taken.setdefault((x, y), panel["id"]) == panel["id"]
 
 
@@ -181,7 +181,7 @@ class Simulated:
     def run(self, minutes: int, change: Change) -> None:
         for minute in range(minutes):
             self.now += MINUTE
-            given: dict[str, Any] = {
+            minute_state: dict[str, Any] = {
                 "rows": 1000,
                 "behind": 180.0,
                 "state_bytes": 1 << 20,
@@ -189,32 +189,32 @@ class Simulated:
                 "up": True,
                 "start": minute == 0,
             }
-            change(minute, given)
-            if given["start"]:
+            change(minute, minute_state)
+            if minute_state["start"]:
                 self.metrics = Metrics(clock=lambda: self.now)
                 self.metrics.begun(loads(GOOD, "p.toml", {}))
-            self.metrics.waiting(given.get("waiting"))
-            if not given.get("waiting"):
-                self.metrics.status(self.status(minute, given))
-            up = ("up", {"job": "slackwater", "instance": "a"}, float(given["up"]))
-            shown = exposed(self.metrics) if given["up"] else ()
-            at = {"job": "slackwater", "instance": "a"}
-            self.samples.scrape(self.now, [up, *((n, {**labels, **at}, v) for n, labels, v in shown)])
+            self.metrics.waiting(minute_state.get("waiting"))
+            if not minute_state.get("waiting"):
+                self.metrics.status(self.status(minute, minute_state))
+            up = ("up", {"job": "slackwater", "instance": "a"}, float(minute_state["up"]))
+            shown = exposed(self.metrics) if minute_state["up"] else ()
+            target_labels = {"job": "slackwater", "instance": "a"}
+            self.samples.scrape(self.now, [up, *((n, {**labels, **target_labels}, v) for n, labels, v in shown)])
 
-    def status(self, minute: int, given: dict[str, Any]) -> Status:
+    def status(self, minute: int, minute_state: dict[str, Any]) -> Status:
         counts = self.counters
         for name in ("rows_lost", "files_changed", "overflows", "rows_refused", "rows_bad", "late", "evicted"):
-            counts[name] = counts.get(name, 0) + given.get(name, 0)
-        counts["rows_in"] = counts.get("rows_in", 0) + given["rows"]
+            counts[name] = counts.get(name, 0) + minute_state.get(name, 0)
+        counts["rows_in"] = counts.get("rows_in", 0) + minute_state["rows"]
         plain = {k: v for k, v in counts.items() if k not in ("late", "evicted")}
         sides = {"left": {"buffered": 10**6, "evicted": counts["evicted"]}, "right": {"buffered": 10**6}}
         return replace(
             JOIN,
             pipeline="user-sessions",
             epoch=minute,
-            seconds=given["seconds"],
-            watermark_us=int((self.now - given["behind"]) * 1e6),
-            state_bytes=given["state_bytes"],
+            seconds=minute_state["seconds"],
+            watermark_us=int((self.now - minute_state["behind"]) * 1e6),
+            state_bytes=minute_state["state_bytes"],
             counters=replace(COUNTERS, **plain, late={"lateness": counts["late"]}, sides=sides),
             stages=(replace(PAIRS, counters=replace(COUNTERS, sides=sides)),),
         )
@@ -227,8 +227,8 @@ def fired(minutes: int, change: Change) -> set[str]:
     trees = {r["alert"]: parsed(r["expr"]) for r in RULES}
     hold = {r["alert"]: float(r["for"][:-1]) * (MINUTE if r["for"][-1] == "m" else 60 * MINUTE) for r in RULES}
 
-    def each(minute: int, given: dict[str, Any]) -> None:
-        change(minute, given)
+    def each(minute: int, minute_state: dict[str, Any]) -> None:
+        change(minute, minute_state)
         if minute < 5:
             return
         for name, tree in trees.items():
@@ -243,31 +243,31 @@ def fired(minutes: int, change: Change) -> set[str]:
     return on
 
 
-def slowly(minute: int, given: dict[str, Any]) -> None:
+def slowly(minute: int, minute_state: dict[str, Any]) -> None:
     """Healthy, and not idle: some rows are late, some bad, publishing takes its time, one restart."""
-    given.update(late=5, rows_bad=5, behind=180.0 + 60 * (minute % 3), start=minute in (0, 60))
-    given["up"] = minute != 60
+    minute_state.update(late=5, rows_bad=5, behind=180.0 + 60 * (minute % 3), start=minute in (0, 60))
+    minute_state["up"] = minute != 60
 
 
 def at_once(**more: Any) -> Change:
-    return lambda minute, given: given.update(more if minute == 40 else {})
+    return lambda minute, minute_state: minute_state.update(more if minute == 40 else {})
 
 
 def always(**more: Any) -> Change:
-    return lambda minute, given: given.update(more if minute > 10 else {})
+    return lambda minute, minute_state: minute_state.update(more if minute > 10 else {})
 
 
 AWAY = PendingPublish(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, "files": 7}, ("base",), "base")
 
 
-def not_published(minute: int, given: dict[str, Any]) -> None:
+def not_published(minute: int, minute_state: dict[str, Any]) -> None:
     """The target is away from minute 20 on: a run fails, and a supervisor starts it every other minute, down in between."""
     if minute >= 20:
-        given.update(waiting=AWAY, start=minute % 2 == 0, up=minute % 2 == 0)
+        minute_state.update(waiting=AWAY, start=minute % 2 == 0, up=minute % 2 == 0)
 
 
-def growing(minute: int, given: dict[str, Any]) -> None:
-    given["state_bytes"] = int((2 << 30) + minute * (12 << 20))
+def growing(minute: int, minute_state: dict[str, Any]) -> None:
+    minute_state["state_bytes"] = int((2 << 30) + minute * (12 << 20))
 
 
 CASES: dict[str, tuple[int, Change, set[str]]] = {
@@ -309,9 +309,9 @@ def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
 
 
 def test_what_was_published_at_last_is_well_again() -> None:
-    def change(minute: int, given: dict[str, Any]) -> None:
+    def change(minute: int, minute_state: dict[str, Any]) -> None:
         if 20 <= minute < 22:
-            given["waiting"] = AWAY
+            minute_state["waiting"] = AWAY
 
     assert fired(60, change) == set()
 

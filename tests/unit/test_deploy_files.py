@@ -62,10 +62,10 @@ def test_a_document_is_one_that_kubernetes_takes(document: dict[str, Any]) -> No
 )
 def test_the_schema_refuses_what_kubernetes_would(path: tuple[Any, ...], value: Any) -> None:
     document = copy.deepcopy(deployed.deployment())
-    at: Any = document
+    parent: Any = document
     for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+        parent = parent[step]
+    parent[path[-1]] = value
     assert wrong(document)
 
 
@@ -80,10 +80,10 @@ def test_one_runner_that_ends_before_the_next_one_starts() -> None:
 def test_the_pod_runs_what_the_command_line_knows_and_asks_what_it_answers() -> None:
     pod = deployed.deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    given = parsed(container["args"])
-    assert (str(given["file"]), given["metrics_host"]) == (PIPELINE, "0.0.0.0")
+    options = parsed(container["args"])
+    assert (str(options["file"]), options["metrics_host"]) == (PIPELINE, "0.0.0.0")
     (port,) = container["ports"]
-    assert port["containerPort"] == given["metrics_port"] == int(PORT)
+    assert port["containerPort"] == options["metrics_port"] == int(PORT)
     probes = {name: container[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
     assert probes == {
         "livenessProbe": {"path": LIVE, "port": port["name"]},
@@ -128,10 +128,10 @@ def test_names_in_the_manifest_meet() -> None:
 
 def test_the_pipeline_is_one_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
-    asked = set(re.findall(r"\$\{(\w+)\}", "\n".join(tomllib_lines(file))))
+    names = set(re.findall(r"\$\{(\w+)\}", "\n".join(tomllib_lines(file))))
     (secret,) = [d for d in deployed.documents() if d["kind"] == "Secret"]
-    assert asked == set(secret["stringData"]) == set(SECRETS)
-    assert asked <= set(deployed.services()["pipeline"]["environment"])
+    assert names == set(secret["stringData"]) == set(SECRETS)
+    assert names <= set(deployed.services()["pipeline"]["environment"])
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     check_file(file)
@@ -148,8 +148,8 @@ def tomllib_lines(file: Path) -> list[str]:
 def test_the_image_runs_what_the_command_line_knows() -> None:
     words = deployed.command()
     assert words[:3] == ["tini", "--", "slackwater"]
-    given = parsed(words[3:])
-    assert (str(given["file"]), given["metrics_port"], given["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
+    options = parsed(words[3:])
+    assert (str(options["file"]), options["metrics_port"], options["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
     (prepares,) = [rest for name, rest in deployed.last_stage() if name == "RUN" and "slackwater prepare" in rest]
     assert parsed(re.findall(r"slackwater (prepare)", prepares)) is not None
     (exposed,) = [rest for name, rest in deployed.last_stage() if name == "EXPOSE"]
@@ -159,15 +159,15 @@ def test_the_image_runs_what_the_command_line_knows() -> None:
 
 
 def test_the_image_is_slim_and_its_user_is_not_root() -> None:
-    found = deployed.instructions()
-    assert {name for name, _ in found} <= {
+    instructions = deployed.instructions()
+    assert {name for name, _ in instructions} <= {
         *("ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"),
         *("ENTRYPOINT", "CMD", "HEALTHCHECK"),
     }
-    (base,) = [rest for name, rest in found if name == "ARG"]
+    (base,) = [rest for name, rest in instructions if name == "ARG"]
     assert re.fullmatch(r"BASE=python:3\.\d+-slim-\w+", base)
-    assert [rest for name, rest in found if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
-    for _, rest in (i for i in found if i[0] == "RUN" and "apt-get" in i[1]):
+    assert [rest for name, rest in instructions if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    for _, rest in (i for i in instructions if i[0] == "RUN" and "apt-get" in i[1]):
         assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
     order = [name for name, _ in deployed.last_stage()]
     assert order.index("USER") > max(n for n, name in enumerate(order) if name in ("RUN", "COPY"))
@@ -199,11 +199,11 @@ def test_the_image_is_made_of_what_there_is_and_of_nothing_else() -> None:
 def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [rest for _, rest in deployed.instructions() if "slackwater prepare" in rest]
     names = re.findall(r"--with (\w+)", line)
-    asked: list[str] = []
-    monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: asked.append(module) or [Path(module)])
+    modules: list[str] = []
+    monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)])
     monkeypatch.setattr(packages, "_is_cached", lambda home: False)
-    assert sum(len(packages.connector_jars(name)) for name in names) == len(asked)
-    assert any("kafka-clients" in m for m in asked) and any("spark-avro" in m for m in asked)
+    assert sum(len(packages.connector_jars(name)) for name in names) == len(modules)
+    assert any("kafka-clients" in m for m in modules) and any("spark-avro" in m for m in modules)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
         packages.connector_jars("kafkas")
 
@@ -239,8 +239,8 @@ def test_what_is_mounted_is_there_and_what_is_named_is_declared() -> None:
 
 def test_compose_runs_what_the_command_line_knows() -> None:
     services = deployed.services()
-    given = parsed(services["pipeline"]["command"])
-    assert (str(given["file"]), given["metrics_port"]) == (PIPELINE, int(PORT))
+    options = parsed(services["pipeline"]["command"])
+    assert (str(options["file"]), options["metrics_port"]) == (PIPELINE, int(PORT))
     assert READY in services["pipeline"]["healthcheck"]["test"][-1]
     page = parsed(services["page"]["command"])
     assert page["host"] == "0.0.0.0" and f":{page['port']}:" in services["page"]["ports"][0]
@@ -251,8 +251,8 @@ def test_compose_runs_what_the_command_line_knows() -> None:
 
 def test_prometheus_asks_the_pipeline_under_a_name_that_it_answers_to() -> None:
     services = deployed.services()
-    given = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
-    (job,) = given["scrape_configs"]
+    config = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
+    (job,) = config["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     host, port = target.split(":")
     options = parsed(services["pipeline"]["command"])
@@ -260,7 +260,7 @@ def test_prometheus_asks_the_pipeline_under_a_name_that_it_answers_to() -> None:
     assert host in services and host in options["allow_host"]
     rules = (DEPLOY / "prometheus/slackwater-alerts.yml").read_text()
     assert f'up{{job="{job["job_name"]}"}}' in rules
-    (rule_file,) = given["rule_files"]
+    (rule_file,) = config["rule_files"]
     mounts = dict(v.split(":")[1::-1] for v in services["prometheus"]["volumes"] if v.startswith("."))
     assert (DEPLOY / "compose" / mounts[str(Path(rule_file).parent)] / Path(rule_file).name).is_file()
 
@@ -273,7 +273,7 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
     (provider,) = yaml.safe_load((home / "dashboards.yml").read_text())["providers"]
     mounts = dict(v.split(":")[1::-1] for v in deployed.services()["grafana"]["volumes"] if v.startswith("."))
     assert (DEPLOY / "compose" / mounts[provider["options"]["path"]] / "slackwater.json").is_file()
-    assert all(at.startswith("/etc/grafana/provisioning/") for at in mounts if at != provider["options"]["path"])
+    assert all(path.startswith("/etc/grafana/provisioning/") for path in mounts if path != provider["options"]["path"])
 
 
 # -- schedulers --------------------------------------------------------------------------------------------------------

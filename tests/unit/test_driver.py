@@ -27,14 +27,14 @@ COUNT = Aggregation(agg="count", as_="n")
 
 
 def window(**more: Any) -> Window:
-    given = {
+    settings = {
         "kind": "tumbling",
         "duration_ms": 10,
         "group_by": ["k"],
         "max_groups_per_window": 9,
         "aggregations": [COUNT],
     }
-    return Window(**{**given, **more})
+    return Window(**{**settings, **more})
 
 
 WINDOW = window()
@@ -59,18 +59,18 @@ class Refusing:
         self.epochs.append(epoch)
 
 
-def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", told: Any = None) -> Driver:
+def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", pending: Any = None) -> Driver:
     pipeline = pipeline_for(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
-    hooks = Callbacks(lambda: START_US, on_waiting=(lambda epoch: None) if told is None else told.append)
-    made = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
-    latest = made.store.open()
+    hooks = Callbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
+    opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
+    latest = opened.store.open()
     try:
-        made.start(latest, 1, {}, latest.state_id if latest else state_id)
+        opened.start(latest, 1, {}, latest.state_id if latest else state_id)
     except BaseException:
-        made.store.close()
+        opened.store.close()
         raise
-    return made
+    return opened
 
 
 def batch(number: int, *times: int) -> Batch:
@@ -118,25 +118,25 @@ def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
 
 
 def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: Path) -> None:
-    target, told = Refusing(), list[PendingPublish | None]()
-    run = driver(tmp_path, target, told=told)
+    target, pending = Refusing(), list[PendingPublish | None]()
+    run = driver(tmp_path, target, pending=pending)
     run.run_batch(batch(0, 1000), 0)
-    assert told == []  # nothing is due yet
+    assert pending == []  # nothing is due yet
     target.down = True
     with pytest.raises(PublishError):
         run.run_batch(batch(1, 50_000), 0)
     run.store.close()
     waiting = PendingPublish(1, run.state.committed_us)
-    assert told == [waiting, waiting]
-    assert [(w.missing, w.failed) for w in told if w is not None] == [
+    assert pending == [waiting, waiting]
+    assert [(w.missing, w.failed) for w in pending if w is not None] == [
         (("transform",), None),
         (("transform",), "transform"),
     ]
     with pytest.raises(PublishError):
-        driver(tmp_path, target, told=told)  # the next start begins with it
+        driver(tmp_path, target, pending=pending)  # the next start begins with it
     target.down = False
-    driver(tmp_path, target, told=told).store.close()
-    assert told == [*[waiting] * 5, None]
+    driver(tmp_path, target, pending=pending).store.close()
+    assert pending == [*[waiting] * 5, None]
 
 
 def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:

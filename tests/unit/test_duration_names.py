@@ -56,14 +56,14 @@ def test_keys_of_durations_are_many() -> None:
 
 def test_no_sentence_of_the_code_names_the_key_of_milliseconds() -> None:
     source = ROOT / "src" / "slackwater"
-    found = [
+    sentences = [
         f"{file.relative_to(ROOT)}:{line}: {text}"
         for file in sorted(source.rglob("*.py"))
         if not (file.parent.name == "config" and file.name in RESPELLED)
         for line, text in _sentences(file)
         if NAMED.search(text)
     ]
-    assert found == []
+    assert sentences == []
 
 
 def test_no_page_names_the_key_of_milliseconds() -> None:
@@ -71,8 +71,8 @@ def test_no_page_names_the_key_of_milliseconds() -> None:
         ROOT / "README.md",
         *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not MADE & {p.name, p.parent.name}),
     ]
-    found = [f"{page.name}: {m[0]}" for page in pages for m in NAMED.finditer(page.read_text())]
-    assert found == []
+    sentences = [f"{page.name}: {m[0]}" for page in pages for m in NAMED.finditer(page.read_text())]
+    assert sentences == []
 
 
 def test_no_template_names_the_key_of_milliseconds() -> None:

@@ -73,7 +73,7 @@ def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("error", "reason"),
     [
         (
             "An error occurred while calling o44.load.\n: java.lang.RuntimeException: java.lang.ClassNotFoundException: "
@@ -92,5 +92,5 @@ def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
         ),
     ],
 )
-def test_a_run_ends_with_what_to_name(said: str, told: str) -> None:
-    assert spark_error_reason(RuntimeError(said)) == told
+def test_a_run_ends_with_what_to_name(error: str, reason: str) -> None:
+    assert spark_error_reason(RuntimeError(error)) == reason

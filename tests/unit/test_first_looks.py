@@ -28,12 +28,12 @@ NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
 PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-@pytest.mark.parametrize("given", PER_S)
+@pytest.mark.parametrize("unit", PER_S)
 @pytest.mark.parametrize("meant", PER_S)
-def test_every_pair_of_units(given: str, meant: str) -> None:
+def test_every_pair_of_units(unit: str, meant: str) -> None:
     number = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * PER_S[meant]
-    expected = None if given == meant else f'did you mean event_time_unit = "{meant}"?'
-    assert unit_hint(number, given, "integer", NOW) == expected
+    expected = None if unit == meant else f'did you mean event_time_unit = "{meant}"?'
+    assert unit_hint(number, unit, "integer", NOW) == expected
 
 
 def test_times_that_no_unit_explains_are_left_alone() -> None:
@@ -55,9 +55,9 @@ def test_a_name_is_found_whatever_its_case() -> None:
 
 
 def entry(path: Path) -> FileEntry:
-    found = FileEntry(path.as_uri(), 0).current
-    assert found is not None
-    return found
+    current = FileEntry(path.as_uri(), 0).current
+    assert current is not None
+    return current
 
 
 def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
@@ -65,31 +65,31 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
     for path in paths:
         path.write_text("x")
         os.utime(path, (1000, 1000))
-    known = FileChangeTracker()
-    known.add(entry(p) for p in paths)
-    assert known.find_changed() == []
+    tracker = FileChangeTracker()
+    tracker.add(entry(p) for p in paths)
+    assert tracker.find_changed() == []
     paths[0].write_text("xy")
     os.utime(paths[0], (1000, 1000))  # its time is as it was
     os.utime(paths[1], (2000, 2000))
     paths[2].unlink()
-    assert sorted(e.path for e in known.find_changed(None)) == sorted(p.as_uri() for p in paths[:2])
-    assert known.find_changed(None) == []
-    old = FileChangeTracker()
-    old.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
-    assert old.find_changed() == []
+    assert sorted(e.path for e in tracker.find_changed(None)) == sorted(p.as_uri() for p in paths[:2])
+    assert tracker.find_changed(None) == []
+    old_tracker = FileChangeTracker()
+    old_tracker.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
+    assert old_tracker.find_changed() == []
 
 
 def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     path = tmp_path / "grows.json"
     path.write_text("x")
-    known = FileChangeTracker()
-    known.add([entry(path)])
-    known.add(FileEntry(f"file:///nowhere/{n}", n) for n in range(100_000))
+    tracker = FileChangeTracker()
+    tracker.add([entry(path)])
+    tracker.add(FileEntry(f"file:///nowhere/{n}", n) for n in range(100_000))
     path.write_text("xyz")
-    looks, left = 0, len(known.entries)
-    while not known.find_changed():
+    looks, file_count = 0, len(tracker.entries)
+    while not tracker.find_changed():
         looks += 1
-        assert len(known._unchecked) == left - AT_ONCE * looks
+        assert len(tracker._unchecked) == file_count - AT_ONCE * looks
     assert looks == 100_001 // AT_ONCE
 
 

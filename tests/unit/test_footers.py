@@ -17,7 +17,7 @@ BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 BEGIN_US = 1_709_251_200_000_000
 
 
-def at(*seconds: int | None) -> list[dt.datetime | None]:
+def seconds_after_begin(*seconds: int | None) -> list[dt.datetime | None]:
     return [None if s is None else BEGIN + dt.timedelta(seconds=s) for s in seconds]
 
 
@@ -38,13 +38,13 @@ def test_times_are_told_by_every_unit_over_all_files_and_row_groups(tmp_path: Pa
     """
     a   20 | - 30 | 25        b   - - | 3        three row groups, two
     """
-    bare = [None if t is None else t.replace(tzinfo=None) for t in at(20, None, 30, 25)]
+    bare = [None if t is None else t.replace(tzinfo=None) for t in seconds_after_begin(20, None, 30, 25)]
     a = written(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
     b = written(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
     begin = BEGIN_US // unit_us
-    found = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
-    assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == found
-    assert column_stats([a, b], "TS") == found, "Spark does not tell names apart by their case"
+    expected = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
+    assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == expected
+    assert column_stats([a, b], "TS") == expected, "Spark does not tell names apart by their case"
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
@@ -55,13 +55,13 @@ def test_numbers_have_no_unit(tmp_path: Path, kind: Any) -> None:
 
 def test_polars_writes_what_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    pl.DataFrame({"ts": at(1, 9, None)}).write_parquet(path, row_group_size=2)
+    pl.DataFrame({"ts": seconds_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
     assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
 
 
 def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
     none, nulls = written(tmp_path / "0", pa.array([], US)), written(tmp_path / "1", pa.array([None, None], US))
-    some = written(tmp_path / "2", pa.array(at(5)).cast(US))
+    some = written(tmp_path / "2", pa.array(seconds_after_begin(5)).cast(US))
     assert column_stats([none], "ts") == ColumnStats(0, 0, 1)
     assert column_stats([none, nulls], "ts") == ColumnStats(2, 2, 1)
     assert column_stats([nulls, some, none], "ts") == ColumnStats(
@@ -73,9 +73,9 @@ def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "how"),
     [
-        (pa.array(at(1)).cast(US), {"write_statistics": False}),
-        (pa.array(at(1)).cast(US), {"use_deprecated_int96_timestamps": True}),
-        (pa.array(at(1)).cast(pa.timestamp("ns", tz="UTC")), {"version": "2.6"}),
+        (pa.array(seconds_after_begin(1)).cast(US), {"write_statistics": False}),
+        (pa.array(seconds_after_begin(1)).cast(US), {"use_deprecated_int96_timestamps": True}),
+        (pa.array(seconds_after_begin(1)).cast(pa.timestamp("ns", tz="UTC")), {"version": "2.6"}),
         (pa.array([BEGIN.date()]), {}),
         (pa.array([1], pa.uint64()), {}),
         (pa.array([1.5]), {}),
@@ -99,7 +99,7 @@ def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
 )
 def test_what_they_do_not_say(tmp_path: Path, column: Any, how: Any) -> None:
     path = written(tmp_path / "a", column, **how)
-    good = written(tmp_path / "b", pa.array(at(1)).cast(US))
+    good = written(tmp_path / "b", pa.array(seconds_after_begin(1)).cast(US))
     assert column_stats([path], "ts") is None
     assert column_stats([good, path], "ts") is None
 
@@ -111,12 +111,12 @@ def test_names_that_are_not_there_or_not_one_column(tmp_path: Path) -> None:
 
 
 def test_files_that_differ_in_their_units(tmp_path: Path) -> None:
-    a, b = (written(tmp_path / str(k), pa.array(at(1)).cast(k)) for k in (US, MS))
+    a, b = (written(tmp_path / str(k), pa.array(seconds_after_begin(1)).cast(k)) for k in (US, MS))
     assert column_stats([a, b], "ts") is None
 
 
 def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
-    good = written(tmp_path / "a", pa.array(at(1)).cast(US))
+    good = written(tmp_path / "a", pa.array(seconds_after_begin(1)).cast(US))
     torn = tmp_path / "torn"
     torn.write_bytes(good.read_bytes()[:-20])
     (tmp_path / "empty").touch()

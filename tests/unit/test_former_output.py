@@ -56,7 +56,7 @@ aggregations = [{{agg = "count", as = "n"}}]
     return file
 
 
-def left(
+def publish_epochs(
     home: Path,
     *epochs: int,
     writer: str = "p",
@@ -71,7 +71,7 @@ def left(
 
 @pytest.mark.parametrize("rebuild", [None, {}])
 def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dict[str, str] | None) -> None:
-    left(tmp_path, 3, 4, 7)
+    publish_epochs(tmp_path, 3, 4, 7)
     pipeline = toml.load(config(tmp_path))
     before = sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts)
     with pytest.raises(
@@ -85,21 +85,21 @@ def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dic
 
 
 def test_files_without_a_marker_are_told_too(tmp_path: Path) -> None:
-    left(tmp_path, 3)
+    publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
     with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": the state'):
         previous_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
 def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
-    left(tmp_path, 1, writer="q")
-    left(tmp_path, 1, writer="p-q")
-    left(tmp_path, 1, writer="p-letters")
+    publish_epochs(tmp_path, 1, writer="q")
+    publish_epochs(tmp_path, 1, writer="p-q")
+    publish_epochs(tmp_path, 1, writer="p-letters")
     (tmp_path / "out" / "p-notes.parquet").write_bytes(b"")
     pipeline = toml.load(config(tmp_path))
     assert previous_output.check_previous_output(pipeline, None) == []
     assert previous_output.put_aside(pipeline) == []
-    left(tmp_path, 5)
+    publish_epochs(tmp_path, 5)
     assert len(previous_output.put_aside(pipeline)) == 1
     assert sorted(p.name for p in (tmp_path / "out").glob("*.parquet")) == [
         "p-letters-000000001.parquet", "p-notes.parquet", "p-q-000000001.parquet", "q-000000001.parquet",
@@ -108,8 +108,8 @@ def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
 def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path, form: str) -> None:
-    left(tmp_path, 3, 4, form=form)
-    left(tmp_path, 0, state="abcdef0123456789", form=form)  # next to them, by --keep-output
+    publish_epochs(tmp_path, 3, 4, form=form)
+    publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to them, by --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
     (line,) = previous_output.put_aside(pipeline)
     aside = Path(line.split('"')[1])
@@ -120,20 +120,20 @@ def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path,
 
 
 def test_kept_output_is_told(tmp_path: Path) -> None:
-    left(tmp_path, 3)
+    publish_epochs(tmp_path, 3)
     pipeline = toml.load(config(tmp_path))
     (line,) = previous_output.check_previous_output(pipeline, "keep")
     assert "1 file of another state" in line
     assert "rows are added next to them" in line
-    left(tmp_path, 0, state="0123456789abcdef")
+    publish_epochs(tmp_path, 0, state="0123456789abcdef")
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
 
 def test_without_a_state_and_of_letters_it_is_told_and_not_refused(tmp_path: Path) -> None:
-    left(tmp_path, 3)
+    publish_epochs(tmp_path, 3)
     assert len(previous_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
     (tmp_path / "b").mkdir()
-    left(tmp_path / "b", 3, writer="p-letters", folder="letters")
+    publish_epochs(tmp_path / "b", 3, writer="p-letters", folder="letters")
     (line,) = previous_output.check_previous_output(toml.load(config(tmp_path / "b", letters=True)), None)
     assert line.startswith("dead_letter: 1 file of another state")
     assert len(previous_output.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
@@ -161,8 +161,10 @@ def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
     lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
     pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))
-    told = r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another place'
-    with pytest.raises(StartError, match=told):
+    message = (
+        r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another place'
+    )
+    with pytest.raises(StartError, match=message):
         previous_output.check_previous_output(pipeline, None)
     assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
 

@@ -60,11 +60,13 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
     """A commit whose targets were last written with these columns."""
-    found = {}
-    for name, own in pipeline.per_target.items():
-        at = (place, None, None) if place else destinations.target_location(own.target)
-        found[name] = TargetDestination(stage=str(own.target.from_), writer=own.writer, place=at, columns=columns)
-    return commit_of(3, targets=found)
+    destinations_by_target = {}
+    for name, narrowed in pipeline.per_target.items():
+        location = (place, None, None) if place else destinations.target_location(narrowed.target)
+        destinations_by_target[name] = TargetDestination(
+            stage=str(narrowed.target.from_), writer=narrowed.writer, place=location, columns=columns
+        )
+    return commit_of(3, targets=destinations_by_target)
 
 
 def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> None:

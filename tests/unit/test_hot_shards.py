@@ -1,4 +1,4 @@
-"""Shards that hold much more than the others are told: an epoch waits for them."""
+"""Shards that hold much more rows than the others are reported, because an epoch waits for them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def shards(*rows: int, stage: int = 0) -> list[ShardSize]:
     return [ShardSize(stage, shard, 1, count, 72 * count) for shard, count in enumerate(rows)]
 
 
-def told(found: list[ShardSize]) -> str:
-    return "\n".join(_size_lines(Sizes("p", 7, shards=found, kept=[7], hot_shards=find_hot_shards(found))))
+def size_text(sizes: list[ShardSize]) -> str:
+    return "\n".join(_size_lines(Sizes("p", 7, shards=sizes, kept=[7], hot_shards=find_hot_shards(sizes))))
 
 
 def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
@@ -25,28 +25,28 @@ def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
         (0, 0),
         (1, 1),
     ]
-    text = told(shards(0, 1000, 1000, 8000))
+    text = size_text(shards(0, 1000, 1000, 8000))
     assert re.search(r"\nhot shards +3 \(8,000 rows, 3\.2 times the mean\): some keys have very many rows", text)
     assert "--hot-keys" in text
 
 
 def test_stages_are_judged_apart() -> None:
-    found = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
-    assert [(s.stage, s.shard) for s in find_hot_shards(found)] == [(1, 2)]
-    assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in told(found)
+    sizes = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
+    assert [(s.stage, s.shard) for s in find_hot_shards(sizes)] == [(1, 2)]
+    assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in size_text(sizes)
 
 
 def test_few_rows_say_nothing() -> None:
     assert find_hot_shards(shards(0, 0, 0, 9)) == []
     assert find_hot_shards([]) == []
-    assert "hot shards" not in told(shards(0, 0, 0, 9))
+    assert "hot shards" not in size_text(shards(0, 0, 0, 9))
 
 
 def test_of_very_many_shards_those_with_the_most_rows_are_shown() -> None:
-    found = shards(*range(1000, 1256))
-    lines = told(found).splitlines()
+    sizes = shards(*range(1000, 1256))
+    lines = size_text(sizes).splitlines()
     assert f"the {MOST_SHARDS} with the most rows of 256 shards; all of them with --json" in lines
-    at = lines.index(next(line for line in lines if line.startswith("shard")))
-    assert lines[at + 1].split()[:3] == ["255", "1", "1,255"]
-    assert len([line for line in lines[at + 1 :] if line[:1].isdigit()]) == MOST_SHARDS
-    assert len([line for line in told(found[:32]).splitlines() if line[:1].isdigit()]) == 32
+    header = lines.index(next(line for line in lines if line.startswith("shard")))
+    assert lines[header + 1].split()[:3] == ["255", "1", "1,255"]
+    assert len([line for line in lines[header + 1 :] if line[:1].isdigit()]) == MOST_SHARDS
+    assert len([line for line in size_text(sizes[:32]).splitlines() if line[:1].isdigit()]) == 32

@@ -115,12 +115,12 @@ def test_the_columns_of_a_result_are_told(slackwater: Command, kind: str) -> Non
         == 0
     )
     text = Path("p.toml").read_text()
-    (told,) = re.findall("# columns of a result: (.*), and those that aggregations name\n", text)
+    (comment,) = re.findall("# columns of a result: (.*), and those that aggregations name\n", text)
     pipeline = toml.loads(text)
     columns = {name: Field(name, "string") for name in ("user_id", "region")} | {"amount": Field("amount", "double")}
-    made = [f.name for f in compile_window(pipeline, columns).output]
-    assert [*told.split(", "), "events", "amount_sum"] == made
-    assert ("# session_id: " in text) == (kind == "session") == ("session_id" in made)
+    output = [f.name for f in compile_window(pipeline, columns).output]
+    assert [*comment.split(", "), "events", "amount_sum"] == output
+    assert ("# session_id: " in text) == (kind == "session") == ("session_id" in output)
 
 
 # -- the test next to it
@@ -246,9 +246,9 @@ def test_records_of_a_topic(slackwater: Command) -> None:
 
 
 def test_parquet_brings_its_own_types(slackwater: Command) -> None:
-    at = [START.replace(tzinfo=None) + dt.timedelta(seconds=n) for n in range(20)]
+    times = [START.replace(tzinfo=None) + dt.timedelta(seconds=n) for n in range(20)]
     frame = pl.DataFrame(
-        {"device": ["a", "b"] * 10, "n": pl.Series(range(20), dtype=pl.UInt32), "at": at, "tags": [["x"]] * 20}
+        {"device": ["a", "b"] * 10, "n": pl.Series(range(20), dtype=pl.UInt32), "at": times, "tags": [["x"]] * 20}
     )
     frame.with_columns(pl.col("at").dt.replace_time_zone("UTC")).write_parquet("a.parquet")
     data = written(slackwater, "--sample", "a.parquet")
@@ -309,21 +309,21 @@ def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
         rng.choice(["user_id", "id", "ip", "Kunde"]),
     )
     spelled: list[Callable[[dt.datetime], Any]] = [
-        lambda at: at.isoformat(),
-        lambda at: at.isoformat(sep=" ").removesuffix("+00:00"),
-        lambda at: at.strftime("%Y-%m-%dT%H:%M:%S.123456Z"),
-        lambda at: at.strftime("%Y-%m-%d %H:%M:%S Europe/Berlin"),
-        lambda at: int(at.timestamp()),
-        lambda at: int(at.timestamp() * 1000),
-        lambda at: int(at.timestamp() * 10**9),
-        lambda at: at.timestamp() + 0.5,
+        lambda moment: moment.isoformat(),
+        lambda moment: moment.isoformat(sep=" ").removesuffix("+00:00"),
+        lambda moment: moment.strftime("%Y-%m-%dT%H:%M:%S.123456Z"),
+        lambda moment: moment.strftime("%Y-%m-%d %H:%M:%S Europe/Berlin"),
+        lambda moment: int(moment.timestamp()),
+        lambda moment: int(moment.timestamp() * 1000),
+        lambda moment: int(moment.timestamp() * 10**9),
+        lambda moment: moment.timestamp() + 0.5,
     ]
     spell, count, jitter = rng.choice(spelled), rng.randrange(1, 60), rng.choice([0, 0, 3, 90, 5000])
     rows = []
     for n in range(count):
         row = {name: make() for name, make in others.items() if rng.random() < 0.9}
-        at = START + dt.timedelta(seconds=60 * n - rng.randrange(jitter + 1))
-        rows.append({**row, key: rng.choice([f"u{n % 5}", f"u{n % 7}"]), time: spell(at)})
+        moment = START + dt.timedelta(seconds=60 * n - rng.randrange(jitter + 1))
+        rows.append({**row, key: rng.choice([f"u{n % 5}", f"u{n % 7}"]), time: spell(moment)})
     return rows, jitter
 
 
@@ -338,9 +338,9 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
     else:
         Path("in").mkdir()
         half = text.index("\n") + 1
-        for name, part, at in (("b.jsonl", text[:half], 1), ("a.jsonl", text[half:], 2)):
+        for name, part, modified_s in (("b.jsonl", text[:half], 1), ("a.jsonl", text[half:], 2)):
             (Path("in") / name).write_text(part)
-            os.utime(Path("in") / name, (at, at))
+            os.utime(Path("in") / name, (modified_s, modified_s))
         sample = "in" if text[half:] else "in/b.jsonl"
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = written(slackwater, "--sample", sample, "--kind", kind)
@@ -348,8 +348,8 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
     behind = measure_disorder(propose.time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
-    kept = data["transform"]["window"]["late_data"] == "dlq"
-    assert kept == (behind.late > 0) == ("dead_letter" in data)
+    keeps_late = data["transform"]["window"]["late_data"] == "dlq"
+    assert keeps_late == (behind.late > 0) == ("dead_letter" in data)
     assert data["sources"][0]["format"] == "json"
 
 
@@ -465,21 +465,21 @@ def test_a_folder_that_is_not_there(slackwater: Command) -> None:
 def test_questions_are_for_terminals_only(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     lines("a.jsonl", clicks())
     answers = iter(["files", "tumbling", "a.jsonl"])
-    asked: list[str] = []
+    prompts: list[str] = []
 
     def prompt(text: str, **_: Any) -> str:
-        asked.append(text)
+        prompts.append(text)
         return next(answers)
 
     monkeypatch.setattr("typer.prompt", prompt)
     slackwater("init", "quiet.toml")
-    assert asked == []
+    assert prompts == []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     said = slackwater("init", "p.toml")
-    assert said.code == 0 and len(asked) == 3
+    assert said.code == 0 and len(prompts) == 3
     assert tomllib.loads(Path("p.toml").read_text())["transform"]["window"]["kind"] == "tumbling"
     slackwater("init", "q.toml", "--source", "files", "--kind", "session", "--sample", "a.jsonl")
-    assert len(asked) == 3
+    assert len(prompts) == 3
 
 
 # -- the rules
@@ -549,7 +549,7 @@ def test_dead_letters_are_a_comment_where_nothing_goes_there(slackwater: Command
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "found"),
+    ("name", "content", "problem"),
     [
         ("a.csv", "user,when\nann,soon\nbob,later\n", 'found "soon" in "when", line 2'),
         ("a.csv", "user,when\nann,2024-03-01T09:00:00Z\nbob,x\ncid,y\n", 'found "x" in "when", line 3'),
@@ -558,11 +558,11 @@ def test_dead_letters_are_a_comment_where_nothing_goes_there(slackwater: Command
     ],
 )
 def test_what_is_no_time_is_named_with_its_column_and_value(
-    slackwater: Command, name: str, content: str, found: str
+    slackwater: Command, name: str, content: str, problem: str
 ) -> None:
     Path(name).write_text(content)
     said = slackwater("init", "p.toml", "--sample", name)
-    assert said.code == 1 and found in said.err
+    assert said.code == 1 and problem in said.err
 
 
 def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:

@@ -12,12 +12,12 @@ from slackwater.sources.json_schema import schema_columns
 A_REF = {"$ref": "#/$defs/a"}
 
 
-def of(schema: Any, **others: Any) -> str:
+def column_type(schema: Any, **others: Any) -> str:
     """The type of the one column."""
-    found = schema_columns(
+    columns = schema_columns(
         json.dumps({"properties": {"c": schema}, "$defs": DEFS}), {n: json.dumps(s) for n, s in others.items()}
     )
-    return found.removeprefix("`c` ")
+    return columns.removeprefix("`c` ")
 
 
 DEFS = {
@@ -61,13 +61,13 @@ DEFS = {
     ],
 )  # fmt: skip
 def test_each_kind_of_value(schema: Any, expected: str) -> None:
-    assert of(schema) == expected
+    assert column_type(schema) == expected
 
 
 def test_references_to_other_subjects_are_followed_from_there() -> None:
     other = {"definitions": {"money": {"properties": {"cents": {"$ref": "#/definitions/n"}}}, "n": {"type": "integer"}}}
-    assert of({"$ref": "money.json#/definitions/money"}, **{"money.json": other}) == "STRUCT<`cents`: BIGINT>"
-    assert of({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
+    assert column_type({"$ref": "money.json#/definitions/money"}, **{"money.json": other}) == "STRUCT<`cents`: BIGINT>"
+    assert column_type({"$ref": "whole.json"}, **{"whole.json": {"type": "number"}}) == "DOUBLE"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,6 @@ def test_references_to_other_subjects_are_followed_from_there() -> None:
     ],
 )
 def test_what_cannot_become_columns_is_told(text: str, expected: str) -> None:
-    with pytest.raises(ValueError) as told:
+    with pytest.raises(ValueError) as raised:
         schema_columns(text, {})
-    assert str(told.value) == expected
+    assert str(raised.value) == expected

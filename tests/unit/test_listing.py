@@ -18,7 +18,7 @@ def tree(home: Path, *names: str) -> None:
         path.touch()
 
 
-def found(home: Path, pattern: str = "", **more: object) -> list[str]:
+def listed_files(home: Path, pattern: str = "", **more: object) -> list[str]:
     listed = DirectoryListing(f"{home}/{pattern}" if pattern else str(home), **more)  # type: ignore[arg-type]
     return sorted(str(Path(p).relative_to(home)) for p in listed.files())
 
@@ -79,26 +79,31 @@ def test_a_folder_a_pattern_and_a_file(tmp_path: Path) -> None:
         "in/deep/er/d.json",
         "out/e.json",
     )
-    assert found(tmp_path, "in") == ["in/a.json", "in/b.json"]
-    assert found(tmp_path, "in/*.json") == ["in/a.json", "in/b.json"]
-    assert found(tmp_path, "in/*") == ["in/a.json", "in/b.json", "in/sub/c.json"]
-    assert found(tmp_path, "{in,out}") == ["in/a.json", "in/b.json", "out/e.json"]
-    assert found(tmp_path, "*/*.json") == ["in/a.json", "in/b.json", "out/e.json"]
-    assert found(tmp_path, "in/a.json") == ["in/a.json"]
-    assert found(tmp_path, "in/_h.json") == []
-    assert found(tmp_path, "nowhere/*") == found(tmp_path, "nowhere") == found(tmp_path, "in/a.json/*") == []
-    assert len(found(tmp_path, "in", recursive=True)) == 4
-    assert found(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
+    assert listed_files(tmp_path, "in") == ["in/a.json", "in/b.json"]
+    assert listed_files(tmp_path, "in/*.json") == ["in/a.json", "in/b.json"]
+    assert listed_files(tmp_path, "in/*") == ["in/a.json", "in/b.json", "in/sub/c.json"]
+    assert listed_files(tmp_path, "{in,out}") == ["in/a.json", "in/b.json", "out/e.json"]
+    assert listed_files(tmp_path, "*/*.json") == ["in/a.json", "in/b.json", "out/e.json"]
+    assert listed_files(tmp_path, "in/a.json") == ["in/a.json"]
+    assert listed_files(tmp_path, "in/_h.json") == []
+    assert (
+        listed_files(tmp_path, "nowhere/*")
+        == listed_files(tmp_path, "nowhere")
+        == listed_files(tmp_path, "in/a.json/*")
+        == []
+    )
+    assert len(listed_files(tmp_path, "in", recursive=True)) == 4
+    assert listed_files(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
 
 
 def test_folders_of_a_table_are_read_and_others_beside_them_refused(tmp_path: Path) -> None:
     tree(tmp_path, "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c", "t/d", "t/day=9/_temporary/x", "t/empty/_x")
-    assert found(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
-    assert found(tmp_path, "t/day=1") == ["t/day=1/a"]
-    assert found(tmp_path, "t/day=2") == ["t/day=2/b", "t/day=2/hour=3/c"]
+    assert listed_files(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
+    assert listed_files(tmp_path, "t/day=1") == ["t/day=1/a"]
+    assert listed_files(tmp_path, "t/day=2") == ["t/day=2/b", "t/day=2/hour=3/c"]
     tree(tmp_path, "t/other/e")
     with pytest.raises(ValueError, match=r'"\S+/t" and "\S+/t/other" are not of one kind'):
-        found(tmp_path, "t")
+        listed_files(tmp_path, "t")
 
 
 def test_what_a_stream_of_spark_has_not_committed_is_not_there(tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_what_a_stream_of_spark_has_not_committed_is_not_there(tmp_path: Path) -
     log("0", ("x", "add"))  # part of the compact one
     log("1.compact", ("a", "add"), ("b", "add"))
     log("2", ("c", "add"), ("b", "delete"))
-    assert found(tmp_path, "t") == ["t/a", "t/c"]
+    assert listed_files(tmp_path, "t") == ["t/a", "t/c"]
 
 
 @pytest.mark.parametrize(
@@ -133,5 +138,5 @@ def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "file").symlink_to(tmp_path / "real" / "a")
     (tmp_path / "in" / "folder").symlink_to(tmp_path / "real")
-    assert found(tmp_path, "in") == ["in/file"]
-    assert found(tmp_path, "in", recursive=True) == ["in/file", "in/folder/a"]
+    assert listed_files(tmp_path, "in") == ["in/file"]
+    assert listed_files(tmp_path, "in", recursive=True) == ["in/file", "in/folder/a"]

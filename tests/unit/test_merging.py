@@ -26,11 +26,11 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
 
 
 @pytest.mark.parametrize(
-    ("of", "there", "watermark", "after"),
+    ("parts", "current", "watermark", "after"),
     [
         ("abc", "abc", 0, "M"),
         ("abc", "xabcy", 0, "xMy"),
-        ("abc", "xbcy", 0, "xbcy"),  # an epoch has merged "a" itself: its rows would be there twice
+        ("abc", "xbcy", 0, "xbcy"),  # an epoch has merged "a" itself: its rows would be in the state twice
         ("abc", "xab", 0, "xab"),
         ("abc", "xy", 0, "xy"),
         ("dab", "aby", 10, "My"),  # "d" was dropped, as all its rows are over
@@ -41,10 +41,10 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
     ],
 )
 def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
-    of: str, there: str, watermark: int, after: str
+    parts: str, current: str, watermark: int, after: str
 ) -> None:
-    found = SegmentMerge(metas(of), metas("M")).apply(metas(there), watermark)
-    assert "".join(m.file for m in found) == after
+    segments = SegmentMerge(metas(parts), metas("M")).apply(metas(current), watermark)
+    assert "".join(m.file for m in segments) == after
 
 
 def test_of_rows_that_are_all_over_nothing_is_left() -> None:
@@ -74,14 +74,14 @@ def merged(store: FilesStore) -> None:
 
 
 def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: FilesStore) -> None:
-    there = piled(store, range(8))
-    assert len(there) == 8
+    segments = piled(store, range(8))
+    assert len(segments) == 8
     merged(store)
     store.collect_garbage()  # what no commit names yet is spared
-    shard = store.shard(0, 1, 8, there)
+    shard = store.shard(0, 1, 8, segments)
     assert len(shard.metas) == 1
     assert shard.reader(LOGIC).scan().sort("user").equals(rows("a", "b", "c"))
-    after = piled(store, range(8, 9), there)
+    after = piled(store, range(8, 9), segments)
     assert [m.file for m in after[:1]] == [m.file for m in shard.metas]
     assert len(after) == 2
     assert not store._merger.epochs
@@ -89,27 +89,27 @@ def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: Fil
     merged(store)
     store.collect_garbage()
     names = {path.name for path in (Path(store.root) / "segments").iterdir()}
-    assert not {Path(m.file).name for m in there} & names
+    assert not {Path(m.file).name for m in segments} & names
     assert Path(after[0].file).name in names
 
 
 def test_an_epoch_merges_what_nobody_merged_beside(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store._merger, "schedule_merges", lambda commit: None)
-    there = piled(store, range(15))
-    assert len(there) == 15
-    assert len(piled(store, range(15, 16), there)) == 1
+    segments = piled(store, range(15))
+    assert len(segments) == 15
+    assert len(piled(store, range(15, 16), segments)) == 1
 
 
 def test_what_merging_meets_ends_the_next_epoch(store: FilesStore) -> None:
-    there = piled(store, range(7))
-    (Path(store.root) / there[0].file).write_bytes(b"damaged")
-    shard = store.shard(0, 1, 7, there)
+    segments = piled(store, range(7))
+    (Path(store.root) / segments[0].file).write_bytes(b"damaged")
+    shard = store.shard(0, 1, 7, segments)
     staged = shard.stage(LOGIC, rows("a"), LOGIC.empty_state(), ALIVE)
-    there = store.commit(commit(7, segments=(staged,))).stages[0].segments[0]
+    committed = store.commit(commit(7, segments=(staged,))).stages[0].segments[0]
     merged(store)
-    store.commit(commit(8, segments=(there,)))  # which is made, whatever merging met
+    store.commit(commit(8, segments=(committed,)))  # which is made, whatever merging met
     with pytest.raises(StateError, match=r"segments/.*arrow"):
-        store.shard(0, 1, 9, there)
+        store.shard(0, 1, 9, committed)
 
 
 def test_a_store_that_is_closed_writes_no_more(store: FilesStore) -> None:

@@ -31,11 +31,11 @@ def test_the_sources_are_read() -> None:
 
 @pytest.mark.parametrize("message", FOUND, ids=lambda m: f"{m.file}:{m.line}")
 def test_every_message_has_an_anchor(message: Message) -> None:
-    of = message.family
-    assert of is not None, f"{message.file}:{message.line}: no family of slackwater.messages takes {message.text!r}"
-    assert of.anchor in anchors(TEXT)
-    told = of.title in ("The pipeline cannot start", "Other warnings")
-    if told and message.kind == "StartError":
+    family = message.family
+    assert family is not None, f"{message.file}:{message.line}: no family of slackwater.messages takes {message.text!r}"
+    assert family.anchor in anchors(TEXT)
+    is_catch_all = family.title in ("The pipeline cannot start", "Other warnings")
+    if is_catch_all and message.kind == "StartError":
         assert len(message.text.replace("…", "").split()) < 4, (
             f"{message.file}:{message.line}: {message.text!r} is in no family that says what to do: add a pattern or a family "
             "to slackwater/messages/, then make reference"
@@ -82,12 +82,12 @@ class _Terminal(io.StringIO):
 def test_the_command_line_names_the_place_on_a_terminal(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = _Terminal() if terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", told)
+    stream = _Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", "ls", str(tmp_path / "none")])
     with pytest.raises(SystemExit):
         cli.main()
-    lines = told.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert lines[0].startswith("error: ")
     place = "what it means, and what to do: docs/messages.md#there-is-no-state-to-look-into"
     assert lines[1:] == ([place] if terminal else [])

@@ -70,9 +70,9 @@ def test_a_source_without_a_watermark_has_no_series() -> None:
 
 
 def test_tumbling_windows_have_no_cap_series() -> None:
-    found = shown(replace(STATUS, window_kind="tumbling", reasons=("close", "flush"), counters=Counters()))
-    assert not [s for s in found if 'reason="cap"' in s]
-    assert found['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
+    series = shown(replace(STATUS, window_kind="tumbling", reasons=("close", "flush"), counters=Counters()))
+    assert not [s for s in series if 'reason="cap"' in s]
+    assert series['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
 
 
 def test_only_our_own_series_are_exposed() -> None:
@@ -80,16 +80,18 @@ def test_only_our_own_series_are_exposed() -> None:
 
 
 def test_the_histogram_adds_up_per_phase() -> None:
-    found = shown(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
-    at = "slackwater_streaming_epoch_seconds"
-    assert found[f'{at}_bucket{{le="0.25",phase="ingest",pipeline="clicks"}}'] == 0
-    assert found[f'{at}_bucket{{le="0.5",phase="ingest",pipeline="clicks"}}'] == 1
-    assert found[f'{at}_bucket{{le="1.0",phase="ingest",pipeline="clicks"}}'] == 2
-    assert found[f'{at}_bucket{{le="+Inf",phase="ingest",pipeline="clicks"}}'] == 2
-    assert found[f'{at}_count{{phase="ingest",pipeline="clicks"}}'] == 2
-    assert found[f'{at}_sum{{phase="ingest",pipeline="clicks"}}'] == pytest.approx(1.0)
-    assert found[f'{at}_bucket{{le="0.01",phase="commit",pipeline="clicks"}}'] == 2  # an edge belongs to its bucket
-    assert found[f'{at}_sum{{phase="total",pipeline="clicks"}}'] == pytest.approx(1.0)
+    series = shown(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
+    metric = "slackwater_streaming_epoch_seconds"
+    assert series[f'{metric}_bucket{{le="0.25",phase="ingest",pipeline="clicks"}}'] == 0
+    assert series[f'{metric}_bucket{{le="0.5",phase="ingest",pipeline="clicks"}}'] == 1
+    assert series[f'{metric}_bucket{{le="1.0",phase="ingest",pipeline="clicks"}}'] == 2
+    assert series[f'{metric}_bucket{{le="+Inf",phase="ingest",pipeline="clicks"}}'] == 2
+    assert series[f'{metric}_count{{phase="ingest",pipeline="clicks"}}'] == 2
+    assert series[f'{metric}_sum{{phase="ingest",pipeline="clicks"}}'] == pytest.approx(1.0)
+    assert (
+        series[f'{metric}_bucket{{le="0.01",phase="commit",pipeline="clicks"}}'] == 2
+    )  # an edge belongs to its bucket
+    assert series[f'{metric}_sum{{phase="total",pipeline="clicks"}}'] == pytest.approx(1.0)
 
 
 def test_counters_continue_after_a_restart() -> None:
@@ -103,8 +105,8 @@ def test_counters_continue_after_a_restart() -> None:
 
 
 def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
-    found = shown(STATUS, replace(STATUS, emit_lag_seconds=None))
-    assert found['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
+    series = shown(STATUS, replace(STATUS, emit_lag_seconds=None))
+    assert series['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
 
 
 def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
@@ -124,9 +126,9 @@ def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
 
 
 def test_two_pipelines_keep_apart() -> None:
-    found = shown(STATUS, replace(STATUS, pipeline="other", windows_active=1))
-    assert found['slackwater_streaming_windows_active{pipeline="clicks"}'] == 12
-    assert found['slackwater_streaming_windows_active{pipeline="other"}'] == 1
+    series = shown(STATUS, replace(STATUS, pipeline="other", windows_active=1))
+    assert series['slackwater_streaming_windows_active{pipeline="clicks"}'] == 12
+    assert series['slackwater_streaming_windows_active{pipeline="other"}'] == 1
 
 
 @pytest.fixture
@@ -167,10 +169,11 @@ def test_stop_frees_the_port() -> None:
 
 def test_late_rows_are_counted_by_what_would_have_kept_them() -> None:
     counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
-    found = shown(replace(STATUS, counters=counters))
+    shown_series = shown(replace(STATUS, counters=counters))
     name = "slackwater_streaming_late_by_rows_total"
     series = {
-        edge: found[f'{name}{{le="{edge}",pipeline="clicks"}}'] for edge in ("0.125", "0.5", "1.0", "131072.0", "+Inf")
+        edge: shown_series[f'{name}{{le="{edge}",pipeline="clicks"}}']
+        for edge in ("0.125", "0.5", "1.0", "131072.0", "+Inf")
     }
     assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}
 
@@ -193,12 +196,12 @@ def test_each_stage_and_target_has_its_numbers() -> None:
     metrics = Metrics(clock=lambda: now)
     metrics.begun(several())
 
-    def of(name: str, label: str) -> dict[str, float]:
-        found = {}
+    def values_by_label(name: str, label: str) -> dict[str, float]:
+        values = {}
         for series, value in samples(metrics).items():
             if series.startswith(f"slackwater_streaming_{name}{{"):
-                found[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
-        return found
+                values[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
+        return values
 
     with LocalPipeline(several(), {"k": "string", "v": "bigint"}, listen=False) as test:
 
@@ -210,35 +213,52 @@ def test_each_stage_and_target_has_its_numbers() -> None:
         pipe(0)
         pipe(1000)
         w, x = test._driver.state.stages
-        assert of("stage_rows_in_total", "stage") == {"w": 60, "x": w.counters["emitted"]["close"]}
-        assert of("stage_rows_emitted_total", "stage") == {s.name: s.counters["emitted"]["close"] for s in (w, x)}
-        assert of("stage_watermark_seconds", "stage") == {s.name: s.watermark_us / 1e6 for s in (w, x)}
+        assert values_by_label("stage_rows_in_total", "stage") == {"w": 60, "x": w.counters["emitted"]["close"]}
+        assert values_by_label("stage_rows_emitted_total", "stage") == {
+            s.name: s.counters["emitted"]["close"] for s in (w, x)
+        }
+        assert values_by_label("stage_watermark_seconds", "stage") == {s.name: s.watermark_us / 1e6 for s in (w, x)}
         for name in ("bytes", "rows"):
-            assert of(f"stage_state_{name}", "stage") == {
+            assert values_by_label(f"stage_state_{name}", "stage") == {
                 s.name: sum(getattr(m, name) for m in s.metas) for s in (w, x)
             }
         had = {n: test.target(n).held.height for n in ("w", "x")}
-        assert of("target_published_rows_total", "target") == of("target_emitted_rows_total", "target") == had
-        assert of("target_failures_total", "target") == of("target_waiting_rows", "target") == {"w": 0, "x": 0}
+        assert (
+            values_by_label("target_published_rows_total", "target")
+            == values_by_label("target_emitted_rows_total", "target")
+            == had
+        )
+        assert (
+            values_by_label("target_failures_total", "target")
+            == values_by_label("target_waiting_rows", "target")
+            == {"w": 0, "x": 0}
+        )
         test.target("w").down = True
         for failures in (1, 2):
             with pytest.raises(sw.SlackwaterError, match='target "w"'):
                 pipe(2000)
             now = test._driver.state.committed_us / 1e6 + 90
-            assert of("target_failures_total", "target") == {"w": failures, "x": 0}
+            assert values_by_label("target_failures_total", "target") == {"w": failures, "x": 0}
         lacks = test._driver.state.rows_of("w")
         assert lacks > 0
-        assert of("target_waiting_rows", "target") == {"w": lacks, "x": 0}
-        assert of("target_unpublished_seconds", "target") == {"w": pytest.approx(90), "x": 0}
-        assert of("target_published_rows_total", "target") == {"w": had["w"], "x": test.target("x").held.height}
-        assert of("target_emitted_rows_total", "target")["w"] == had["w"] + lacks
+        assert values_by_label("target_waiting_rows", "target") == {"w": lacks, "x": 0}
+        assert values_by_label("target_unpublished_seconds", "target") == {"w": pytest.approx(90), "x": 0}
+        assert values_by_label("target_published_rows_total", "target") == {
+            "w": had["w"],
+            "x": test.target("x").held.height,
+        }
+        assert values_by_label("target_emitted_rows_total", "target")["w"] == had["w"] + lacks
         test.target("w").down = False
         pipe(3000)
-        assert of("target_published_rows_total", "target") == {n: test.target(n).held.height for n in ("w", "x")}
-        assert set(of("target_waiting_rows", "target").values()) == {0}
+        assert values_by_label("target_published_rows_total", "target") == {
+            n: test.target(n).held.height for n in ("w", "x")
+        }
+        assert set(values_by_label("target_waiting_rows", "target").values()) == {0}
         test.restart(shards=3)
         pipe(4000)
-        assert of("target_published_rows_total", "target") == {n: test.target(n).held.height for n in ("w", "x")}
+        assert values_by_label("target_published_rows_total", "target") == {
+            n: test.target(n).held.height for n in ("w", "x")
+        }
 
 
 def test_a_join_further_down_has_its_sides() -> None:
@@ -270,8 +290,8 @@ def test_a_join_further_down_has_its_sides() -> None:
     )
     with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, listen=False) as test:
         test.pipe([{"k": "x", "v": 1, "ts": n * 7000} for n in range(300)])
-        found = shown(*test.result().statuses)
+        series = shown(*test.result().statuses)
         held = {s: sum(m.rows for m in test._driver.state.stages[1].metas if m.kind == s) for s in ("left", "right")}
     for side, rows in held.items():
-        assert found[f'slackwater_streaming_join_buffered_rows{{pipeline="law",side="{side}",stage="j"}}'] == rows
+        assert series[f'slackwater_streaming_join_buffered_rows{{pipeline="law",side="{side}",stage="j"}}'] == rows
     assert held["right"] > 0

@@ -42,9 +42,9 @@ def test_there_is_a_step_from_every_format_to_the_next() -> None:
 
 
 def test_a_session_is_described_by_its_fingerprint() -> None:
-    found = to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
-    assert found["emission"] == {"updates": True, "retain_us": 7_000_000}
-    assert found["described"] == {
+    migrated = to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
+    assert migrated["emission"] == {"updates": True, "retain_us": 7_000_000}
+    assert migrated["described"] == {
         "window": {
             "kind": "session", "gap_ms": 5, "max_session_duration_ms": 90, "emit": "updates", "late_data": "reopen",
             "allowed_lateness_ms": 7000, "group_by": ["user", "my page"],
@@ -60,17 +60,17 @@ def test_a_session_is_described_by_its_fingerprint() -> None:
         "columns": {"user": "string", "my page": "string", "amount": "decimal(10,2)", "page": "string"},
         "assumed": ["lateness_ms", "aggregations.exactly.max_distinct_values_per_group"],
     }  # fmt: skip
-    assert from_data(Window, found["described"]["window"], "state").gap_ms == 5
+    assert from_data(Window, migrated["described"]["window"], "state").gap_ms == 5
 
 
 @pytest.mark.parametrize(("kind", "hop"), [("tumbling", 20), ("hopping", 5)])
 def test_tumbling_and_hopping_windows_are_described_but_for_their_bound(kind: str, hop: int) -> None:
     """A tumbling window's fingerprint may tell its duration as the hop."""
     lengths = {"duration_ms": 20, "hop_ms": hop, "offset_ms": 3, "gap_ms": None, "max_session_duration_ms": None}
-    found = to_2(record(kind=kind, **lengths))
-    assert found["emission"] == {"updates": False, "retain_us": 0}
-    assert found["described"]["assumed"][-1] == "max_groups_per_window"
-    window = from_data(Window, found["described"]["window"], "state")
+    migrated = to_2(record(kind=kind, **lengths))
+    assert migrated["emission"] == {"updates": False, "retain_us": 0}
+    assert migrated["described"]["assumed"][-1] == "max_groups_per_window"
+    window = from_data(Window, migrated["described"]["window"], "state")
     assert (window.duration_ms, window.offset_ms, window.max_groups_per_window) == (20, 3, UNBOUNDED)
     assert window.hop_ms == (5 if kind == "hopping" else None)
 
@@ -93,13 +93,13 @@ def test_a_description_that_is_there_is_kept() -> None:
 
 
 def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> None:
-    given = {**record(), "then": record(kind="join")}
-    before = json.dumps(given)
-    found = migrate_record(given, 1, "state")
-    assert (found["format"], [s["fingerprint"]["kind"] for s in found["stages"]]) == (FORMAT, ["session", "join"])
-    assert found["stages"][0]["described"]["window"]["kind"] == "session"
-    assert found["stages"][1]["described"] == {}
-    assert json.dumps(given) == before
+    original = {**record(), "then": record(kind="join")}
+    before = json.dumps(original)
+    migrated = migrate_record(original, 1, "state")
+    assert (migrated["format"], [s["fingerprint"]["kind"] for s in migrated["stages"]]) == (FORMAT, ["session", "join"])
+    assert migrated["stages"][0]["described"]["window"]["kind"] == "session"
+    assert migrated["stages"][1]["described"] == {}
+    assert json.dumps(original) == before
 
 
 def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +108,9 @@ def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(migrations, "STEPS", {1: STEPS[1], 2: added})
     monkeypatch.setattr(migrations, "FORMAT", 3)
-    found = migrate_record(record(), 1, "state")
-    assert (found["format"], found["x"][0]) == (3, "lateness_ms")
-    assert migrate_record({**found, "format": 2}, 2, "state")["format"] == 3
+    migrated = migrate_record(record(), 1, "state")
+    assert (migrated["format"], migrated["x"][0]) == (3, "lateness_ms")
+    assert migrate_record({**migrated, "format": 2}, 2, "state")["format"] == 3
     tables = [TableNames("public", "p", stage) for stage in (0, 1)]
     assert migration_statements(1, tables) == [
         'ALTER TABLE IF EXISTS "public"."slackwater_state_p" ALTER COLUMN state_version SET DEFAULT 2',

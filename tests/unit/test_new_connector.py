@@ -72,15 +72,15 @@ def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
     return toml.load(str(tmp_path / "p.toml"))
 
 
-def at(next_: int) -> Commit:
+def commit_at_tick(next_: int) -> Commit:
     stored = {"ticks": next_}
     return commit_of(3, sources={"ticks": {"rows": next_, "offsets": stored}})
 
 
 def source(pipeline: sw.Pipeline) -> TicksSource:
-    found = pipeline.connections["clock"]
-    assert isinstance(found, TicksConnection)
-    return TicksSource(pipeline.sources[0], found.count, None)
+    connection = pipeline.connections["clock"]
+    assert isinstance(connection, TicksConnection)
+    return TicksSource(pipeline.sources[0], connection.count, None)
 
 
 def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
@@ -99,38 +99,38 @@ def test_a_commit_keeps_its_offsets_and_a_start_tells_them(tmp_path: Path) -> No
     record = SourceRecord(offsets=TicksRead(7))
     assert json.loads(record.model_dump_json())["offsets"] == {"ticks": 7}
     assert SourceRecord.model_validate_json(record.model_dump_json()) == record
-    assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), at(7))
+    assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), commit_at_tick(7))
 
 
 def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
-    (move,) = reset_offsets.plan_moves(at(7), ["ticks=latest"], pipeline)
+    (move,) = reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], pipeline)
     assert move.after == TicksRead(10)
     assert [c.skips_rows for c in move.after.changes(move.before)] == [True]
     with pytest.raises(StartError, match='source "ticks": no tick'):
-        reset_offsets.plan_moves(at(7), ["ticks=latest"], None)
+        reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], None)
 
 
 def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
-    own, nothing = source(page(tmp_path)), None
+    ticks, nothing = source(page(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
-    streams: Any = SimpleNamespace(sources=[own])
-    found = planning.planners_of(streams, state, {})
-    assert found is not None
-    parts: list[Any] = [p["ticks"] for _ in range(2) if (p := found.next())]
+    streams: Any = SimpleNamespace(sources=[ticks])
+    planner = planning.planners_of(streams, state, {})
+    assert planner is not None
+    parts: list[Any] = [p["ticks"] for _ in range(2) if (p := planner.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
-    assert (found.next(), found.unplanned_files) == ({}, 0)
-    streams = SimpleNamespace(sources=[own, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
+    assert (planner.next(), planner.unplanned_files) == ({}, 0)
+    streams = SimpleNamespace(sources=[ticks, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
     with pytest.raises(
         StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'
     ):
         planning.planners_of(streams, state, {})
-    planning.check_connect("p", [own])
+    planning.check_connect("p", [ticks])
     assert backfill_plan.backfill_pipeline(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith(
         "law-backfill"
     )
     session: Any = SimpleNamespace(range=lambda first, end: SimpleNamespace(selectExpr=lambda *_: (first, end)))
-    part = PlannedRangeReader(session, nothing, own, SourceRecord()).next(SourceRecord(), 0)  # type: ignore[arg-type]
+    part = PlannedRangeReader(session, nothing, ticks, SourceRecord()).next(SourceRecord(), 0)  # type: ignore[arg-type]
     assert part is not None
     assert (part.frame, part.offsets) == ((0, 4), TicksRead(4))
 

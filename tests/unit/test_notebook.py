@@ -23,22 +23,22 @@ from slackwater.testing.script import RowsInput
 from slackwater.ui import notebook
 
 
-def shown(what: Any) -> ElementTree.Element:
+def shown(displayed: Any) -> ElementTree.Element:
     """Its HTML, parsed: one element, balanced, without scripts and without addresses of others."""
-    found = ElementTree.fromstring(what._repr_html_())
-    assert found.attrib["class"] == "slackwater"
-    names = {e.tag for e in found.iter()}
+    element = ElementTree.fromstring(displayed._repr_html_())
+    assert element.attrib["class"] == "slackwater"
+    names = {e.tag for e in element.iter()}
     assert not names & {"script", "link", "img", "iframe"}
-    assert not any("href" in e.attrib or "src" in e.attrib for e in found.iter())
-    return found
+    assert not any("href" in e.attrib or "src" in e.attrib for e in element.iter())
+    return element
 
 
-def words(of: ElementTree.Element) -> str:
-    return " ".join(t for e in of.iter() if e.tag != "style" for t in (e.text, e.tail) if t)
+def words(element: ElementTree.Element) -> str:
+    return " ".join(t for e in element.iter() if e.tag != "style" for t in (e.text, e.tail) if t)
 
 
-def rects(of: ElementTree.Element, cls: str) -> list[ElementTree.Element]:
-    return [e for e in of.iter("rect") if e.attrib.get("class") == cls]
+def rects(element: ElementTree.Element, cls: str) -> list[ElementTree.Element]:
+    return [e for e in element.iter("rect") if e.attrib.get("class") == cls]
 
 
 def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
@@ -54,15 +54,15 @@ def test_why_shows_the_lanes_and_who_holds_them(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(3))
     answer = sw.why(file)
-    found = shown(answer)
-    assert len([e for e in found.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
-    said = words(found)
+    element = shown(answer)
+    assert len([e for e in element.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
+    said = words(element)
     assert answer.holder is not None
     assert f"held by {answer.holder.source}" in said
-    of_key = sw.why(toml.load(file), {"user": "u1"})
-    assert of_key.key is not None
-    assert "user=u1" in words(shown(of_key))
-    assert sw.why(file, "user=u1").key == of_key.key
+    key_answer = sw.why(toml.load(file), {"user": "u1"})
+    assert key_answer.key is not None
+    assert "user=u1" in words(shown(key_answer))
+    assert sw.why(file, "user=u1").key == key_answer.key
 
 
 @pytest.mark.parametrize("shape", ["session", "tumbling"])
@@ -71,12 +71,12 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     ran(file, drawn(5))
     with sw.open_state(file) as view:
         frame = view.scan(limit=notebook.MOST)
-        found = shown(view)
+        element = shown(view)
     assert frame.height > 3
-    bars = [e for e in found.iter("rect") if e.attrib.get("class", "").startswith("session ")]
+    bars = [e for e in element.iter("rect") if e.attrib.get("class", "").startswith("session ")]
     assert len(bars) == frame.height
-    assert bool(rects(found, "tail open")) == (shape == "session")
-    body = found.find(".//tbody")
+    assert bool(rects(element, "tail open")) == (shape == "session")
+    body = element.find(".//tbody")
     assert body is not None
     assert len(body) == frame.height
     with sw.open_state(file) as view:  # an earlier commit, too
@@ -165,10 +165,10 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
 
     with caplog.at_level(logging.ERROR, "slackwater"):
         one = handle(run, tmp_path)
-        for asked in (one.wait, one.stop, lambda: one.status, one.wait):
-            with pytest.raises(StartError, match="cannot be reached") as found:
-                asked()
-            assert len(found.traceback) < 6, "of the caller and the handle alone, however often it is raised"
+        for access in (one.wait, one.stop, lambda: one.status, one.wait):
+            with pytest.raises(StartError, match="cannot be reached") as raised:
+                access()
+            assert len(raised.traceback) < 6, "of the caller and the handle alone, however often it is raised"
     assert [r.getMessage() for r in caplog.records] == [
         "law: the run in the background ended: law: Kafka at b:1 cannot be reached (no); check it"
     ]
@@ -183,9 +183,9 @@ def test_a_bug_keeps_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     def run(stop: threading.Event, latest: Observer) -> Status | None:
         raise KeyError("a bug")
 
-    with pytest.raises(KeyError) as found:
+    with pytest.raises(KeyError) as raised:
         handle(run, tmp_path).wait()
-    assert any("test_notebook" in str(e.path) for e in found.traceback[1:])
+    assert any("test_notebook" in str(e.path) for e in raised.traceback[1:])
     assert caplog.records[0].exc_info
 
 

@@ -22,7 +22,7 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
 
 
 @pytest.mark.parametrize(
-    ("stored", "known"),
+    ("stored", "offsets"),
     [
         (None, None),
         (FILES, FileOffsets(tuple(FILES["segments"]), 3)),  # type: ignore[arg-type]
@@ -35,12 +35,12 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
         ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic of this name
     ],
 )
-def test_what_is_stored_is_read_and_stored_again_as_it_was(stored: Any, known: Any) -> None:
+def test_what_is_stored_is_read_and_stored_again_as_it_was(stored: Any, offsets: Any) -> None:
     record = SourceRecord.model_validate({"offsets": stored})
-    assert record.offsets == known
+    assert record.offsets == offsets
     assert json.loads(record.model_dump_json())["offsets"] == stored
     assert record.model_dump()["offsets"] == stored
-    assert SourceRecord(offsets=known) == record, "a record is made of either"
+    assert SourceRecord(offsets=offsets) == record, "a record is made of either"
 
 
 @pytest.mark.parametrize(
@@ -68,28 +68,28 @@ def test_what_no_commit_holds_is_refused(stored: Any, message: str) -> None:
 
 
 def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
-    known = KafkaOffsets({"clicks": {"0": 0, "1": 7}})
+    offsets = KafkaOffsets({"clicks": {"0": 0, "1": 7}})
     assert (
-        known.next_offset("clicks", 0),
-        known.next_offset("clicks", "1"),
-        known.next_offset("clicks", 2),
-        known.next_offset("x", 0),
+        offsets.next_offset("clicks", 0),
+        offsets.next_offset("clicks", "1"),
+        offsets.next_offset("clicks", 2),
+        offsets.next_offset("x", 0),
     ) == (
         0,
         7,
         None,
         None,
     )
-    assert list(known.entries()) == [("clicks", "0", 0), ("clicks", "1", 7)]
-    assert known.lists == ()
-    assert known.with_list_names(str.upper) == known
+    assert list(offsets.entries()) == [("clicks", "0", 0), ("clicks", "1", 7)]
+    assert offsets.lists == ()
+    assert offsets.with_list_names(str.upper) == offsets
     assert FileOffsets(("a", "b"), 2).with_list_names(str.upper) == FileOffsets(("A", "B"), 2)
-    assert known.positions() == {"clicks-0": "0", "clicks-1": "7"}
+    assert offsets.positions() == {"clicks-0": "0", "clicks-1": "7"}
     assert FileOffsets(("a",), 2).positions() == {"files": "2"}
 
 
 @pytest.mark.parametrize(
-    ("at", "told"),
+    ("offsets", "text"),
     [
         (FileOffsets(("a",), 1), "after 1 file"),
         (KafkaOffsets({"t": {"0": 4, "1": 5}}), "from offsets t-0:4 t-1:5"),
@@ -100,8 +100,8 @@ def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
         (TableOffsets(files=0, content=True), "from nothing"),
     ],
 )
-def test_people_are_told_where_reading_goes_on(at: Offsets, told: str) -> None:
-    assert at.describe().endswith(told)
+def test_people_are_told_where_reading_goes_on(offsets: Offsets, text: str) -> None:
+    assert offsets.describe().endswith(text)
 
 
 TABLE = TableOffsets("id", 12)

@@ -77,19 +77,19 @@ def said() -> list[str]:
 
 
 def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
-    made = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
-    made.begun(pipeline or stored())
-    made.described(COLUMNS)
-    return made
+    observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
+    observer.begun(pipeline or stored())
+    observer.described(COLUMNS)
+    return observer
 
 
 def stored() -> Pipeline:
-    made = pipeline_for(WINDOW, ["a"])
+    pipeline = pipeline_for(WINDOW, ["a"])
     connections = loads(GOOD, "p.toml", {}).connections
     source = Source(
         name="a", connection="lake", query="/data/in/*.jsonl", format="json", schema="k STRING, ts TIMESTAMP"
     )
-    return made.model_copy(
+    return pipeline.model_copy(
         update={
             "connections": connections,
             "sources": (source,),
@@ -104,38 +104,38 @@ def statuses() -> list[Status]:
     return run_local(WINDOW, script, schema={"k": "string"}, sources=("a",)).statuses
 
 
-def rows(found: list[Event], side: str, which: int = 0) -> int:
+def rows(sent: list[Event], side: str, which: int = 0) -> int:
     kind = side.removesuffix("s")
-    parts = [e[side][which][f"{kind}Facets"].get(f"{kind}Statistics", {}) for e in found if e[side]]
+    parts = [e[side][which][f"{kind}Facets"].get(f"{kind}Statistics", {}) for e in sent if e[side]]
     return sum(p.get("rowCount", 0) for p in parts)
 
 
 def test_a_run_is_told_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
-    made, told = lineage(said), statuses()
-    for status in told:
-        made.status(status)
-    made.ended(None)
-    found = events()
-    states = [e["eventType"] for e in found]
+    observer, run_statuses = lineage(said), statuses()
+    for status in run_statuses:
+        observer.status(status)
+    observer.ended(None)
+    sent = events()
+    states = [e["eventType"] for e in sent]
     assert (states[0], states[-1]) == ("START", "COMPLETE")
     assert set(states[1:-1]) == {"RUNNING"}
-    assert len({e["run"]["runId"] for e in found}) == 1
-    assert {(e["job"]["namespace"], e["job"]["name"]) for e in found} == {("slackwater", told[0].pipeline)}
-    assert found[-1]["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
-    assert [e["eventTime"] for e in found] == sorted(e["eventTime"] for e in found)
-    assert rows(found, "inputs") == 9 == told[-1].counters.rows_in
-    assert rows(found, "outputs") == told[-1].counters.rows_emitted > 0
-    assert [(d["namespace"], d["name"]) for d in found[-1]["inputs"]] == [("file", "/data/in")]
-    assert [(d["namespace"], d["name"]) for d in found[-1]["outputs"]] == [
+    assert len({e["run"]["runId"] for e in sent}) == 1
+    assert {(e["job"]["namespace"], e["job"]["name"]) for e in sent} == {("slackwater", run_statuses[0].pipeline)}
+    assert sent[-1]["job"]["facets"]["jobType"]["processingType"] == "STREAMING"
+    assert [e["eventTime"] for e in sent] == sorted(e["eventTime"] for e in sent)
+    assert rows(sent, "inputs") == 9 == run_statuses[-1].counters.rows_in
+    assert rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted > 0
+    assert [(d["namespace"], d["name"]) for d in sent[-1]["inputs"]] == [("file", "/data/in")]
+    assert [(d["namespace"], d["name"]) for d in sent[-1]["outputs"]] == [
         ("file", "/data/out"),
         ("file", "/data/letters"),
     ]
 
 
 def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list[str]) -> None:
-    made = lineage(said)
-    made.status(statuses()[0])
-    made.ended(None)
+    observer = lineage(said)
+    observer.status(statuses()[0])
+    observer.ended(None)
     last = events()[-1]
     shown = [
         [(f["name"], f["type"]) for f in d["facets"]["schema"]["fields"]] for d in [*last["inputs"], *last["outputs"]]
@@ -148,31 +148,31 @@ def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list
 
 
 def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> None:
-    made, told = lineage(said), statuses()
-    for status in told:
-        made.status(status)
-    made.ended(None)
+    observer, run_statuses = lineage(said), statuses()
+    for status in run_statuses:
+        observer.status(status)
+    observer.ended(None)
     spans = [e["run"]["facets"]["slackwater_commits"] for e in events() if e["eventType"] == "RUNNING"]
     covered = Counter(n for s in spans for n in range(s["firstEpoch"], s["lastEpoch"] + 1))
-    assert covered == Counter(s.epoch for s in told)
-    assert spans[-1]["watermark"] == told[-1].watermark_us
+    assert covered == Counter(s.epoch for s in run_statuses)
+    assert spans[-1]["watermark"] == run_statuses[-1].watermark_us
 
 
 def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
     """The state's counters go on; a run tells of its own rows alone."""
     first = statuses()
-    made = lineage(said)
-    made.status(replace(first[1], phases={}, emitted=0))  # what a start is told of a state that is there
+    observer = lineage(said)
+    observer.status(replace(first[1], phases={}, emitted=0))  # what a start is told of a state that is there
     for status in first[2:]:
-        made.status(status)
-    made.ended(None)
+        observer.status(status)
+    observer.ended(None)
     assert rows(events(), "inputs") == 3
 
 
 def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> None:
     secrets.remember_secret("hunter-22-hunter")
-    made = lineage(said)
-    made.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
+    observer = lineage(said)
+    observer.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
     last = events()[-1]
     assert last["eventType"] == "FAIL"
     error = last["run"]["facets"]["errorMessage"]
@@ -182,10 +182,10 @@ def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> Non
 
 def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> None:
     """The client's classes hold the specification: what was sent fits into them again, and every facet names its schema."""
-    made = lineage(said)
+    observer = lineage(said)
     for status in statuses():
-        made.status(status)
-    made.ended(StartError("no"))
+        observer.status(status)
+    observer.ended(StartError("no"))
     for e in events():
         assert e["schemaURL"] == "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
         assert e["producer"].startswith("urn:slackwater:")
@@ -226,8 +226,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
-    made = lineage(said)
-    made.ended(None)
+    observer = lineage(said)
+    observer.ended(None)
     assert [e["eventType"] for e in receiver.events] == ["START", "COMPLETE"]
     assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
     assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
@@ -238,19 +238,19 @@ def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], mo
 
 def test_what_could_not_be_sent_is_sent_later_and_told_once(receiver: Receiver, said: list[str]) -> None:
     receiver.status = 400
-    made, told = lineage(said), statuses()
-    for status in told[:-1]:
-        made.status(status)
+    observer, run_statuses = lineage(said), statuses()
+    for status in run_statuses[:-1]:
+        observer.status(status)
         receiver.wait(2)
     receiver.status = 200
     receiver.wait(2)
-    made.status(told[-1])
-    made.ended(None)
-    found = receiver.events
-    assert [e["eventType"] for e in found if e["eventType"] != "RUNNING"] == ["START", "COMPLETE"]
-    assert found[0]["eventType"] == "START"
-    assert rows(found, "inputs") == told[-1].counters.rows_in
-    assert rows(found, "outputs") == told[-1].counters.rows_emitted
+    observer.status(run_statuses[-1])
+    observer.ended(None)
+    sent = receiver.events
+    assert [e["eventType"] for e in sent if e["eventType"] != "RUNNING"] == ["START", "COMPLETE"]
+    assert sent[0]["eventType"] == "START"
+    assert rows(sent, "inputs") == run_statuses[-1].counters.rows_in
+    assert rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted
     assert [line.partition(":")[0] for line in said[1:]] == ["warning", "info"]
     assert "400 Client Error" in said[1]
     assert said[2].endswith(" works again")
@@ -263,20 +263,20 @@ def test_a_backend_that_is_away_stops_nothing(
     retry = {"total": 0}
     config = {"transport": {"type": "http", "url": "http://127.0.0.1:9", "retry": retry}}
     Path("away.yml").write_text(json.dumps(config))
-    made = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
-    failed, told = threading.Event(), made._outage.failed
+    observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
+    failed, report_failure = threading.Event(), observer._outage.failed
 
     def noted(error: object) -> None:
-        told(error)
+        report_failure(error)
         failed.set()
 
-    made._outage.failed = noted
+    observer._outage.failed = noted
     monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
-    made.begun(stored())
+    observer.begun(stored())
     for status in statuses():
-        made.status(status)
+        observer.status(status)
     assert failed.wait(60)
-    made.ended(None)
+    observer.ended(None)
     assert said[1:] == [
         "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; reported only once"
     ]
@@ -351,9 +351,9 @@ kind = "in_memory"
 def test_sources_have_the_names_that_others_know_them_by(
     connection: str, query: str, more: str, expected: list[tuple[str, str]]
 ) -> None:
-    made = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
-    assert datasets.source_datasets(made, made.sources[0]) == expected
-    assert datasets.target_dataset(made, made.target) is None  # the console is not a place
+    pipeline = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
+    assert datasets.source_datasets(pipeline, pipeline.sources[0]) == expected
+    assert datasets.target_dataset(pipeline, pipeline.target) is None  # the console is not a place
 
 
 @pytest.mark.parametrize(
@@ -381,5 +381,5 @@ def test_sources_have_the_names_that_others_know_them_by(
 def test_targets_too(connection: str, target: str, expected: tuple[str, str]) -> None:
     text = PLACES.format(connection='kind = "files"', query="/in", more='format = "json"')
     text = text.replace('[connections.screen]\nkind = "console"', f"[connections.screen]\n{connection}")
-    made = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})
-    assert datasets.target_dataset(made, made.target) == expected
+    pipeline = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})
+    assert datasets.target_dataset(pipeline, pipeline.target) == expected

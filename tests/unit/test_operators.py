@@ -50,8 +50,8 @@ def window(kind: str, **more: Any) -> Any:
         shape = {"gap_ms": 5, "max_session_duration_ms": 100}
     if kind == "hopping":
         shape |= {"hop_ms": 5}
-    given = {"group_by": ["u"], "aggregations": COUNT, "max_groups_per_window": 3, **shape, **more}
-    return compile_window(pipeline_for(sw.Window(kind=kind, **given), ["a"]), FIELDS)
+    settings = {"group_by": ["u"], "aggregations": COUNT, "max_groups_per_window": 3, **shape, **more}
+    return compile_window(pipeline_for(sw.Window(kind=kind, **settings), ["a"]), FIELDS)
 
 
 def join() -> IntervalJoinOperator:
@@ -174,22 +174,22 @@ def meta(name: str, dead: int) -> SegmentMeta:
 @pytest.mark.parametrize("kind", EVERY)
 def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -> None:
     metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
-    left = EVERY[kind][0]().live_segments(metas, 5)
-    kept = [m.file for m in left]
+    live = EVERY[kind][0]().live_segments(metas, 5)
+    files = [m.file for m in live]
     expected = {"join": ["segments/b", ""], "rows": []}
-    assert kept == expected.get(kind, ["segments/b", "segments/c", ""])
+    assert files == expected.get(kind, ["segments/b", "segments/c", ""])
 
 
 def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
-    operator, asked = window("hopping"), list[object]()
+    operator, counted = window("hopping"), list[object]()
     figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
 
     def recount(question: Any) -> dict[int, int]:
-        asked.append(pickle.loads(pickle.dumps(question)))
+        counted.append(pickle.loads(pickle.dumps(question)))
         return {0: 3}
 
     operator.check_bounds(figures, -(1 << 62), recount)
-    assert len(asked) == 1
+    assert len(counted) == 1
     with pytest.raises(CapExceededError, match=r"holds 4 groups, max_groups_per_window is 3"):
         operator.check_bounds(figures, -(1 << 62), lambda question: {0: 4})
     with pytest.raises(CapExceededError, match=r"4 keys have open sessions, max_groups_per_window is 3"):
@@ -197,7 +197,7 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
     window("session", on_state_cap="drop_new_groups").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
     assert window("session", on_state_cap="drop_new_groups").group_limit == 3
     assert (window("session").group_limit, join().group_limit) == (None, None)
-    assert len(asked) == 1, "sessions are counted by the commit"
+    assert len(counted) == 1, "sessions are counted by the commit"
 
 
 # -- in the rooms ------------------------------------------------------------------------------------------------------
@@ -205,16 +205,16 @@ def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
 
 def questions() -> Iterator[tuple[str, Any]]:
     """Every question of a room that is answered by the class of an operator or logic, or of a connection."""
-    for found in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
-        module = importlib.import_module(found.name)
+    for module_info in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
+        module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():
-            if getattr(value, "__module__", None) != found.name:
+            if getattr(value, "__module__", None) != module_info.name:
                 continue
-            if hasattr(value, "registry") and f"{found.name}.{name}" not in PRINTED:
-                yield f"{found.name}.{name}", value
+            if hasattr(value, "registry") and f"{module_info.name}.{name}" not in PRINTED:
+                yield f"{module_info.name}.{name}", value
             for inner, method in vars(value).items() if isinstance(value, type) else ():
                 if isinstance(method, singledispatchmethod):
-                    yield f"{found.name}.{name}.{inner}", method.dispatcher
+                    yield f"{module_info.name}.{name}.{inner}", method.dispatcher
 
 
 PRINTED = (
@@ -236,24 +236,24 @@ class Strange:
 def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
     """Where joins have no answer, the question is about windows alone, and no join gets there; likewise where a stage without
     state has none: it is about rows that were kept."""
-    known: dict[str, set[str]] = {}
+    answers: dict[str, set[str]] = {}
     for name, question in questions():
         if is_about_systems(question):
             continue
         bare = question.dispatch(object)
         every = [cls for one in OPERATOR_TYPES for cls in one.operators if not issubclass(cls, KeyedOperator)]
         answered = {cls.__name__ for cls in every if question.dispatch(cls) is not bare}
-        known[name] = answered
+        answers[name] = answered
         windows, stateful = (
             {"PaneOperator", "SessionOperator"},
             {"PaneOperator", "SessionOperator", "IntervalJoinOperator"},
         )
         assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoinOperator"}), name
         assert question.dispatch(Strange) is bare, name
-    assert len(known) > 30
+    assert len(answers) > 30
     for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
         if room != "runner":
-            assert any(name.startswith(f"slackwater.{room}.") for name in known), room
+            assert any(name.startswith(f"slackwater.{room}.") for name in answers), room
 
 
 def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is_new() -> None:
@@ -297,13 +297,13 @@ def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
 def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     none = StageCounts((2, 3), (0, 0))
-    for found in (operator, rows()):
-        task = ShardTask(found, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
-        assert not found.may_be_due((), 0, 1 << 60, True)
-        assert not found.is_due(task)
-        assert found.emit(task) == EmitReport(shard=0, segments=())
-        assert found.late_before(1 << 60) < -(1 << 60)
-        assert found.counts_after_emit(none, [], 5) == none
+    for immediate in (operator, rows()):
+        task = ShardTask(immediate, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
+        assert not immediate.may_be_due((), 0, 1 << 60, True)
+        assert not immediate.is_due(task)
+        assert immediate.emit(task) == EmitReport(shard=0, segments=())
+        assert immediate.late_before(1 << 60) < -(1 << 60)
+        assert immediate.counts_after_emit(none, [], 5) == none
     assert (operator.state_text(none), operator.open_counts(none)) == ("5 keys kept", (0, 5))
     assert (rows().state_text(none), rows().open_counts(none)) == ("no state", (0, 0))
 
@@ -311,18 +311,22 @@ def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
 @pytest.mark.parametrize("kind", EVERY)
 def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> None:
     operator = EVERY[kind][0]()
-    found = find_type_by_kind(operator.fingerprint["kind"])
-    assert found is not None
-    assert type(operator) in found.operators
-    if found.from_state is None or isinstance(
+    operator_type = find_type_by_kind(operator.fingerprint["kind"])
+    assert operator_type is not None
+    assert type(operator) in operator_type.operators
+    if operator_type.from_state is None or isinstance(
         operator, KeyedOperator
     ):  # these are told by their steps, too: see test_keyed_state
         return
-    told = {"fingerprint": operator.fingerprint, "emission": operator.emission, "described": operator.description({})}
+    description = {
+        "fingerprint": operator.fingerprint,
+        "emission": operator.emission,
+        "described": operator.description({}),
+    }
     state = StageState.model_validate_json(
-        StageState(name="s", segments=(), groups=(), windows=(), **told).model_dump_json()
+        StageState(name="s", segments=(), groups=(), windows=(), **description).model_dump_json()
     )
-    again = found.from_state("p", state)
+    again = operator_type.from_state("p", state)
     assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
 
 
@@ -334,12 +338,12 @@ def test_a_list_here_has_every_operator() -> None:
 
 
 def test_every_room_answers_for_every_system_that_it_may_meet() -> None:
-    asked = {name: question for name, question in questions() if is_about_systems(question)}
+    by_name = {name: question for name, question in questions() if is_about_systems(question)}
     sources, targets = ({c for c in CONNECTIONS.values() if can(c)} for can in (lambda c: c.READS, lambda c: c.WRITES))
-    for name, question in asked.items():
+    for name, question in by_name.items():
         bare = question.dispatch(object)
         assert {c for c in CONNECTIONS.values() if question.dispatch(c) is not bare} in (sources, targets), name
-    assert len(asked) >= 4
+    assert len(by_name) >= 4
 
 
 def test_what_a_room_does_not_know_is_an_error() -> None:

@@ -41,15 +41,15 @@ class Receiver(Posted):
             self.requests.append(request)
 
     def latest(self) -> Series:
-        found: Series = {}
+        series: Series = {}
         for scope in self.requests[-1].resource_metrics[0].scope_metrics:
             for metric in scope.metrics:
                 kind = metric.WhichOneof("data")
                 for point in getattr(metric, kind).data_points:
                     labels = frozenset((a.key, a.value.string_value) for a in point.attributes)
                     value = point if kind == "histogram" else point.as_double or float(point.as_int)
-                    found[metric.name, labels] = value
-        return found
+                    series[metric.name, labels] = value
+        return series
 
     @property
     def resource(self) -> dict[str, str]:
@@ -77,33 +77,33 @@ def said() -> list[str]:
 
 
 def started(said: list[str]) -> Any:
-    made = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
-    made.begun(loads(GOOD, "p.toml", {}))
-    return made
+    observer = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
+    observer.begun(loads(GOOD, "p.toml", {}))
+    return observer
 
 
 def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]) -> None:
     metrics = Metrics()
     metrics.begun(loads(GOOD, "p.toml", {}))
-    made = started(said)
+    observer = started(said)
     for status in (
         STATUS,
         replace(JOIN, emit_lag_seconds=1.25),
         replace(STATUS, counters=replace(COUNTERS, rows_in=1100)),
     ):
         metrics.status(status)
-        made.status(status)
-    made.ended(None)
-    found = receiver.latest()
+        observer.status(status)
+    observer.ended(None)
+    exported = receiver.latest()
     expected = {
-        (name.removesuffix("_total") if (name.removesuffix("_total"), labels) in found else name, labels): value
-        for name, labels, value in ((n, frozenset(given.items()), v) for n, given, v in exposed(metrics))
+        (name.removesuffix("_total") if (name.removesuffix("_total"), labels) in exported else name, labels): value
+        for name, labels, value in ((n, frozenset(pairs.items()), v) for n, pairs, v in exposed(metrics))
         if "_epoch_seconds_" not in name and "_started_" not in name
     }
-    plain = {k: v for k, v in found.items() if "epoch_seconds" not in k[0] and "_started_" not in k[0]}
+    plain = {k: v for k, v in exported.items() if "epoch_seconds" not in k[0] and "_started_" not in k[0]}
     assert plain == expected
     assert plain["slackwater_streaming_rows_in", frozenset({("pipeline", "clicks")})] == 1100
-    histogram = found["slackwater_streaming_epoch_seconds", frozenset({("pipeline", "clicks"), ("phase", "total")})]
+    histogram = exported["slackwater_streaming_epoch_seconds", frozenset({("pipeline", "clicks"), ("phase", "total")})]
     assert (histogram.count, histogram.sum, tuple(histogram.explicit_bounds)) == (2, 1.0, BUCKETS)
     assert histogram.bucket_counts[BUCKETS.index(0.5)] == 2
     assert receiver.resource["service.name"] == "slackwater"
@@ -111,9 +111,9 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]
 
 
 def test_counters_are_counters_and_gauges_gauges(receiver: Receiver, said: list[str]) -> None:
-    made = started(said)
-    made.status(STATUS)
-    made.ended(None)
+    observer = started(said)
+    observer.status(STATUS)
+    observer.ended(None)
     kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
     rows = kinds["slackwater_streaming_rows_in"]
     assert rows.sum.is_monotonic
@@ -126,32 +126,32 @@ def test_what_waits_is_exported_before_there_is_a_status(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    made = started(said)
-    made.waiting(PendingPublish(3, 0))
+    observer = started(said)
+    observer.waiting(PendingPublish(3, 0))
     receiver.wait(2)
     name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
     waits = receiver.latest()[name]
     assert waits == pytest.approx(time.time(), abs=3600)
-    made.waiting(None)
-    made.ended(None)
+    observer.waiting(None)
+    observer.ended(None)
     assert receiver.latest()[name] == 0
 
 
 def test_the_sdks_variables_say_where_and_as_what(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at = f"http://127.0.0.1:{receiver.server_port}/elsewhere"
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", at)
+    endpoint = f"http://127.0.0.1:{receiver.server_port}/elsewhere"
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=open%20sesame-42")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging")
-    made = started(said)
-    made.ended(None)
+    observer = started(said)
+    observer.ended(None)
     assert receiver.headers[-1]["path"] == "/elsewhere"
     assert receiver.headers[-1]["x-token"] == "open sesame-42"
     assert receiver.resource["service.name"] == "shop"
     assert receiver.resource["deployment.environment"] == "staging"
-    assert said == [f"info: OpenTelemetry metrics to {at} every 60 s"]
+    assert said == [f"info: OpenTelemetry metrics to {endpoint} every 60 s"]
     assert "sesame" not in secrets.mask_secrets("a line with open sesame-42 and open%20sesame-42")
 
 
@@ -161,18 +161,18 @@ def test_a_collector_that_is_away_stops_nothing(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     caplog.set_level(logging.DEBUG, "opentelemetry")
-    made = started(said)
-    failed, told = threading.Event(), made._exporter.outage.failed
+    observer = started(said)
+    failed, report_failure = threading.Event(), observer._exporter.outage.failed
 
     def noted(error: object) -> None:
-        told(error)
+        report_failure(error)
         failed.set()
 
-    made._exporter.outage.failed = noted
-    made.status(STATUS)
+    observer._exporter.outage.failed = noted
+    observer.status(STATUS)
     assert failed.wait(60)
-    made.status(STATUS)
-    made.ended(None)
+    observer.status(STATUS)
+    observer.ended(None)
     assert said[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
         "the pipeline runs on without; reported only once"
@@ -187,10 +187,10 @@ def test_the_end_does_not_wait_for_a_collector_that_hangs(said: list[str], monke
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
-        made = started(said)
-        made.status(STATUS)
-        made.ended(None)
-        assert made._thread.daemon  # if it is still at it, it ends with the process
+        observer = started(said)
+        observer.status(STATUS)
+        observer.ended(None)
+        assert observer._thread.daemon  # if it is still at it, it ends with the process
 
 
 def test_a_collector_that_fails_is_told_of_once_and_when_it_is_back(
@@ -198,23 +198,23 @@ def test_a_collector_that_fails_is_told_of_once_and_when_it_is_back(
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     receiver.status = 400
-    made = started(said)
+    observer = started(said)
     receiver.wait(5)  # each of them failed
     receiver.status = 200
     receiver.wait(2)
-    made.ended(None)
-    at = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
+    observer.ended(None)
+    action = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
     assert said[1:] == [
-        f"warning: {at} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",
-        f"info: {at} works again",
+        f"warning: {action} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",
+        f"info: {action} works again",
     ]
 
 
-@pytest.mark.parametrize("given", ["soon", "0", "-5", "inf", "nan"])
-def test_a_wrong_interval_is_one_line(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", given)
+@pytest.mark.parametrize("interval", ["soon", "0", "-5", "inf", "nan"])
+def test_a_wrong_interval_is_one_line(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
     with pytest.raises(
-        StartError, match=rf'^OTEL_METRIC_EXPORT_INTERVAL: found "{given}", expected milliseconds above 0'
+        StartError, match=rf'^OTEL_METRIC_EXPORT_INTERVAL: found "{interval}", expected milliseconds above 0'
     ):
         observe.open_telemetry()
 

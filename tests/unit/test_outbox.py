@@ -34,14 +34,14 @@ TUMBLING = Window(kind="tumbling", duration_ms=10, group_by=["user"], max_groups
 LOGIC = compile_window(pipeline_for(SESSION, ["a"]), {"user": Field("user", "string")})
 
 
-def at(seconds: int) -> dt.datetime:
+def at_second(seconds: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
 def staged(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = LOGIC) -> pl.DataFrame:
     """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
     return pl.DataFrame(
-        [(user, at(s), None if n is None else at(s + 10), s, n, reason) for user, s, n, reason in rows],
+        [(user, at_second(s), None if n is None else at_second(s + 10), s, n, reason) for user, s, n, reason in rows],
         schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},
         orient="row",
     )
@@ -55,10 +55,10 @@ SHARDS = [
 
 def test_rows_and_what_is_gone_each_in_order() -> None:
     rows, gone = outbox.split_output(LOGIC, SHARDS, upserts=True)
-    assert rows.rows() == [("a", at(100), at(110), 100, 1), ("b", at(100), at(110), 100, 8)]
+    assert rows.rows() == [("a", at_second(100), at_second(110), 100, 1), ("b", at_second(100), at_second(110), 100, 8)]
     assert rows.columns == [f.name for f in LOGIC.output]
     assert gone.columns == ["user", "window_start", "session_id"]
-    assert gone.rows() == [("a", at(40), 40), (None, at(300), 300), ("b", at(300), 300)]
+    assert gone.rows() == [("a", at_second(40), 40), (None, at_second(300), 300), ("b", at_second(300), 300)]
 
 
 def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
@@ -72,10 +72,10 @@ def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
 def test_of_a_tumbling_window_the_identity_has_no_session() -> None:
     logic = compile_window(pipeline_for(TUMBLING, ["a"]), {"user": Field("user", "string")})
     output = pl.DataFrame(
-        {"window_start": [at(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
+        {"window_start": [at_second(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
     )
     rows, gone = outbox.split_output(logic, [output], upserts=True)
-    assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at(0))])
+    assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at_second(0))])
 
 
 class Recording:
@@ -101,11 +101,11 @@ def committed(home: Path, **destination: Any) -> None:
     store.open()
     store.prepare(LOGIC)
     output = store.shard(0, 1, 0, ()).write_output(SHARDS[0])
-    told = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
+    fields = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
     first = first_commit(["transform"], [LOGIC], 1, START_US, "s").model_dump(mode="json")
     former = {k: v for k, v in first.items() if k not in ("targets", "letters_to", "reached")}
     staged = {k: v for k, v in output.model_dump(mode="json").items() if k != "stage"}
-    update = {"epoch": 0, "output": [staged], "emitted": 2, "destination": told}
+    update = {"epoch": 0, "output": [staged], "emitted": 2, "destination": fields}
     store.commit(Commit.model_validate({**former, **update}))
     store.close()
 
@@ -151,9 +151,9 @@ def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
         rows, gone = outbox.split_output(LOGIC, [staged((None, 300, 4, "close"))], upserts=True)
         _, gone = outbox.split_output(LOGIC, [staged((None, 300, None, "supersede"))], upserts=True)
         written = KafkaRows(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
-        (key, value, _), (gone_key, nothing, own) = *written.messages(rows), *written.tombstones(gone)
+        (key, value, _), (gone_key, nothing, headers) = *written.messages(rows), *written.tombstones(gone)
         assert key == gone_key
-        assert value is not None and nothing is None and own == []
+        assert value is not None and nothing is None and headers == []
 
 
 def test_who_upserts() -> None:

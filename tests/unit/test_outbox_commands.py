@@ -116,9 +116,9 @@ def test_show_and_set_aside(
     assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 0) == 0
     assert "the next start goes on after it" in capsys.readouterr().out
-    kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
-    assert set(kept["reason"]) == {"not published"}
-    assert sorted(json.loads(v)["k"] for v in kept["value"]) == ["a", "b"]
+    letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
+    assert set(letters["reason"]) == {"not published"}
+    assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
     assert ask(monkeypatch, "show", stuck) == 0
     assert "nothing waits" in capsys.readouterr().out
     assert ask(monkeypatch, "skip", stuck, 0) != 0
@@ -157,8 +157,8 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
 
     pipeline = toml.load(stuck)
     with skip_publish.locked_pending(pipeline, 0) as (store, commit):
-        found = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
-        skip_publish._write_letters(pipeline, commit, found, None)
+        pending = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
+        skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 0) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
