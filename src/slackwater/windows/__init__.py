@@ -1,1 +1,1 @@
-"""Windows as pure functions over frames. This package uses no Spark, no files and no clock."""
+"""Window computations as pure functions over data frames. This package uses neither Spark, nor files, nor a clock."""

@@ -1,10 +1,10 @@
-"""HyperLogLog as a set of coupons, so that sketches are merged by the same vectorised operations as everything else.
+"""HyperLogLog as a set of coupons, so that merging sketches uses the same vectorised operations as other aggregations.
 
 A coupon is `slot * 64 + rank`: the slot is the low `precision` bits of a value's 64-bit hash, the rank is one plus the
 number of trailing zeros of the remaining bits. A sketch is the sorted list of the largest coupon of each slot; the
 union of two sketches is the union of the lists. The estimate is Ertl's improved raw estimator ("New cardinality
-estimation algorithms for HyperLogLog sketches", 2017, algorithm 6): no tables, unbiased over the whole range, a
-function of the registers alone, so it depends neither on order nor on batching. Standard error 1.04 / sqrt(2^precision).
+estimation algorithms for HyperLogLog sketches", 2017, algorithm 6): it needs no tables, is unbiased over the whole
+range, and depends only on the registers, not on order or batching. The standard error is 1.04 / sqrt(2^precision).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ RANK_BITS = 6
 
 
 def coupon_sql(hash_sql: str, precision: int) -> str:
-    """Return Spark SQL for the coupon (INT) of a BIGINT hash; NULL for NULL."""
+    """Return Spark SQL that maps a BIGINT hash to its coupon (INT); NULL for NULL."""
     rest = f"shiftrightunsigned({hash_sql}, {precision})"
     rank = f"least(bit_count(({rest} & -{rest}) - 1), {64 - precision}) + 1"
     return f"CAST(({hash_sql} & {(1 << precision) - 1}) * {1 << RANK_BITS} + {rank} AS INT)"
 
 
 def hash_coupons(hashes: pl.Series, precision: int) -> pl.Series:
-    """Return the coupon (Int32) of each Int64 hash; NULL for NULL."""
+    """Map each Int64 hash to its coupon (Int32); NULL for NULL."""
     values = hashes.fill_null(0).to_numpy().view(np.uint64)
     rest = values >> np.uint64(precision)
     lowest = rest & (~rest + np.uint64(1))
@@ -43,7 +43,7 @@ def merge_sketches(lists: pl.Expr) -> pl.Expr:
 
 
 def estimate_distinct(sketches: pl.Series, precision: int) -> pl.Series:
-    """Return the estimated number of distinct values (Int64) of each sketch (List(Int32)); 0 for an empty one."""
+    """Estimate the number of distinct values (Int64) in each sketch (List(Int32)); 0 for an empty sketch."""
     groups, registers, ranks = sketches.len(), 1 << precision, 64 - precision + 1
     lengths = sketches.list.len().fill_null(0).to_numpy().astype(np.int64)
     exploded = sketches.explode().drop_nulls().to_numpy().astype(np.int64)

@@ -1,4 +1,4 @@
-"""The compiled session window, and state rows and new rows of the touched keys as arrays."""
+"""The compiled session window, and the rows of touched keys (stored and new) as arrays."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ SESSION_ID = "session_id"
 class SessionLogic(WindowLogic):
     """A compiled session window.
 
-    `rows_from_us` and `revised` hold what is left of a former config, see `windows.state_conversion`. Rows before
-    `rows_from_us` are always late. `revised` is true if a former config could emit a session more than once; then the
-    state rows keep their revision columns.
+    `rows_from_us` and `revised` carry over from an earlier config (see `windows.state_conversion`). Rows before
+    `rows_from_us` are always late. `revised` is true if an earlier config could emit a session more than once; state
+    rows then keep their revision columns.
     """
 
     rows_from_us: int = NEVER
@@ -54,20 +54,21 @@ class SessionLogic(WindowLogic):
 
     @property
     def gap_us(self) -> int:
-        """Return the gap of every row in µs; 0 if each row brings its own."""
+        """Return the fixed gap in µs; 0 if each row has its own gap."""
         return 0 if isinstance(self.window.gap_ms, str) else (self.window.gap_ms or 0) * 1000
 
     @property
     def dynamic(self) -> bool:
-        """Return whether each row brings its own gap.
+        """Return whether each row has its own gap.
 
-        Such a row covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a session.
+        Such a row then covers [ts, ts + gap], and `__end` is the end of that range. Rows whose ranges touch form a
+        session.
         """
         return isinstance(self.window.gap_ms, str)
 
     @property
     def reach_us(self) -> int:
-        """Return the longest time (µs) that a row may reach beyond its own time."""
+        """Return the largest gap (µs) that a row may have."""
         return self.cap_us if self.dynamic else self.gap_us
 
     @property
@@ -116,19 +117,19 @@ class SessionLogic(WindowLogic):
         )
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """Select the sessions that close, the sessions that expire, and the fragments that may be cut."""
+        """Select sessions that close or expire, and fragments that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
         whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
         return DueQuery((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Return the bounds of expired sessions and of floors that no longer make any row late."""
+        """Return the expiry bounds of sessions, and of floors that can no longer make a row late."""
         horizon = self.horizon(watermark)
         return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Drop expired sessions, and floors that no longer make any row late."""
+        """Drop expired sessions, and floors that can no longer make a row late."""
         if state.is_empty():
             return state
         from slackwater.windows.session_kernel import runs  # compiled
@@ -144,7 +145,9 @@ class SessionLogic(WindowLogic):
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
-        """Return the times by which the intervals of an epoch are judged; `watermark` is that of the previous epoch."""
+        """Return the times against which the intervals of an epoch are judged; `watermark` is that of the previous
+        epoch.
+        """
         from slackwater.windows.session_kernel.runs import SessionTimes  # compiled
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
@@ -152,19 +155,19 @@ class SessionLogic(WindowLogic):
 
 @dataclass(frozen=True)
 class IntervalBatch:
-    """State rows and new rows of the touched keys, sorted by (key, start), as arrays."""
+    """The rows of touched keys, stored and new, as arrays sorted by (key, start)."""
 
     frame: pl.DataFrame
-    key: Int64s  # 0, 1, … per distinct key
+    key: Int64s  # keys are numbered from 0
     kind: NDArray[np.int8]
     start: Int64s
     last: Int64s
     due: Int64s
-    end: Int64s  # how far its rows reach: last + gap, or the stored `__end`
+    end: Int64s  # how far its rows extend: last + gap, or the stored `__end`
 
     @classmethod
     def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
-        """Sort a frame of state rows and new rows, and read its columns as arrays."""
+        """Sort a frame of state rows and new rows, and convert its columns to arrays."""
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -177,18 +180,19 @@ class IntervalBatch:
 
     @property
     def emitted(self) -> Bools:
-        """Return per interval whether the target holds it unchanged."""
+        """Return a mask of the intervals that the target holds unchanged."""
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Return per interval whether it is a floor, or a whole session that closes at or before the horizon (see
+        """Return a mask of the floors, and of the whole sessions that close at or before the horizon (see
         `WindowLogic.horizon`).
         """
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Return the floor of each key if it still counts at the horizon, else NO_WATERMARK; for `reach` see
-        `SessionLogic.reach_us`.
+        """Return the floor of each key; NO_WATERMARK if no row can be late because of it any more.
+
+        `horizon` is described in `WindowLogic.horizon`, `reach` in `SessionLogic.reach_us`.
         """
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
@@ -198,13 +202,13 @@ class IntervalBatch:
 
 
 def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
-    """Return per interval whether it is a floor, or a whole session that closes at or before the horizon."""
+    """Return a mask of the floors, and of the whole sessions that close at or before the horizon."""
     gone: Bools = (kind == FLOOR) | (((kind == WHOLE) | (kind == EMITTED)) & (due <= horizon))
     return gone
 
 
 def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Mark the whole sessions that the watermark has closed as emitted; they were emitted without a write to the state."""
+    """Mark whole sessions that the watermark has closed as emitted: emitting them did not write to the state."""
     if not logic.revises:
         return state
     emitted = (pl.col("__kind") == WHOLE) & (pl.col("__due") <= watermark)
@@ -227,10 +231,11 @@ def per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
 
 
 def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """Return for each interval the latest event of the earlier intervals of its key; NO_WATERMARK for the first of a key.
+    """Return, for each interval, the latest event among the earlier intervals of its key; NO_WATERMARK if it is the
+    first.
 
-    Intervals that are longer than a point come from the state and do not overlap. Therefore the latest of them reaches
-    furthest.
+    Only stored intervals are longer than a point, and they do not overlap. So the last stored interval before a row
+    also has the latest event.
     """
     reach = np.full(len(key), NO_WATERMARK)
     if len(key) < 2:
@@ -243,7 +248,7 @@ def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
 
 
 def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
-    """Return the selected rows; keys keep their numbers."""
+    """Select rows by a mask; keys keep their numbers."""
     if mask.all():
         return unit
     index = np.flatnonzero(mask)
@@ -259,9 +264,9 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
 
 
 def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
-    """Number the runs of touching intervals, and return the result of `reach_before`.
+    """Number the runs of touching intervals; also return the result of `reach_before`.
 
-    A run ends where the next interval begins after everything before it has ended. Intervals that touch belong to one
+    A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one
     run.
     """
     reach = reach_before(unit.key, unit.start, unit.last)
@@ -273,7 +278,7 @@ def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]
 
 
 def reach_so_far(key: Int64s, end: Int64s) -> Int64s:
-    """Return for each interval the largest end among it and the earlier intervals of its key."""
+    """Return, for each interval, the largest end among it and all earlier intervals of its key."""
     order = np.argsort(end, kind="stable")
     rank = np.empty(len(end), dtype=np.int64)
     rank[order] = np.arange(len(end))

@@ -1,4 +1,4 @@
-"""Order rows by key, also if the hashes of different keys collide."""
+"""Sort rows by key, even if the hashes of different keys collide."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from slackwater.core.arrays import Int64s
 
 
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
-    """Sort by (`__kh`, key, then…) and number the keys 0, 1, … in that order.
+    """Sort by (`__kh`, key, then…), and number the keys from 0 in that order.
 
-    Hashes of different keys may collide; then the keys themselves are compared. That sort is slower, so it is only done
-    if two neighbours with one hash have different keys.
+    Comparing the keys themselves is slower. It only happens if hashes collide: if two neighbours with equal hashes
+    have different keys.
     """
     frame = frame.sort(["__kh", *then], maintain_order=True)
     hashes = frame["__kh"].to_numpy()
@@ -36,9 +36,10 @@ def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple
 
 
 def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the order of rows by (hash, key, start, last), the hashes in that order, and the first position of each key.
+    """Return the order of rows by (hash, key, start, last), the hashes in that order, and the first position of each
+    key.
 
-    The last element of the third array is the number of rows. As in `sorted_by_key`, keys are only sorted if hashes
+    The last element of the third array is the number of rows. As in `sorted_by_key`, keys are only compared if hashes
     collide.
     """
     from slackwater.windows.session_kernel.sort import sort_intervals
@@ -58,14 +59,14 @@ def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s
 
 
 def distinct_hashes(hashes: Int64s) -> Int64s:
-    """Return each hash once, in ascending order, by a compiled loop that takes a third of the time of NumPy."""
+    """Return the distinct hashes in ascending order. This compiled loop takes a third of the time of NumPy."""
     from slackwater.windows.session_kernel.sort import distinct_hashes
 
     return distinct_hashes(np.require(hashes, requirements="W"))
 
 
 def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """Return a stable order of rows by (hash, group), and the position at which each group begins in it."""
+    """Return a stable order of rows by (hash, group), and the positions in it at which groups begin."""
     order = np.argsort(hashes, kind="stable")
     changed = np.ones(len(order), dtype=bool)
     changed[1:] = hashes[order[1:]] != hashes[order[:-1]]
@@ -78,7 +79,7 @@ def order_by_unit(hashes: Int64s, groups: pl.DataFrame) -> tuple[Int64s, Int64s]
 
 
 def _differs(keys: pl.DataFrame, order: Int64s) -> NDArray[np.bool_]:
-    """Return for each key, in this order, whether it differs from the previous one."""
+    """Return, for each key in this order, whether it differs from the previous key."""
     if not keys.width:
         return np.zeros(len(order), dtype=bool)
     either = pl.any_horizontal(pl.col(k).ne_missing(pl.col(k).shift(1)) for k in keys.columns)

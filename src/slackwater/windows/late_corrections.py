@@ -3,11 +3,11 @@
     target     [0 ──── 5]      [9 ── 12]       sessions that left the state, gap 3
     state                                  [16 ── …
     row                    ● 7                 joins both: upsert [0 ── 12], supersede [9 ── 12]
-    row                             ● 14       joins the second one and the open one: the open one begins at 9 now
+    row                             ● 14       joins the second and the open one, which now begins at 9
 
-Stored sessions are put back into the state like retained ones under `reopen`. The rows are added as usual, and sessions
-that are beyond the window's own horizon leave the state again. A window of panes is either in the state or not, so its
-stored row is merged with the rows.
+Sessions stored in the target are put back into the state, as if `reopen` had retained them. Rows are then added as
+usual, and sessions beyond the window's own horizon leave the state again. Tumbling and hopping windows are simpler:
+each is either in the state or not, so its stored row is merged with the late rows.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ CAPPED = "its session reaches max_session_duration, or was cut there: where the 
 
 @dataclass(frozen=True)
 class LateCorrection:
-    """The changes that replayed rows make.
+    """The changes that replaying late rows makes.
 
-    `refused` has the reason for each row that cannot be applied, and NULL for the others. Nothing of a refused row is
-    applied.
-    `done.state` holds all rows of the units to replace. `done.groups` and `done.windows` are the changes of their
+    `refused` has, for each row, the reason why it cannot be applied, or NULL. A refused row has no effect at all.
+    `done.state` holds all rows of the units to replace. `done.groups` and `done.windows` are the changes in their
     counts.
     """
 
@@ -59,16 +58,17 @@ class LateCorrection:
 
 @singledispatch
 def touched_ranges(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the ranges of stored windows that rows may touch: `__kh`, keys, `__low` and `__high`.
+    """Return the ranges of stored windows that these rows may touch: `__kh`, keys, `__low` and `__high`.
 
-    The limits are window starts in µs, inclusive. Rows are as in `correct_windows`. The ranges of one key are disjoint.
+    Limits are window starts in µs, inclusive. `rows` has the columns that `correct_windows` expects. The ranges of a
+    key are disjoint.
     """
     unregistered(logic, "slackwater.windows.late_corrections.touched_ranges")
 
 
 @singledispatch
 def touched_units(logic: WindowLogic, rows: pl.DataFrame) -> Int64s:
-    """Return the units of the state that rows may touch, sorted and unique."""
+    """Return the state units that these rows may touch, sorted and unique."""
     unregistered(logic, "slackwater.windows.late_corrections.touched_units")
 
 
@@ -106,7 +106,7 @@ def _(logic: PaneLogic, rows: pl.DataFrame) -> Int64s:
 
 
 def _missed_windows(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
-    """Return (row, window start) for every window that a row was late for."""
+    """Return (row, window start) for every window for which a row was late."""
     first = panes.first_window(logic, panes.pane_start(logic, rows["__ts"].to_numpy()))
     count = rows["__missed"].to_numpy()
     index = np.repeat(np.arange(len(first)), count)
@@ -156,7 +156,7 @@ def _(
 
 @touched_ranges.register
 def _(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    # a touched session begins at most a cap before the row, and the session before it, which may be cut, a cap earlier
+    # a touched session begins at most one cap before the row; the session before it, which may be cut, one cap earlier
     before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
     low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
     return rows.group_by(["__kh", *logic.key_names]).agg(low.alias("__low"), high.alias("__high"))
@@ -191,7 +191,7 @@ def _(
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
     settled = pl.Series(in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
-    # sessions that no row touched are only in the target, and stay there
+    # sessions that no row touched exist only in the target, and stay as they are
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
     idle = revived.join(final, on=same, how="semi", nulls_equal=True)
     final = final.join(idle, on=same, how="anti", nulls_equal=True)
@@ -217,14 +217,14 @@ def _(
 
 
 def _drop_gone(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Drop the sessions that have expired as fragments; as in any epoch, their fragments are merged first."""
+    """Drop sessions that have expired as fragments. As in any epoch, their fragments are merged first."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     visited = pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
 def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that the target holds for sessions that are open again, if the state does not record them."""
+    """Return the rows that the target holds for sessions that are open again, unless the state records them."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
         return staying.clear().select(columns)
@@ -233,7 +233,7 @@ def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFram
 
 
 def _retain_forever(logic: SessionLogic) -> SessionLogic:
-    """Return the same window with an allowed lateness that never ends."""
+    """Return the same window with an unlimited allowed lateness."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
     retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOREVER_MS, "emit": emit}
     return replace(logic, window=logic.window.model_copy(update=retaining), gone_us=NEVER, rows_from_us=NEVER)
@@ -245,15 +245,15 @@ def _is_gone(horizon: int) -> pl.Expr:
 
 
 def _may_be_cut(logic: SessionLogic) -> pl.Expr:
-    """Select stored sessions that end at the cap.
+    """Select the target's sessions that end at the cap.
 
-    They may have been cut there, and then their last event is unknown.
+    The cap may have cut them short. The time of their last event is unknown then.
     """
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
 def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
-    """Return the stored sessions that are not in the state, as state rows that the target holds unchanged."""
+    """Return the target's sessions that are not in the state, as state rows marked as held by the target."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
     absent = stored.join(emitted_starts.rename({"__out": "__start"}), on=identity, how="anti", nulls_equal=True)
@@ -269,7 +269,7 @@ def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataF
 def _refusal_reasons(
     retaining: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
-    """Return for each row why it cannot be applied; the reason is found in the run (joined by the gap) that it belongs to."""
+    """Return, for each row, why it cannot be applied. The run (rows joined by the gap) that contains the row decides."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
     hidden += ["__end"] if retaining.dynamic else []
     cut_at = pl.col("__start") + retaining.cap_us - 1  # the latest event that a cut session can have
@@ -308,7 +308,9 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """Return state rows of whole units: the staying ones, and the floors of the expired ones as far as they still count."""
+    """Return the state rows of whole units: the staying rows, and a floor for expired ones where rows can still be
+    late.
+    """
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

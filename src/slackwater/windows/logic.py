@@ -1,7 +1,7 @@
-"""A window that is compiled against the available columns: the private half of `config.window.Window`.
+"""A window compiled against the available columns: the private counterpart of `config.window.Window`.
 
-`WindowLogic` is what all windows share: keys, aggregations, the schema of a state row, lifting, merging and finishing.
-`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` define how intervals combine and when they are due.
+`WindowLogic` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
+`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` define how state rows combine and when they are due.
 The columns of a state row are described in `state_rows`.
 """
 
@@ -26,15 +26,15 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 
 
 def allowed_us(window: Window) -> int:
-    """Return how long (µs) after its close a window may still be corrected."""
+    """Return how long (µs) a window can be corrected after it closes."""
     return 1000 * allowed_ms(window)
 
 
 @dataclass(frozen=True)
 class WindowLogic(KeyedState):
-    """A compiled window. Times are in microseconds. It is pure: no clock, no I/O.
+    """A compiled window: pure functions, without a clock or I/O. All times are in µs.
 
-    `gone_us`: windows that close at or before this time have left the state under a former config and do not come back
+    `gone_us`: windows that close at or before this time left the state under an earlier config and do not come back
     (see `windows.state_conversion`).
     """
 
@@ -46,14 +46,14 @@ class WindowLogic(KeyedState):
 
     @property
     def allowed_us(self) -> int:
-        """Return how long (µs) after its close a window may still be corrected."""
+        """Return how long (µs) a window can be corrected after it closes."""
         return allowed_us(self.window)
 
     @property
     def retain_us(self) -> int:
         """Return how long (µs) a closed window stays in the state.
 
-        With emit = "final" this is 0, since the watermark itself is delayed by the allowed lateness.
+        With emit = "final" this is 0, since the allowed lateness delays the watermark itself.
         """
         return 0 if self.window.emit == "final" else self.allowed_us
 
@@ -68,29 +68,29 @@ class WindowLogic(KeyedState):
 
     @property
     def revisions(self) -> list[str]:
-        """Return the columns of a state row that record what was emitted from it."""
+        """Return the columns of a state row that record its emissions."""
         return ["__rev", "__out"] if self.revises else []
 
     def horizon(self, watermark: int) -> int:
-        """Return the time (µs) at or before which a window must have closed to have left the state."""
+        """Return the horizon (µs): windows that closed at or before it have left the state."""
         return max(watermark - self.retain_us, self.gone_us)
 
     @property
     def memory(self) -> Mapping[str, Any]:
-        """Return what is remembered of former configs; it is stored with the state, see `with_memory`."""
+        """Return what must be remembered of earlier configs. It is stored with the state; `with_memory` restores it."""
         return {"gone_us": self.gone_us}
 
     def with_memory(self, memory: Mapping[str, Any]) -> Self:
-        """Return the window with what a state remembers of former configs; other entries of `memory` are ignored."""
+        """Return the window with what a state remembers of earlier configs; unrelated entries of `memory` are ignored."""
         return replace(self, **{name: memory[name] for name in self.memory})
 
     def after(self, former: Self, watermark: int) -> Self:
-        """Return the window as it continues a state of the `former` one: windows that have left that state stay out of it."""
+        """Return the window adapted to continue a state of `former`: windows that have left that state stay out of it."""
         return replace(self, gone_us=former.horizon(watermark))
 
     @cached_property
     def inputs(self) -> list[AggregationInput]:
-        """Return the input columns of all aggregations, without duplicates."""
+        """Return the distinct input columns of all aggregations."""
         return list({i.field.name: i for a in self.aggs for i in a.inputs}.values())
 
     @cached_property
@@ -104,7 +104,7 @@ class WindowLogic(KeyedState):
 
     @property
     def ends(self) -> dict[str, pl.DataType]:
-        """Return the column of a state row that says how far its rows reach, if that does not follow from its times."""
+        """Return the state column for how far a session's rows extend, if it cannot be derived from the row's times."""
         return {}
 
     # -- output --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class WindowLogic(KeyedState):
 
     @property
     def values(self) -> list[Field]:
-        """Return the output columns that follow the keys, the bounds and the session id."""
+        """Return the output columns after the keys, the bounds and the session id."""
         return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
@@ -131,13 +131,13 @@ class WindowLogic(KeyedState):
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """Return the output columns that a superseded row still has."""
+        """Return the output columns that remain in a superseded row."""
         return self.identity
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def lift_rows(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Replace the inputs of rows (`__kh`, `__ts`, keys, inputs) with their accumulators."""
+        """Replace the input columns of rows (`__kh`, `__ts`, keys, inputs) with accumulators."""
         keep = [c for c in ("__kh", "__ts", "__end", "__src") if c in rows.columns]
         lifted = [e for a in self.aggs for e in a.lift(rows, "__ts")]
         lifted_rows = rows.select(*keep, *self.key_names, *lifted)
@@ -146,7 +146,7 @@ class WindowLogic(KeyedState):
         return lifted_rows.cast(self.accumulators)  # type: ignore[arg-type]
 
     def merge_groups(self, frame: pl.DataFrame, group: Int64s, carried: Sequence[pl.Expr]) -> pl.DataFrame:
-        """Merge rows with equal `group`, which is ascending.
+        """Merge rows with equal `group`. The groups must be in ascending order.
 
         A merged row has the first keys, the `carried` expressions and the merged accumulators. Raises CapExceededError
         if a group exceeds a limit of its aggregation, and ValueRangeError if a result does not fit its type.
@@ -174,14 +174,14 @@ class WindowLogic(KeyedState):
         return merged
 
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
-        """Merge runs of adjacent rows of accumulators (and revisions). A run of one row stays as it is.
+        """Merge runs of adjacent rows of accumulators (and revisions). A run of a single row is returned unchanged.
 
         Args:
-            parts: The rows, with each run in one stretch.
+            parts: The rows; the rows of each run are adjacent.
             heads: The position at which each run begins.
-            carried: One value per run for further columns; at least the keys.
+            carried: Additional columns with one value per run; at least the keys.
 
-        Raises like `merge_groups`.
+        Raises the same errors as `merge_groups`.
         """
         merged = parts[heads]
         if len(heads) < parts.height:
@@ -219,10 +219,12 @@ class WindowLogic(KeyedState):
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
     def output_frame(self, done: EmitResult) -> pl.DataFrame:
-        """Return the output columns and `__reason` of what an epoch emits; superseded rows have their identity and NULLs."""
+        """Return the output columns and `__reason` of the rows an epoch emits; superseded rows have their identity,
+        else NULLs.
+        """
         rows = done.rows
         for agg in self.aggs:
-            agg.check_bound(rows, self.pipeline)  # as `finish`, with the pipeline's name
+            agg.check_bound(rows, self.pipeline)  # as in `finish`, but with the pipeline's name
         frame = self._with_identity(rows).with_columns(
             *(a.finish(rows).alias(a.name) for a in self.aggs),
             _utc(rows["__end"]).alias(self.window.window_end_column),
@@ -236,7 +238,7 @@ class WindowLogic(KeyedState):
         return frame.select(*columns, "__reason")
 
     def _with_identity(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the columns that identify a window, with its reason and revision."""
+        """Return the columns that identify a window, together with its reason and revision."""
         columns = [*(rows[k] for k in self.key_names), rows["__reason"], rows["__rev"]]
         columns.append(_utc(rows["__start"]).alias(self.window.window_start_column))
         return pl.DataFrame(columns)

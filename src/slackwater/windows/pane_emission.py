@@ -1,4 +1,4 @@
-"""Emission of tumbling and hopping windows: merge them from their panes when they close or change."""
+"""Emission of tumbling and hopping windows, which are merged from their panes when they close or change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
 
 
 def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
-    """Return the units of the other panes of all windows to which DIRTY panes belong, sorted and unique."""
+    """Return the other panes' units of all windows that contain a DIRTY pane, sorted and unique."""
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
         return np.empty(0, dtype=np.int64)
@@ -29,7 +29,7 @@ def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: 
 
 
 def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
-    """Return all steps from low to high of each row: the index of the row, and the step."""
+    """For each row, list the values from low to high in increments of `step`. Return the row indices and the values."""
     times = np.clip((high - low) // step + 1, 0, None)
     index = np.repeat(np.arange(len(low)), times)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(times) - times, times)
@@ -37,12 +37,12 @@ def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
 
 
 def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> EmitResult:
-    """Merge the windows to emit while the watermark goes from `since` to `watermark` from their panes.
+    """Merge panes into the windows to emit as the watermark advances from `since` to `watermark`.
 
     window 60, hop 20, allowed lateness 30      since  watermark
-    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if a pane of it is DIRTY
+    [0 ─────────── 60)                          │ 62   │ 85       closed before: emitted if any of its panes is DIRTY
          [20 ─────────── 80)                    │      │          closes now: emitted
-              [40 ─────────── 100)              │      │          open: emitted with `early`, if a pane is DIRTY
+              [40 ─────────── 100)              │      │          open: with `early`, emitted if any of its panes is DIRTY
     """
     kinds = panes["__kind"].to_numpy()
     any_dirty = bool((kinds == DIRTY).any())
@@ -80,7 +80,10 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
 
 
 def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return rows (as for `ingest_panes`) of windows that have left the state as separate windows, marked by their reason."""
+    """Emit late rows (as passed to `ingest_panes`) as separate windows, if their window has left the state.
+
+    The reason column marks these windows.
+    """
     pane = rows["__start"].to_numpy()
     gone = np.minimum(last_window(logic, pane), last_closed(logic, logic.horizon(watermark)))
     index, window = _expand(first_window(logic, pane), gone, logic.hop_us)
@@ -94,7 +97,7 @@ def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> 
 
 
 def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
-    """Merge panes per key and window; `spread` has one row per pane and window.
+    """Merge panes by key and window; `spread` has one row per pane and window.
 
     `__changed` is true if any pane changed.
     """
@@ -111,7 +114,7 @@ def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Add to each pane what it notes of each of its windows; `index` is the pane of each row of `spread`."""
+    """Add to each pane its notes on its windows; `index` is the pane of each row of `spread`."""
     notes = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():
@@ -127,7 +130,7 @@ def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, ind
 def _record_emissions(
     logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
 ) -> pl.DataFrame:
-    """Return the units with DIRTY panes after emission; a pane of a window that is not emitted yet stays DIRTY."""
+    """Return the new rows of units with DIRTY panes; a pane stays DIRTY while one of its windows has not been emitted."""
     hashes = panes["__h"].to_numpy()
     units = panes.filter(pl.Series(in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY

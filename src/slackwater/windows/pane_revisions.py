@@ -1,17 +1,17 @@
-"""The number of times that each window of a pane was emitted. A pane of overlapping windows notes it for each of them.
+"""How many times each window of a pane was emitted. If windows overlap, a pane keeps one note per window.
 
-    window 60, hop 20          a late row in pane 40 corrects the two that are closed
+    window 60, hop 20          a late row in pane 40 corrects the two closed windows
     [0 ─────────── 60)         emitted for the 2nd time         pane 40 notes: 0 and 20 were emitted again
          [20 ─────────── 80)   emitted for the 2nd time
-              [40 ─────────── 100)  closes later: its 1st
+              [40 ─────────── 100)  closes later: emitted for the 1st time
 
-A tumbling pane is its window: `__rev` counts, and there are no notes. A pane of hopping windows has a list of notes in
-`__out`. There is one for each window that was emitted after the pane had changed: `nth << 40 | (revision + 1) << 1 |
-holds`. `nth` is the position of the window among those of the pane. `holds` is 1 if the pane has not changed since. The
-revision of a window is the largest one that any of its panes notes.
+The pane of a tumbling window is the window itself: `__rev` holds the revision, and there are no notes. A pane of
+hopping windows has a list of notes in `__out`. There is one note for each window that was emitted after the pane had
+changed: `nth << 40 | (revision + 1) << 1 | holds`. `nth` is the position of the window among the windows of the pane.
+`holds` is 1 if the pane has not changed since. The revision of a window is the largest in the notes of its panes.
 
-Closing a window writes nothing, so the emission at its close is not counted: it is implied (`reopen`). A pane that a
-late row created after that close was not part of this emission, and counts -1.
+Closing a window does not write to the state, so the emission at its close is implied (`reopen`), not noted. A pane that
+a late row created after the close was not part of that emission; its revision is -1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from slackwater.windows.intervals import Bools
 from slackwater.windows.state_rows import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
-NOT_EMITTED = -1  # the revision of a window that is closed but was not emitted: all its rows came late
+NOT_EMITTED = -1  # the revision of a window that was not emitted at its close, because all its rows came later
 
 NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
@@ -40,9 +40,9 @@ def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
 
 
 def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Replace the notes of panes; `notes` is as `pane_notes` returns them.
+    """Replace the notes of panes; `notes` has the columns that `pane_notes` returns.
 
-    The largest revision counts for each window.
+    If a window has several notes, the largest revision wins.
     """
     row, start, rev = (notes[c].to_numpy() for c in ("__row", "__start", "__rev"))
     nth = (start - first[row]) // hop
@@ -60,7 +60,7 @@ def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int
 
 
 def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
-    """Clear `holds` in all notes of the `touched` panes: rows were added, so the target no longer holds these panes
+    """Clear `holds` in all notes of the `touched` panes: they got new rows, so the target no longer holds them
     unchanged.
     """
     undone = pl.col("__out") - pl.col("__out") % _REVISION
@@ -68,7 +68,10 @@ def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
 
 
 def note_late_start(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
-    """Note in each `new` pane the windows that closed before it began; `closed` is the start of the last closed window."""
+    """Note in each `new` pane the windows that closed before the pane was created.
+
+    `closed` is the start of the last closed window.
+    """
     positions = np.flatnonzero(new & (first <= closed))
     if not len(positions):
         return panes

@@ -1,19 +1,21 @@
 """Tumbling and hopping windows over panes.
 
-A pane is the longest stretch that lies wholly inside or outside every window: gcd(duration, hop), on the grid of
-`offset`. Each row is merged into one pane, however many windows overlap. Windows are merged from panes when they close.
+A pane is the longest stretch of time that no window boundary cuts: gcd(duration, hop), on the grid of `offset`. Each
+row is merged into exactly one pane, no matter how many windows overlap. Windows are merged from panes when they close.
 
     duration 60, hop 20        pane 20
     windows   [0 ............ 60)
                    [20 ........... 80)
                         [40 .......... 100)
     panes     |0   |20   |40   |60   |80
-                         ^ a row here is written once and read by three windows
+                         ^ a row here is stored once and read by three windows
 
-A pane is `due` when the last window that contains it has left the state: at its end, or later by the allowed lateness.
+A pane is due when the last window that contains it leaves the state: at the end of that window, plus the allowed
+lateness.
 
-If windows are revised, a changed pane that was not emitted yet is DIRTY. With `reopen` these are panes of a closed
-window, with `updates` all changed panes. The windows of DIRTY panes are merged from all their panes and emitted.
+If windows can be revised, a changed pane is DIRTY until it is emitted. With `reopen`, only panes of closed windows
+become DIRTY; with `updates`, every changed pane does. The windows of DIRTY panes are merged from all their panes and
+emitted.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ class PaneLogic(WindowLogic):
 
     @property
     def lifts_in_sql(self) -> bool:
-        """Return whether Spark pre-aggregates rows, which requires that every aggregation has a SQL form; else shards lift
-        them.
+        """Return whether Spark pre-aggregates rows; otherwise the shards lift them.
+
+        Pre-aggregation requires that every aggregation has a SQL form.
         """
         return not self.one_by_one and all(a.lift_sql("__ts") is not None for a in self.aggs)
 
@@ -75,7 +78,7 @@ class PaneLogic(WindowLogic):
         return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
 
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """Select the panes of windows that close in (since, watermark], and changed panes that were not emitted."""
+        """Select panes of windows that close in (since, watermark], and changed panes that have not been emitted."""
         pending_upto = FAR if self.revises else NEVER
         move, retain_us, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
@@ -87,15 +90,15 @@ class PaneLogic(WindowLogic):
         now = last_closed(self, watermark)
         closing = (
             ((since + retain_us, FAR),) if now > last_closed(self, since) else ()
-        )  # else no window ends in between
+        )  # else no window ends in that range
         return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Return the bounds of panes whose last window has left the state."""
+        """Return the expiry bounds of panes whose last window has left the state."""
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        """Keep the panes that some window still needs."""
+        """Keep the panes that a window still needs."""
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
@@ -105,7 +108,7 @@ def pane_us(logic: PaneLogic) -> int:
 
 
 def pane_start(logic: PaneLogic, ts: Int64s) -> Int64s:
-    """Return the start of the pane that contains each time. Floor division makes it work for times before 1970."""
+    """Return the start of the pane that contains each time. Floor division also handles times before 1970."""
     pane, offset = pane_us(logic), logic.offset_us
     return (ts - offset) // pane * pane + offset
 
@@ -123,15 +126,15 @@ def last_window(logic: PaneLogic, pane: Int64s) -> Int64s:
 
 
 def last_closed(logic: PaneLogic, watermark: int) -> int:
-    """Return the largest start of a window that is closed at a watermark (or, at a horizon, has left the state)."""
+    """Return the start of the last window that is closed at a watermark (or, given a horizon, has left the state)."""
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
 def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Turn rows (`__kh`, `__ts`, keys, inputs) into partial accumulators per key and pane, in any order.
+    """Aggregate rows (`__kh`, `__ts`, keys, inputs) into partial accumulators per key and pane, in any order.
 
-    Where every aggregation has a SQL form, Spark returns the same before the shuffle.
+    If every aggregation has a SQL form, Spark computes the same before the shuffle.
     """
     lifted, ts = logic.lift_rows(rows), rows["__ts"].to_numpy()
     start = pane_start(logic, ts)
@@ -148,12 +151,12 @@ def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_before(logic: PaneLogic, watermark: int) -> int:
-    """Return the end of the last window that has left the state; a row before it is late for at least one window."""
+    """Return the end of the last window that has left the state. A row before it is late for at least one window."""
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
 def missed_windows(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
-    """Return, for each time, the first window that contains it and has left the state, and the number of such windows."""
+    """For each time, return the first of its windows that has left the state, and the number of such windows."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
@@ -162,8 +165,8 @@ def missed_windows(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s
 def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
     """Merge lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
-    A row is late for a window that has left the state at `watermark` (of the previous epoch). It is dropped only if
-    this holds for all its windows. `__n` is the number of raw rows that a lifted row stands for.
+    `watermark` is that of the previous epoch. A row is late for a window that has left the state by then, and dropped
+    only if it is late for all its windows. `__n` is the number of raw rows in a lifted row.
     """
     horizon = logic.horizon(watermark)
     pane, n = rows["__start"].to_numpy(), rows["__n"].to_numpy()
@@ -192,7 +195,7 @@ def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, wate
 
 
 def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Merge rows of equal key and pane into one state row, which is DIRTY if any of them is."""
+    """Merge rows with equal key and pane into one state row, which is DIRTY if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
     is_late = earliest + logic.duration_us <= watermark
@@ -206,7 +209,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
         .select(logic.state_schema.keys())
     )
     if logic.revises and not is_overlapping(logic) and not logic.updates:
-        # a window whose first row comes after its close was not emitted at its close
+        # a window whose first row arrived after its close was not emitted at its close
         lifted = lifted.with_columns(pl.Series("__rev", np.where(is_late, NOT_EMITTED, 0), dtype=pl.Int64))
     both = pl.concat([state.select(lifted.columns), lifted])
     if both.is_empty():
@@ -230,7 +233,7 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
 
 
 def is_overlapping(logic: PaneLogic) -> bool:
-    """Return whether a pane may be part of several windows."""
+    """Return whether a pane can belong to several windows."""
     return logic.hop_us != logic.duration_us
 
 
@@ -242,11 +245,12 @@ def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
 def admit_groups(
     logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
 ) -> tuple[pl.DataFrame, int]:
-    """Apply `on_state_cap = "drop_new_groups"` in one shard: return the admitted rows and the number of refused raw rows.
+    """Apply `on_state_cap = "drop_new_groups"` in one shard: return the admitted rows and the number of refused raw
+    rows.
 
-    `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A group counts in every open window that
-    contains its pane. Groups are admitted in order of (first event time, key), and only if each of those windows has
-    room. It is only called if the limit may be reached. The loop below runs over new groups, not over rows.
+    Only called if the limit may be reached. `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A
+    group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),
+    and only if all these windows have room. The loop runs over new groups, not over rows.
     """
     names = logic.key_names
     members: dict[int, set[tuple[object, ...]]] = {}
@@ -282,9 +286,9 @@ def _hashable(value: object) -> object:
 
 
 def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
-    """Return state rows for a changed way to emit; `updates` is true if changed windows were emitted immediately before."""
+    """Convert state rows for a new emission mode; `updates` tells whether changed windows were emitted early until now."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
-    if logic.updates and not updates:  # open windows were not emitted yet
+    if logic.updates and not updates:  # open windows have not been emitted yet
         return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))
     if not logic.updates:
         return state.with_columns(pl.lit(CLEAN, pl.Int8).alias("__kind"))
@@ -292,9 +296,9 @@ def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.Data
 
 
 def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> dict[int, int]:
-    """Return the sum of the groups of its panes for each open or retained window.
+    """Return, for each open or retained window, the total number of groups in its panes.
 
-    It is exact for tumbling windows and an upper bound for hopping windows.
+    This is exact for tumbling windows and an upper bound for hopping windows.
     """
     totals: dict[int, int] = {}
     closed = last_closed(logic, logic.horizon(watermark))
@@ -307,7 +311,7 @@ def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> di
 
 
 def exact_totals(logic: PaneLogic, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
-    """Count the groups in each of these windows in the live panes of one shard."""
+    """Count the groups of each of these windows in the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {
         w: state.filter(pl.col("__start").is_between(w, w + logic.duration_us, closed="left"))

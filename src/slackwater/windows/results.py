@@ -1,4 +1,4 @@
-"""Statistics of state rows and results of an epoch, exchanged between windows, operators and stores."""
+"""Statistics of state rows, and results of an epoch, as exchanged between windows, operators and stores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import polars as pl
 
 
 class SegmentStats(NamedTuple):
-    """Statistics of a set of state rows, so that it need not be opened; all are watermarks in µs (see `SegmentMeta`)."""
+    """Statistics of a set of state rows, which spare opening it. All are watermarks in µs (see `SegmentMeta`)."""
 
     first_due: int
     last_due: int
@@ -18,7 +18,7 @@ class SegmentStats(NamedTuple):
 
 
 class ExpiryBounds(NamedTuple):
-    """Bounds on `__due` (µs) below which state rows are no longer needed; a unit expires if all its rows do."""
+    """Values of `__due` (µs) below which state rows are no longer needed. A unit expires when all its rows do."""
 
     whole_upto: int
     floor_upto: int
@@ -26,7 +26,7 @@ class ExpiryBounds(NamedTuple):
 
 @dataclass(frozen=True)
 class ResultCounts:
-    """Counts of what one shard did with the rows of one epoch, and how its open groups changed."""
+    """Counts for one shard and epoch: what happened to its rows, and how its open groups changed."""
 
     used: int = 0
     late: int = 0
@@ -39,7 +39,7 @@ class ResultCounts:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """The outcome of merging rows into the touched units: their new rows, the counts and the late rows."""
+    """The outcome of merging rows into the touched units: new state rows, counts, and late rows."""
 
     state: pl.DataFrame
     counts: ResultCounts
@@ -52,7 +52,7 @@ class EmitResult:
     """The results that an epoch emits, and the units to replace.
 
     `rows` has keys, `__start`, `__end`, `__final`, `__rev`, `__reason` and accumulators. `superseded` has keys,
-    `__start` and `__rev` of rows that the target holds and that no longer exist.
+    `__start` and `__rev` of results that no longer exist but that the target still holds.
     """
 
     rows: pl.DataFrame

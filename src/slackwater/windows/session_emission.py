@@ -1,12 +1,12 @@
-"""Emission of sessions: those that close, are cut at the cap, were corrected, or have changed since their last emission.
+"""Emission of sessions that close, are cut at the cap, were corrected, or changed since their last emission.
 
     emitted before    [0 ──── 5]      [8 ── 12]        __out = [0], [8]
     a late row                    ● 6.5                joins both (gap 3)
     emitted now       [0 ──────────────── 12]          upsert 0, supersede 8; __out = [0]
 
-Most sessions close by the watermark alone: they are read and not written. A unit is settled if it has fragments, or a
-changed session that is emitted and stays. Its sessions are merged and emitted if they are due, and the rest is written
-again.
+For most sessions, closing means reading their state without writing it. Only some units are settled: those with
+fragments, or with a changed session that is emitted and stays in the state. Settling merges the sessions of a unit,
+emits those that are due, and writes the rest back.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 def emit_sessions(
     logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False
 ) -> EmitResult:
-    """Return the sessions to emit while the watermark goes from `since` to `watermark`.
+    """Return the sessions to emit as the watermark advances from `since` to `watermark`.
 
     `units` holds all rows of the visited keys. With `early` (emit = "updates"), open sessions that have changed since
     their last emission are emitted as well.
@@ -79,7 +79,7 @@ def emit_sessions(
 
 
 def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
-    """Return late rows (as `ingest_sessions` returns them) as separate sessions, marked by their reason (KIP-94)."""
+    """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason (KIP-94)."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
@@ -103,7 +103,7 @@ def _columns(logic: SessionLogic) -> list[str]:
 
 
 def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the other starts under which emitted sessions (with `__out`) were emitted before."""
+    """Return the other start times under which these sessions (from `__out`) were emitted earlier."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
         return rows.clear().select(columns)
@@ -134,14 +134,14 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     unit = select_rows(whole, held)
     now = build_layout(logic, unit)
     session, heads, start, reach, is_cut, end = now.session, now.heads, now.start, now.reach, now.is_cut, now.end
-    # a session that a late row kept whole may be cut before start + cap, see `late_rows`; then it closes by its gap
+    # a session that a late row kept whole may be cut before start + cap (see `late_rows`); it then closes by its gap
     over = watermark >= np.where(is_cut, np.minimum(start + cap, reach + 1), reach + 1)
     gone = np.where(is_cut, watermark >= start + cap if logic.revises else over, horizon > reach)
     emitted = ~np.logical_and.reduceat(unit.emitted, heads) & (over | early)
     key = unit.key[heads]
     np.maximum.at(floors, key[gone], np.where(is_cut, start + cap - 1, reach)[gone])
 
-    # without corrections, an earlier close was delayed to this epoch because the gap was made smaller
+    # without corrections, reducing the gap delayed an earlier close to this epoch
     open_before = ~is_cut & ((since <= reach) | (logic.retain_us == 0 and not logic.updates))
     reasons = np.where(is_cut & over, "cap", np.where(over, np.where(open_before, "close", "late"), "update"))
     merged = logic.merge_groups(
@@ -167,7 +167,9 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
 def _record_emissions(
     logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
 ) -> IntervalBatch:
-    """Record in the intervals what the target now holds: the start of an emitted session is kept with its first interval."""
+    """Record in the intervals what the target now holds. The start of an emitted session is stored in its first
+    interval.
+    """
     if not logic.revises or not emitted.any():
         return unit
     now = emitted[session]
@@ -192,7 +194,7 @@ def _record_emissions(
 def _remaining_state(
     logic: SessionLogic, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
-    """Return the new rows of all settled units, and which of their keys no longer have a session."""
+    """Return the new rows of all settled units, and a mask of their keys that no longer have a session."""
     reach, horizon = logic.reach_us, logic.horizon(watermark)
     first = np.full(whole.keys, FAR)
     np.minimum.at(first, rest.key, rest.start)
@@ -214,7 +216,7 @@ def _remaining_state(
 
 
 def _superseded(logic: SessionLogic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
-    """Return what the emitted sessions replaced in the target and what is no longer a session of its key."""
+    """Return the rows in the target that the emitted sessions replaced and that are no longer sessions of their keys."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():
         return gone

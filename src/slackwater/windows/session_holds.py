@@ -1,18 +1,18 @@
-"""Watermark holds of sessions that may still end behind the watermark.
+"""Watermark holds for sessions that may still end behind the watermark.
 
-A session that is open although the watermark has passed its start + cap has no row at or beyond the cap. A later row
-may still be one. Then the session is cut, and its result has the event time start + cap.
+If a session is still open after the watermark has passed its start + cap, none of its rows is at or beyond the cap. A
+later row may be. It then cuts the session, whose result has the event time start + cap.
 
-    gap 3, cap 10      0      7 9   10  11  12         watermark 11: it is open up to 12, and a row at 11 or 12 cuts it at 10
+    gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-The same holds if a row behind the watermark keeps a part of a run whole (see `late_rows`). The session before that part
-ends where it begins, once its own cap is passed.
+The same happens if a row behind the watermark keeps a part of a run whole (see `late_rows`). The preceding session then
+ends where that part begins, once the watermark has passed its cap.
 
 A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
-counts while the watermark is between the two. There are few holds, since a session must come within a gap of the cap. A
-shard keeps at most `MOST` of them. The others become one hold without a unit: it may hold back more than necessary, but
-never more than the longest gap.
+applies while the watermark is between the two. Holds are rare, since a session must come within a gap of the cap. A
+shard keeps at most `MOST` of them and merges the rest into one hold without a unit. That one may hold the watermark
+back more than necessary, but never by more than the longest gap.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from slackwater.windows.intervals import SessionLogic
 
 Hold = tuple[int | None, int, int]
-MOST = 64  # of a shard
+MOST = 64  # per shard
 
 
 def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
-    """Return the lowest event time that a session may still end at; `reach`: the longest gap.
+    """Return the lowest event time at which a session may still end. `reach` is the longest gap.
 
-    Rows of an open session reach to the watermark, so none of its cuts lies more than a gap behind that.
+    The rows of an open session extend to the watermark, so it cannot be cut more than one gap behind the watermark.
     """
     counting = (max(low, watermark - reach) for _, low, due in holds if low < watermark < due)
     return min(counting, default=watermark)
 
 
 def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
-    """Return the holds of state rows, which are sorted by unit and time."""
+    """Find the holds for state rows, which must be sorted by unit and time."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
     near_cap = ((kind == WHOLE) | (kind == EMITTED)) & (end > start + logic.cap_us)
@@ -65,7 +65,7 @@ def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
 
 
 def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
-    """Return the holds of a shard in which `rows` replace all rows of their units."""
+    """Update the holds of a shard after `rows` replaced all rows of their units."""
     new = find_holds(logic, rows)
     if not holds:
         return bound_holds(new)
@@ -76,7 +76,7 @@ def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame
 
 
 def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
-    """Return at most `MOST` holds, which hold back no less."""
+    """Reduce holds to at most `MOST`, without weakening them."""
     in_order = sorted(holds, key=lambda hold: hold[1])
     if len(in_order) <= MOST:
         return tuple(in_order)

@@ -1,13 +1,13 @@
-"""Which intervals form which session, and whether the target still holds an interval unchanged.
+"""Layout of sessions: which intervals form which session, and whether the target still holds an interval unchanged.
 
-An interval stays marked as emitted while its session is the emitted one. A new row may also move the cuts of other
-sessions.
+An interval stays marked as emitted while its session is the one that was emitted. A new row can move the cuts of other
+sessions, too.
 
     gap 20, cap 22     125       140       150
     emitted                      [──────────]170       one session, emitted: start 140, end 170
     a row               ●
     now                 [─────────)147      [)170      140 moved to the new session; the rest is a separate
-                                                       session, and is emitted although it got no new row
+                                                       session, emitted although it got no new row
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 
 @dataclass(frozen=True)
 class SessionLayout:
-    """The sessions that intervals form if no further row comes; times in µs.
+    """The sessions that a set of intervals would form if no more rows arrived. All times are in µs.
 
-    `session` has the number of the session of each interval. The other arrays have one element per session. `reach` is
-    how far its rows reach. `is_cut` is true if the next session begins within that reach. Then `end`, the end of the
-    window, is at the cap or where the next session begins.
+    `session` has one element per interval: the number of its session. The other arrays have one element per session.
+    `reach` is the latest time that its rows cover, gaps included. `is_cut` is true if the next session begins by then.
+    `end`, the end of the window, is `reach`; for a session that is cut, it is the earliest of `reach`, the cap and the
+    start of the next session.
     """
 
     session: Int64s
@@ -38,30 +39,31 @@ class SessionLayout:
 
 
 def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
-    """Return the layout of the intervals of a non-empty batch; only its keys and times matter."""
+    """Build the layout of a non-empty batch of intervals. Only their keys and times matter."""
     cap = logic.cap_us
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
     heads = first_of_each(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
     is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
-    following = np.append(start[1:], FAR)  # a late row may have put the next session before start + cap
+    following = np.append(start[1:], FAR)  # a late row may have moved the next session to before start + cap
     end = np.where(is_cut, np.minimum(np.minimum(reach, start + cap), following), reach)
     return SessionLayout(session, heads, start, reach, is_cut, end)
 
 
 def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
-    """Return where sessions begin; see `runs.cut_sessions`."""
-    from slackwater.windows.session_kernel.runs import cut_sessions  # compiled; it takes arrays that can be written
+    """Return a mask of the intervals at which sessions begin; see `runs.cut_sessions`."""
+    from slackwater.windows.session_kernel.runs import cut_sessions  # compiled; the loops need writable arrays
 
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
 def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
-    """Return the intervals, marked as emitted if the target still holds them.
+    """Return the intervals with the emitted mark on those that the target still holds.
 
-    `fragment` is the fragment that each new row or stored interval becomes. The target still holds an interval if its
-    session has the same intervals as before, ends at the same time, and becomes final at the same time.
+    `fragment` is the number of the fragment that each new row or stored interval becomes part of. The target still
+    holds an interval if its session has the same intervals as before, ends at the same time, and becomes final at the
+    same time.
     """
     if not unit.emitted.any():
         return unit
@@ -85,15 +87,15 @@ def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64
 def unmark_changed_intervals(
     logic: SessionLogic, unit: IntervalBatch, stored: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
 ) -> IntervalBatch:
-    """Clear the emitted mark of intervals whose sessions have other intervals, or another end, than before.
+    """Clear the emitted mark of intervals whose session has a different end or different intervals than before.
 
-    `stored` has the positions of the intervals in `before`, and `now` the session in `after` that each of them belongs
-    to.
+    `stored` has the positions of the intervals in `before`, and `now` has the session in `after` to which each of them
+    belongs.
     """
     first, last = now[before.heads], np.maximum.reduceat(now, before.heads)
     same = (first == last) & (np.bincount(now, minlength=len(after.start))[first] == np.bincount(before.session))
     same &= before.end == after.end[first]
-    if logic.allowed_us:  # a cut session is final at its end
+    if logic.allowed_us:  # a cut session becomes final at its end
         same &= before.is_cut == after.is_cut[first]
     moved = np.zeros(len(unit.key), dtype=bool)
     moved[stored] = ~same[before.session]

@@ -1,4 +1,4 @@
-"""Add the rows of an epoch to the sessions of a shard: the data frames around the compiled loops.
+"""Add the rows of an epoch to the sessions of a shard, as data frames around the compiled loops.
 
 state rows ─┐                         ┌─ fragments: keys gathered, accumulators merged ─┐
             ├─ one order ─ the loops ─┤                                                 ├─▶ the units' new rows
@@ -30,7 +30,8 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 def ingest_intervals(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; `runs` has the rules for late rows.
+    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; `runs` defines which rows are
+    late.
 
     `watermark` is the one that the previous epoch committed. `room` is the number of keys that may still open a session
     in this shard (`drop_new_groups`); None for no limit.
@@ -89,7 +90,7 @@ def ingest_intervals(
 
 @dataclass(frozen=True)
 class SessionInput:
-    """State rows of the touched units and new rows, as the compiled loops take them.
+    """State rows of the touched units together with new rows, in the form that the compiled loops take.
 
     `order` has the position of each sorted row in the concatenation of `state` and `rows`.
     """
@@ -98,7 +99,7 @@ class SessionInput:
     rows: pl.DataFrame
     order: Int64s
     hashes: Int64s
-    names: pl.DataFrame  # the keys, not in order
+    names: pl.DataFrame  # the key columns, unordered
     intervals: runs.SortedIntervals
 
     @classmethod
@@ -125,7 +126,7 @@ class SessionInput:
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
-        """Return the stored kind of each sorted row; ROW for a new one."""
+        """Return the stored kind of each sorted row; ROW if it is new."""
         kind = np.full(len(self.order), ROW, dtype=np.int8)
         kind[: self.state.height] = self.state["__kind"].to_numpy()
         return kind[self.order]
@@ -136,9 +137,9 @@ class SessionInput:
         return [column.gather(index) for column in self.names]
 
     def with_shared_units(self, touched: Bools) -> Bools:
-        """Return the touched keys and the keys that share a hash, and thus a unit, with one of them.
+        """Return the touched keys, plus the keys that share a unit with one of them because their hashes collide.
 
-        A unit is replaced as a whole.
+        A unit can only be replaced as a whole.
         """
         unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(run_starts(unit)) == len(unit):
@@ -146,7 +147,7 @@ class SessionInput:
         return in_sorted(unit, distinct_values(unit[touched]))
 
     def still_emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
-        """Return whether the target still holds each interval unchanged after it becomes part of these fragments."""
+        """Return a mask of the intervals that the target still holds unchanged, once they are part of these fragments."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
         intervals = self.intervals
@@ -176,7 +177,7 @@ class SessionInput:
 
 
 def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
-    """Build the state rows of intervals that are all open or retained; the batch is not empty."""
+    """Build the state rows of a non-empty batch of intervals that are all open or retained."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(run_starts(unit.key), count)
     # the compiled loops need writable arrays
@@ -192,7 +193,7 @@ def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -
 def _keys_over_limit(
     logic: SessionLogic, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
 ) -> Bools:
-    """Return the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
+    """Return a mask of the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
     positions = judged.positions[run_starts(judged.key)]
     key = judged.key[run_starts(judged.key)]
     positions, key = positions[judged.new[key]], key[judged.new[key]]
@@ -212,7 +213,7 @@ def _rows(
     keys: Sequence[pl.Series],
     hashes: Int64s,
 ) -> pl.DataFrame:
-    """Return the state rows of fragments.
+    """Build the state rows of fragments.
 
     `parts` has the accumulators of their intervals, in order; `keys` and `hashes` have one element per fragment.
     """
@@ -235,7 +236,7 @@ def _rows(
 
 
 def _floors(logic: SessionLogic, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
-    """Return one FLOOR row for each key with a floor; `floors` has one element per key."""
+    """Build one FLOOR row for each key with a floor; `floors` has one element per key."""
     keys = np.flatnonzero(floors != runs.NONE)
     if not len(keys):
         return logic.empty_state()
@@ -250,7 +251,7 @@ def _floors(logic: SessionLogic, session_input: SessionInput, floors: Int64s) ->
 
 
 def _by_hash(fragments: pl.DataFrame, floors: pl.DataFrame) -> pl.DataFrame:
-    """Return all state rows of the units in the order of a segment; both frames have that order already."""
+    """Interleave two sets of state rows in the order of a segment. Both must have that order already."""
     if floors.is_empty():
         return fragments
     rows = pl.concat([fragments, floors])

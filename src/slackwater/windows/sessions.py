@@ -1,22 +1,23 @@
-"""Session windows: intervals per key that merge by gap and are cut at the cap.
+"""Session windows: intervals per key, joined by the gap and cut at the cap.
 
     gap 3, cap 10         0    5    10   15   20
     rows of one key       ●●●●●●●●●●●●●●    ●●
-    run (joined by gap)   [────────────]    [] a second run: 4 > gap apart
+    run (joined by gap)   [────────────]    [] a second run: more than the gap apart
     sessions              [────────][──]    []
                           start     start + cap: the cut
 
-The session of a row is only settled when the watermark has passed it. Before that, an earlier row may move the start of
+The session of a row is only certain once the watermark has passed it. Until then, an earlier row may move the start of
 a run, and with it every cut. Therefore a unit (one key) holds
 
 * WHOLE rows: one complete session each, which closes at `last + gap` without being written again;
-* FRAGMENT rows: parts of a run that may be cut. Rows at or above `min(first open start, watermark) + cap` stay separate
+* FRAGMENT rows: parts of a run that may still be cut. Rows at or above `min(first open start, watermark) + cap` stay
+separate
   fragments; everything below can only end up in one session and is merged;
-* EMITTED and EMITTED_FRAGMENT rows: the same, and the target holds them unchanged (if windows are revised);
-* at most one FLOOR row: how far the key's sessions that left the state reached. Rows at or below it are late.
+* EMITTED and EMITTED_FRAGMENT rows: the same, but the target holds them unchanged (only if windows can be revised);
+* at most one FLOOR row: the latest end of the key's sessions that have left the state. Rows at or below it are late.
 
-A WHOLE row whose close the watermark has passed was emitted. Once it has expired, it *is* the key's floor. Neither step
-costs a write. This module adds rows; `session_emission` emits sessions.
+Once the watermark has passed the close of a WHOLE row, the row counts as emitted. Once the row has expired, it *is* the
+key's floor. Neither transition writes to the state. This module adds rows; `session_emission` emits sessions.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 
 
 def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
-    """Return the new state rows of all keys in `unit` (its open and retained intervals), with the floors of these keys."""
+    """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
     from slackwater.windows import session_step  # its loops are compiled
 
     return pl.concat(
@@ -39,7 +40,7 @@ def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, waterm
 
 
 def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
-    """Return one FLOOR row for each key with a floor; `floors` is indexed by key."""
+    """Build one FLOOR row for each key with a floor; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
     has_floor = values != NO_WATERMARK
@@ -67,7 +68,7 @@ def ingest_sessions(
 
 
 def open_groups(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
-    """Return (number of keys with open or retained sessions, number of their intervals) of a whole shard."""
+    """Return the number of keys with open or retained sessions, and the number of their intervals, for a whole shard."""
     whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))
     return still.select("__kh", *logic.key_names).unique().height, still.height

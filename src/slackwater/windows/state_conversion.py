@@ -1,7 +1,7 @@
-"""Convert the state rows of one window to those of another: added and removed aggregations, a new gap, a higher cap.
+"""Convert state rows after a config change: added and removed aggregations, a new gap, a higher cap.
 
-A larger gap joins sessions immediately if they touch now. A smaller gap does not split what was joined. Closed windows
-do not change.
+A larger gap immediately joins sessions that now touch. A smaller gap does not split sessions that were already joined.
+Closed windows do not change.
 
     gap 5       watermark │
     [0 ── 8]13     [15 ── │20]25      [32]37     one key: two open sessions and one that closed and expired
@@ -11,8 +11,8 @@ do not change.
     gap 2
     late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
 
-The floor of a session that left the state under the former gap stays where it was. Floors that have expired made rows
-late up to `watermark - gap`; such rows stay late (`SessionLogic.rows_from_us`). Windows that had left the state stay
+Floors of sessions that left the state under the former gap do not move. Rows up to `watermark - gap` were late because
+of floors that have expired since; they stay late (`SessionLogic.rows_from_us`). Windows that had left the state stay
 out of it (`gone_us`).
 """
 
@@ -44,10 +44,10 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, W
 
 
 def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Convert all state rows of one or several shards, sorted by `__h`, from window `former` to window `logic`.
+    """Convert all state rows of one or more shards, sorted by `__h`, from window `former` to window `logic`.
 
-    `logic` is as `WindowLogic.after` returns it; its keys, kind and lengths are those of `former`. `rows` have the
-    accumulators that both windows have. Those of other aggregations start with their value for no rows.
+    `logic` comes from `WindowLogic.after`; its keys, kind and lengths equal those of `former`. `rows` has the
+    accumulators that both windows share. All other aggregations start as if they had seen no rows.
     """
     rows = logic.add_revision_columns(initial_state(logic, rows))
     rows = _convert_rows(logic, former, former.forget(former.add_revision_columns(rows), watermark), watermark)
@@ -56,7 +56,7 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
 
 @singledispatch
 def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Convert the state rows that have not expired for the new window."""
+    """Convert the unexpired state rows to the new window."""
     unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
@@ -73,10 +73,9 @@ def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: 
 
 
 def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the accumulators of every aggregation to state rows, and convert those that an earlier version stored in another
-    form.
+    """Complete the accumulators of state rows, and convert those that an earlier version stored in another form.
 
-    Missing accumulators start with their value for no rows.
+    Missing accumulators start as if they had seen no rows.
     """
     lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
     former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
@@ -89,7 +88,7 @@ def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Join and cut open and retained sessions by the new gap and cap; expired ones become floors."""
+    """Regroup open and retained sessions by the new gap and cap; expired sessions become floors."""
     whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
     floors = whole.floors(former.reach_us, horizon)
@@ -108,11 +107,11 @@ def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFr
 def _regroup_intervals(
     former: SessionLogic, logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
-    """Join and cut intervals by the new gap and cap, and return their state rows."""
+    """Regroup intervals by the new gap and cap, and return their state rows."""
     was = build_layout(former, unit)
     before, end = was.session, was.end[was.session]
     if logic.gap_us < former.gap_us:
-        # fragments would fall apart under the smaller gap: merge them into the sessions that they form now
+        # the smaller gap would split fragments apart: merge them into the sessions that they now form
         whole = _number_sessions(former, unit, logic.cap_us)
         unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
         before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
@@ -124,15 +123,15 @@ def _regroup_intervals(
 
 
 def _number_sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
-    """Number the sessions that intervals form if no further row comes."""
+    """Number the sessions that the intervals would form if no more rows arrived."""
     run, _ = find_runs(logic, unit)
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
 
 
 def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bools | None = None) -> IntervalBatch:
-    """Clear the emitted mark of intervals whose sessions have other intervals, or another end, than before.
+    """Clear the emitted mark of intervals whose session has a different end or different intervals than before.
 
-    `ends` marks the intervals of open sessions that now have another end.
+    `ends` marks the intervals of open sessions whose end has changed.
     """
     heads = first_of_each(after)
     first, last = before[heads], np.maximum.reduceat(before, heads)

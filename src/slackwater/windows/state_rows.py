@@ -1,27 +1,27 @@
-"""Schema and kinds of the state rows of windows and of other operators that keep units, and when a row is due or expires.
+"""The schema and kinds of state rows, for windows and all other keyed operators, and when a row is due or expires.
 
 A state row is one interval with its accumulators:
 
-| column     | meaning                                                                                     |
-|------------|---------------------------------------------------------------------------------------------|
-| `__h`      | int64, the unit of the row: the key's hash, for panes mixed with the pane's start            |
-| `__kh`     | int64, the key's hash                                                                        |
-| `__kind`   | the kind of the row (below)                                                                  |
-| `__start`  | µs UTC, start of the pane, or first event of the session                                     |
-| `__last`   | µs UTC, last event of the session (panes: the start again)                                   |
-| `__due`    | µs UTC, the watermark at which the row closes, or (panes) leaves its last window             |
-| `__end`    | µs UTC, how far the session's rows reach (only if each row brings its own gap)               |
-| `__rev`    | how often it was emitted: the largest revision of what was merged (only if windows are revised)|
-| `__out`    | sessions: the starts under which the target holds what was merged (only if windows are revised)|
-| keys, accumulators | typed as in the input                                                                |
+| column             | meaning                                                                               |
+|--------------------|---------------------------------------------------------------------------------------|
+| `__h`              | int64, the unit of the row: the key's hash, for panes mixed with the pane's start     |
+| `__kh`             | int64, the key's hash                                                                 |
+| `__kind`           | the kind of the row (below)                                                           |
+| `__start`          | µs UTC, start of the pane, or first event of the session                              |
+| `__last`           | µs UTC, last event of the session (panes: the start again)                            |
+| `__due`            | µs UTC, the watermark at which the row closes, or (panes) leaves its last window      |
+| `__end`            | µs UTC, how far the session's rows extend (only if each row has its own gap)          |
+| `__rev`            | the largest revision of the merged rows (only if windows can be revised)              |
+| `__out`            | sessions: the starts under which the target holds the merged rows (only if revisable) |
+| keys, accumulators | typed as in the input                                                                 |
 
-All rows with one `__h` are a *unit*. It is read and replaced as a whole, and the newest version wins. An expired row
-needs no delete. The watermark alone decides whether a row is open, closed, retained or expired.
+All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole; the newest version wins. Expired
+rows need no delete. The watermark alone decides whether a row is open, closed, retained or expired.
 
           close              close + allowed lateness (reopen)
     open    │     retained     │    gone
     ────────┴──────────────────┴───────────▶ watermark
-            emitted            rows of it are late for good
+            emitted            its rows are late from here on
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from slackwater.windows.results import ExpiryBounds, SegmentStats
 
 Int64s = NDArray[np.int64]
 
-WHOLE = CLEAN = 0  # a whole session; a pane whose emission follows from the watermark
-FRAGMENT = DIRTY = 1  # a part of a run that may be cut; a changed pane that is not emitted yet
-FLOOR = 2  # how far the expired sessions of a key reached
-TOMBSTONE = 3  # a unit that is deleted
+WHOLE = CLEAN = 0  # a whole session; a pane whose emission follows from the watermark alone
+FRAGMENT = DIRTY = 1  # a part of a run that may still be cut; a changed pane that has not been emitted yet
+FLOOR = 2  # the latest end of a key's expired sessions
+TOMBSTONE = 3  # a deleted unit
 EMITTED, EMITTED_FRAGMENT = 4, 5  # a WHOLE session or a FRAGMENT that the target holds unchanged
-ROW = 9  # a row of this epoch, not of the state
+ROW = 9  # a new row, not from the state
 OPEN = (WHOLE, FRAGMENT, EMITTED, EMITTED_FRAGMENT)
 
 HIDDEN: dict[str, pl.DataType] = {
@@ -60,8 +60,8 @@ HIDDEN: dict[str, pl.DataType] = {
 
 REVISED: dict[str, pl.DataType] = {"__rev": pl.Int64(), "__out": pl.List(pl.Int64())}
 
-FAR = 1 << 62  # a time after every other
-NEVER = -FAR  # a time before every other
+FAR = 1 << 62  # later than every time
+NEVER = -FAR  # earlier than every time
 
 Span = tuple[int, int]  # after < time <= upto, in µs
 
@@ -69,14 +69,14 @@ Span = tuple[int, int]  # after < time <= upto, in µs
 class DueQuery(NamedTuple):
     """Selects the state rows that are due in an epoch; times in µs.
 
-    A store finds them by `__kind`, `__due` and `__start`.
+    A store evaluates it on `__kind`, `__due` and `__start`.
     """
 
-    moves: tuple[Span, ...]  # spans of the watermark; a set of rows without emission in any of them need not be opened
-    whole: tuple[Span, ...]  # select WHOLE (panes: CLEAN) rows with __due in one of these spans
+    moves: tuple[Span, ...]  # watermark ranges; rows without an emission in any of them need not be opened
+    whole: tuple[Span, ...]  # select WHOLE (panes: CLEAN) rows with __due in one of these ranges
     emitted: tuple[Span, ...]  # the same for EMITTED rows
     pending_upto: int  # select FRAGMENT (DIRTY) and EMITTED_FRAGMENT rows with __due <= pending_upto
-    start_before: int  # a condition on all of them: __start < start_before
+    start_before: int  # applies to all of them: __start < start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
         """Return which state rows are due."""
@@ -93,9 +93,9 @@ class DueQuery(NamedTuple):
 
 
 class KeyedState(ABC):
-    """What stores need to know about an operator that keeps units: its state rows, and when they are due or expire.
+    """What stores need to know about a keyed operator: its state rows, and when they are due or expire.
 
-    An operator that derives from this class needs no code of its own in other packages that read state rows.
+    Packages that read state rows need no special code for operators that derive from this class.
     """
 
     pipeline: str
@@ -108,32 +108,32 @@ class KeyedState(ABC):
     @property
     @abstractmethod
     def accumulators(self) -> Mapping[str, pl.DataType]:
-        """Return the columns of a state row that follow the hidden ones and the keys."""
+        """Return the state columns after the hidden columns and the keys."""
 
     @property
     @abstractmethod
     def state_schema(self) -> dict[str, pl.DataType]:
-        """Return all columns of a state row, HIDDEN first."""
+        """Return all columns of a state row, starting with HIDDEN."""
 
     @property
     def revises(self) -> bool:
-        """Return whether results may be emitted again; then rows have the columns REVISED."""
+        """Return whether results may be emitted again; if so, state rows have the REVISED columns."""
         return False
 
     @abstractmethod
     def stats(self, state: pl.DataFrame) -> SegmentStats:
-        """Return statistics of a non-empty set of state rows."""
+        """Compute statistics of a non-empty set of state rows."""
 
     @abstractmethod
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        """Select the rows whose units are due while the watermark goes from `since` to `watermark`.
+        """Select the rows whose units are due as the watermark advances from `since` to `watermark`.
 
-        With `early`, changed rows that were not emitted are due as well.
+        With `early`, changed rows that have not been emitted are due as well.
         """
 
     @abstractmethod
     def forgotten(self, watermark: int) -> ExpiryBounds:
-        """Return the bounds below which state rows are no longer needed."""
+        """Return the expiry bounds, below which state rows are no longer needed."""
 
     @abstractmethod
     def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
@@ -143,7 +143,7 @@ class KeyedState(ABC):
         return empty_frame(self.state_schema)
 
     def add_revision_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add the revision columns for rows that were never emitted, if this state has such columns."""
+        """Add the revision columns, with the values of rows that were never emitted, if this state has such columns."""
         return with_revision_columns(rows, self.state_schema)
 
 
@@ -153,7 +153,7 @@ _EMPTY: dict[tuple[tuple[str, pl.DataType], ...], pl.DataFrame] = {}
 def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
     """Return an empty frame with these columns.
 
-    Frames are never changed in place, so one instance per schema is shared.
+    Frames are immutable, so one instance per schema is shared.
     """
     columns = tuple(schema.items())
     if columns not in _EMPTY:
@@ -162,7 +162,7 @@ def empty_frame(schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
 
 
 def with_revision_columns(rows: pl.DataFrame, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Add the revision columns to rows that lack them, if the schema has any: these rows were never emitted."""
+    """Add the schema's revision columns to rows that lack them, with the values of rows that were never emitted."""
     if "__rev" not in schema or "__rev" in rows.columns:
         return rows
     return rows.with_columns(pl.lit(0, pl.Int64).alias("__rev"), pl.lit([], pl.List(pl.Int64)).alias("__out"))

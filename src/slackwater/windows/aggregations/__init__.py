@@ -1,19 +1,20 @@
-"""Aggregations: how rows become accumulators (lift), how these combine (merge), and how they become a value (finish).
+"""Aggregations: how rows become accumulators (lift), how accumulators are combined (merge), and how they become a
+result (finish).
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
             in Spark SQL per pane, or in Polars per row
 
 An accumulator is one column named `<as>.<part>`. Every merge is associative and commutative, so no result depends on
-the order of arrival or on how rows are batched. All but `count(*)` skip NULLs. Values are ordered as in Spark (NaN
-above all others).
+the order of arrival or on how rows are batched. Every aggregation except `count(*)` skips NULLs. Values are ordered as
+in Spark (NaN above all others).
 
 | aggregation                 | accumulators                                               | module      |
 |-----------------------------|------------------------------------------------------------|-------------|
 | count, count(col)           | `n`                                                        | `totals`    |
 | sum, avg of integers        | `n`, `hi`, `lo`: the sum in 96 bits, `hi * 2^32 + lo`      | `totals`    |
 | sum, avg of floats          | `n`, `sum`, `rest`, `limbs`: the sum without loss          | `floats`    |
-| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: too many)  | `totals`    |
-| var, stddev                 | the same, and of the squares: `square_sum` and so on       | `floats`    |
+| sum, avg of decimals        | `n`, `sum` (ten more digits, as in Spark; NULL: overflow)  | `totals`    |
+| var, stddev                 | the same, and for the squares: `square_sum` and so on      | `floats`    |
 | min, max                    | `v`                                                        | `extremes`  |
 | first, last                 | `ts`, `v`: the smallest (largest) pair of time and value   | `extremes`  |
 | min_by, max_by              | `by`, `v`: the smallest (largest) pair of both             | `extremes`  |
@@ -81,11 +82,11 @@ class Agg:
     Args:
         spec: The aggregation as configured.
         column: Its input column with its type; None for `count(*)`.
-        more: Further input columns.
+        more: Additional input columns.
         keys: The names of the window's keys.
         is_former: Use the accumulators that earlier versions stored.
 
-    Raises StartError for columns that do not fit.
+    Raises StartError if the columns do not fit the aggregation.
     """
 
     spec: Aggregation
@@ -125,11 +126,13 @@ class Agg:
 
     @property
     def accumulators(self) -> dict[str, pl.DataType]:
-        """Return name and type of each accumulator column."""
+        """Return the name and type of each accumulator column."""
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Return Spark SQL aggregates over the input columns and `sql_columns`, by name; None if there is no SQL form."""
+        """Return Spark SQL aggregates over the input columns and `sql_columns`, by name; None if it cannot be written
+        as SQL.
+        """
         sql_by_part = self.kind.lift_sql(event_us)
         return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 
@@ -140,56 +143,61 @@ class Agg:
 
     @property
     def sql_groups(self) -> Sequence[str]:
-        """Return those of `sql_columns` by which Spark groups in addition to key and pane."""
+        """Return the `sql_columns` by which Spark groups in addition to key and pane."""
         return self.kind.sql_groups
 
     @property
     def sql_sums(self) -> Mapping[str, str]:
-        """Return Spark SQL aggregates, by name, that all aggregations of one column share."""
+        """Return the Spark SQL aggregates, by name, that all aggregations of one column share."""
         return self.kind.sql_sums
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Return the accumulators of groups from the result of `lift_sql` in Spark."""
+        """Build the accumulators of groups from what Spark computed for `lift_sql`."""
         return self.kind.from_sql(rows)
 
     def as_stored(self, fingerprint: object) -> Agg:
-        """Return the aggregation in the form in which a state with this fingerprint holds it: today's form or the former
-        one.
+        """Return the aggregation with the accumulators that a state with this fingerprint stores: the current ones or
+        those of an earlier version.
         """
         former = replace(self, is_former=True)
         return former if former.fingerprint() == fingerprint else self
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Convert accumulators that earlier versions stored."""
+        """Convert accumulators stored by earlier versions."""
         return self.kind.from_former(rows)
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """Return the accumulators of single rows: expressions over a frame with the input columns, or series."""
+        """Return the accumulators of individual rows: expressions over a frame with the input columns, or series."""
         return self.kind.lift(rows, event_us)
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return the merged accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators; call `settle`
-        afterwards.
+        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`. Call `settle` on the
+        result.
         """
         return self.kind.merge()
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """Merge adjacent rows of groups that begin at `heads`, using plain arrays; return nothing if `merge` is needed."""
+        """Merge the adjacent rows of each group, using plain arrays. Groups begin at `heads`.
+
+        Returns nothing if this aggregation needs `merge` instead.
+        """
         return self.kind.merge_adjacent(frame, heads)
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Bring merged accumulators into the form in which they are stored."""
+        """Convert merged accumulators to the form in which they are stored."""
         return self.kind.settle(frame)
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the output column of a frame of accumulators.
+        """Compute the output column from a frame of accumulators.
 
         Raises ValueRangeError if a value does not fit its type.
         """
         return self.kind.finish(frame).alias(self.name)
 
     def neutral(self) -> pl.DataFrame:
-        """Return one row with the accumulators of no rows, with which an aggregation starts that is added to a state."""
+        """Return one row with the accumulators of zero rows: the initial value when an aggregation is added to an
+        existing state.
+        """
         return self.kind.neutral()
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
@@ -197,13 +205,14 @@ class Agg:
         self.kind.check_bound(frame, pipeline)
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Return which groups have a result that does not fit its type and is NULL (`on_overflow`); None if there are
-        none.
+        """Return a mask of the groups whose result overflows its type and becomes NULL (`on_overflow`).
+
+        None if no group does.
         """
         return self.kind.overflowed(frame)
 
     def fingerprint(self) -> str:
-        """Return a readable text of everything that the accumulators depend on."""
+        """Return a readable string that covers everything the accumulators depend on."""
         return self.kind.fingerprint()
 
 

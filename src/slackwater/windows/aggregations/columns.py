@@ -1,4 +1,4 @@
-"""The columns that aggregations read: names as SQL, a normal form for equal values, and hashes."""
+"""The columns that aggregations read: their names in SQL, a normal form for equal values, and hashes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAN = float("nan")
 class AggregationInput:
     """A column that rows must carry for an aggregation: its SQL over the output of the stage's SQL, and its type.
 
-    `hashed` inputs carry the 64-bit hash of the value instead of the value.
+    `hashed` inputs carry a 64-bit hash instead of the value itself.
     """
 
     field: Field
@@ -39,7 +39,7 @@ def quote_column(name: str) -> str:
 
 
 def normalised_sql(field: Field) -> str:
-    """Return Spark SQL for a column with a single zero and a single NaN, so that equal values have equal bytes."""
+    """Return Spark SQL that maps -0.0 to 0.0 and every NaN to one NaN, so that equal values have equal bytes."""
     column = quote_column(field.name)
     if field.base not in schema.FLOATS:
         return column
@@ -47,7 +47,7 @@ def normalised_sql(field: Field) -> str:
 
 
 def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
-    """Normalise zero and NaN in the columns of a frame, like `normalised_sql`.
+    """Normalise zeros and NaNs in these columns of a frame, as `normalised_sql` does in SQL.
 
     Polars simplifies `x + 0.0` to x, so zeros are replaced explicitly.
     """

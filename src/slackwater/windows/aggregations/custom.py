@@ -19,7 +19,7 @@ from slackwater.windows.aggregations.kind import AggregationKind
 
 @dataclass(frozen=True)
 class CustomAggregation(AggregationKind):
-    """An aggregation by a user's `Aggregator`; `columns` are in the order of its inputs."""
+    """An aggregation that runs a user's `Aggregator`; `columns` are in the order of its inputs."""
 
     aggregator: Aggregator = field(default_factory=Aggregator)
 
@@ -57,7 +57,7 @@ class CustomAggregation(AggregationKind):
             for (name, kind), column in zip(self.aggregator.inputs.items(), self.columns, strict=True)
         }
         with self._wrap_errors("lift"):
-            # selecting a column of the frame as well expands a constant to one value per row
+            # selecting a column of the frame as well broadcasts a constant to one value per row
             lifted = rows.select(event_us, *self._with_part_names(expressions(self.aggregator, "lift", inputs)))
             return lifted.drop(event_us).cast(self._part_types).get_columns()  # type: ignore[arg-type]
 
@@ -70,7 +70,7 @@ class CustomAggregation(AggregationKind):
         return self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
 
     def neutral(self) -> pl.DataFrame:
-        """Return what `merge` makes of no rows, after checking with some values that merging it changes nothing."""
+        """Return the accumulators of zero rows, after checking on a few values that merging them changes nothing."""
         rows = pl.DataFrame({"__ts": [0, 1, 2], **{c.name: _some(c) for c in self.columns}})
         lifted = pl.DataFrame(self.lift(rows, "__ts"))
         with self._wrap_errors("merge"):
@@ -83,7 +83,7 @@ class CustomAggregation(AggregationKind):
         return nothing
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Merge all rows as one group; keys are NULL."""
+        """Merge all rows as one group whose keys are NULL."""
         keys = ({k: pl.lit(None) for k in self.keys},) if self.aggregator.wants_keys else ()
         exprs = self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
         return frame.select(exprs).cast(self._part_types)  # type: ignore[arg-type]
@@ -100,7 +100,7 @@ class CustomAggregation(AggregationKind):
 
     @contextmanager
     def _wrap_errors(self, step: str) -> Iterator[None]:
-        """Raise errors of the user's code as EpochError with the aggregation and the failing step."""
+        """Wrap errors raised by the user's code in an EpochError that names the aggregation and the failing step."""
         try:
             yield
         except (pl.exceptions.PolarsError, UnfitError) as error:
@@ -108,7 +108,7 @@ class CustomAggregation(AggregationKind):
             raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 
     def fingerprint(self) -> str:
-        """Return the name of the class (its module may move), its inputs, its accumulators and its arguments."""
+        """Return the class name without its module (which may move), the inputs, the accumulators and the arguments."""
         named = [f"{n}={c.name} {c.type}" for n, c in zip(self.aggregator.inputs, self.columns, strict=True)]
         accumulators = [f"{n} {t}" for n, t in self.aggregator.accumulators.items()]
         arguments = [f"{n}={v}" for n, v in sorted(vars(self.aggregator).items()) if _plain(v)]
@@ -116,14 +116,16 @@ class CustomAggregation(AggregationKind):
 
 
 def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
-    """Return the aggregation for the aggregator that a spec names."""
+    """Build the aggregation for the aggregator named in the spec."""
     aggregator = spec.aggregator()
     check_aggregator(aggregator)
     return CustomAggregation(spec, columns, keys, aggregator)
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether a column can be used for an input of this type: the same type, or a number that fits it."""
+    """Return whether this column can feed an input of this type: it has the same type, or is a number that fits into
+    it.
+    """
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:
@@ -133,7 +135,7 @@ def accepts_column(input_type: str, column: Field) -> bool:
 
 
 def _some(column: Field) -> pl.Series:
-    """Return NULL and two values of a column's type."""
+    """Return sample values of the column's type: NULL and two others."""
     values = [None, "3", "5"] if column.base in ("string", "binary") else [None, 3, 5]
     return pl.Series(values).cast(column.polars, strict=False)
 

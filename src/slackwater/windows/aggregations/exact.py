@@ -1,13 +1,12 @@
-"""Sums of floating-point numbers without loss: the columns of a total, their merge, and the sum in Spark SQL.
+"""Exact sums of floating-point numbers: the columns of a total, merging totals, and the same sum in Spark SQL.
 
 A total is three columns of a frame:
 
     sum      the total, rounded to a double
-    rest     what the exact total exceeds it by
-    limbs    NULL, or the exact total where two doubles do not hold it: see `core.exact_sum`
+    rest     the exact total minus `sum`
+    limbs    the exact total if two doubles cannot hold it, else NULL; see `core.exact_sum`
 
-They depend on the values alone, not on their order or grouping. The loops are compiled and are imported when they are
-first needed.
+They depend on the values alone, not on their order or grouping. The compiled loops are imported on first use.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from slackwater.windows.aggregations.columns import quote_column
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
 
-# Spark's SQL adds values as integers: multiples of 2^-79 below 2^47, in four parts of 32 bits each
+# Spark adds values as integers: multiples of 2^-79 below 2^47, in four parts of 32 bits each
 _BOUND, _HIGH, _LOW = float(1 << 47), float(1 << 16), float(1 << 79)
 EXPONENTS = (16, -16, -47, -79)
 _MASK = (1 << 32) - 1
@@ -33,23 +32,23 @@ _MASK = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class ExactTotal:
-    """The names of the columns of one total."""
+    """The column names of one exact total."""
 
     sum: str
     rest: str
     limbs: str
 
     def empty(self, height: int) -> pl.Series:
-        """Return the limbs of totals that two doubles hold."""
+        """Return NULL limbs, for totals that fit into two doubles."""
         return pl.Series(self.limbs, [None], dtype=TYPES["limbs"]).new_from_index(0, height)
 
     def from_values(self, values: pl.Series) -> list[pl.Series]:
-        """Return the total of each single value; zero for NULL."""
-        sums = values.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # makes 0.0 of -0.0
+        """Convert each value to a total; NULL becomes zero."""
+        sums = values.cast(pl.Float64).fill_null(0.0).to_numpy() + 0.0  # converts -0.0 to 0.0
         return [pl.Series(self.sum, sums), pl.Series(self.rest, np.zeros(len(sums))), self.empty(len(sums))]
 
     def from_squares(self, values: pl.Series) -> list[pl.Series]:
-        """Return the square of each single value as a total; zero for NULL."""
+        """Convert the square of each value to a total; NULL becomes zero."""
         from slackwater.core import exact_sum
 
         plain = np.array(values.cast(pl.Float64).fill_null(0.0))
@@ -58,7 +57,7 @@ class ExactTotal:
         return [pl.Series(self.sum, sums), pl.Series(self.rest, rests), self._limbs(len(plain), extreme, limbs, ends)]
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> list[pl.Series]:
-        """Return the totals of groups of adjacent rows that begin at `heads`."""
+        """Return the totals of groups of adjacent rows. Groups begin at `heads`."""
         from slackwater.core import exact_sum
 
         sums, rests = (np.array(frame[c].fill_null(0.0)) for c in (self.sum, self.rest))
@@ -75,7 +74,9 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the concatenated limbs of all totals, and the position at which those of each begin, followed by the end."""
+        """Return the limbs of all totals, concatenated, and the offsets at which each total's limbs begin, plus the
+        end.
+        """
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
@@ -102,11 +103,11 @@ class ExactTotal:
         ]
 
     def times(self, counts: pl.Series, values: pl.Series) -> list[pl.Series]:
-        """Return each value multiplied by its count, as a total."""
+        """Multiply each value by its count and return the products as totals."""
         return self.from_grid(counts, values, [])
 
     def add(self, totals: Sequence[Sequence[pl.Series]]) -> list[pl.Series]:
-        """Return the row-wise sums of several columns of totals."""
+        """Add several columns of totals row by row."""
         frame = pl.concat([pl.DataFrame(list(columns)) for columns in totals])
         height = frame.height // len(totals)
         if not height:
@@ -115,7 +116,9 @@ class ExactTotal:
         return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """Return the limbs of these groups, which end at `ends`; NULL for a group without limbs and for all others."""
+        """Return a column with the limbs of these groups, which end at `ends`. Groups without limbs and all other rows
+        are NULL.
+        """
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)
@@ -128,7 +131,7 @@ class ExactTotal:
         return pl.concat([lists, self.empty(1)], rechunk=True)[list_index]
 
     def fractions(self, frame: pl.DataFrame) -> list[Fraction]:
-        """Return exact totals; used for the few groups whose results cannot be computed from doubles."""
+        """Return totals as fractions. Used for the few groups whose result cannot be computed from doubles."""
         from slackwater.core.exact_sum import LOWEST
 
         unit = Fraction(1, 1 << -LOWEST)
@@ -142,7 +145,7 @@ class ExactTotal:
 
 
 def round_to_double(value: Fraction) -> float:
-    """Return the nearest double, infinite beyond the largest."""
+    """Round to the nearest double; infinite beyond the largest one."""
     try:
         return value.numerator / value.denominator
     except OverflowError:
@@ -151,12 +154,12 @@ def round_to_double(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class GridSql:
-    """Spark SQL that sums a column without loss, once for all aggregations of it.
+    """Spark SQL for an exact sum of one column, shared by all aggregations of that column.
 
-    `prefix` begins the names of its columns.
+    `prefix` is the prefix of its column names.
 
-    A value on the grid is split into integers, whose sum is the same in any order. Any other value is a separate group
-    with its value and a count.
+    A value on the grid is split into integers, whose sum does not depend on the order. Every other value becomes a
+    separate group with its count.
     """
 
     column: str
@@ -167,7 +170,7 @@ class GridSql:
 
     @property
     def outside(self) -> str:
-        """Return the column by which rows are grouped: NULL for values on the grid, else the value."""
+        """Return the column to group by: NULL for values on the grid, else the value."""
         return f"{self.prefix}.outside"
 
     @property

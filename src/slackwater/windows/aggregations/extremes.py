@@ -1,6 +1,6 @@
-"""min and max, and the value of the row with the smallest or largest time (first, last) or column (min_by, max_by).
+"""min and max, and the value in the row with the extreme time (first, last) or column (min_by, max_by).
 
-Of rows with equal times or columns, the smallest (largest) value counts, so no result depends on the order of arrival.
+If times or columns are equal, the smallest (largest) value wins, so no result depends on the order of arrival.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
 class Extreme(AggregationKind):
-    """`v`: min or max."""
+    """min or max; the accumulator is `v`."""
 
     @property
     def output(self) -> Field:
@@ -38,8 +38,9 @@ class Extreme(AggregationKind):
 
     @property
     def array_operations(self) -> Mapping[str, np.ufunc]:
-        """Return fmin or maximum: NaN is the largest value in Spark, so max is NaN if any value is, and min only if all
-        are.
+        """Return fmin or maximum.
+
+        NaN is the largest value in Spark: max is NaN if any value is, min only if all values are.
         """
         if self.column.base not in schema.INTEGERS and self.column.base not in schema.FLOATS:
             return {}
@@ -50,7 +51,7 @@ class Extreme(AggregationKind):
 
 
 class FirstLast(AggregationKind):
-    """first and last: `ts`, `v`, the smallest (largest) pair of event time and value. NULLs are skipped."""
+    """first or last; the accumulators `ts` and `v` hold the extreme pair of event time and value. NULLs are skipped."""
 
     @property
     def _which(self) -> str:
@@ -83,9 +84,9 @@ class FirstLast(AggregationKind):
 
 
 class ValueBy(AggregationKind):
-    """min_by and max_by: `by`, `v`, the smallest (largest) pair of `by` and value.
+    """min_by or max_by; the accumulators `by` and `v` hold the extreme pair.
 
-    As in Spark, a row whose `by` is NULL is skipped, and a value may be NULL: in a tie NULL is the smallest.
+    As in Spark, rows whose `by` is NULL are skipped. A value may be NULL; NULL is the smallest one in a tie.
     """
 
     @property

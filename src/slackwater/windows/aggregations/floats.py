@@ -1,16 +1,15 @@
-"""sum, avg, var and stddev of floating-point numbers, from totals without loss: independent of order and batching, to the
-bit.
+"""sum, avg, var and stddev of floating-point numbers, from exact totals: bit-identical for any order and batching.
 
-    sum       the exact total, rounded once                avg        that, divided by n
-    var       (n Σx² - (Σx)²) / (n (n - 1)), the difference taken from exact totals and rounded once (a sample, as Spark's `variance`)
+    sum       the exact total, rounded once                avg        the sum divided by n
+    var       (n Σx² - (Σx)²) / (n (n - 1)), exact difference, rounded once (a sample, as Spark's `variance`)
     stddev    its square root
 
 NaN, or infinities of both signs, make the result NaN. An infinite value makes the sum infinite and the variance NaN, as
 in Spark. Zero has no sign. An intermediate total may exceed the largest double. If the final total does, the sum is
-infinite and the average is not.
+infinite, but the average is finite.
 
-The kinds named `Former…` read the states of earlier versions: a sum as Spark added it, and moments by the formula of
-Chan, Golub and LeVeque (1979). The next start converts them.
+The `Former…` kinds read states of earlier versions: sums added by Spark, and moments by the formula of Chan, Golub and
+LeVeque (1979). The next start converts these states.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, S
 
 
 class FloatTotal(SumKind):
-    """`n`, and a total without loss."""
+    """sum or avg; the accumulators are `n` and an exact total."""
 
     @property
     def output(self) -> Field:
@@ -96,7 +95,7 @@ class FloatTotal(SumKind):
 
 
 class FormerFloatTotal(SumKind):
-    """`n`, and a sum that was rounded at every addition."""
+    """sum or avg in states of earlier versions: `n`, and a sum that was rounded at every addition."""
 
     @property
     def output(self) -> Field:
@@ -112,7 +111,7 @@ class FormerFloatTotal(SumKind):
 
 
 class _Moments(AggregationKind):
-    """The common base of var and stddev."""
+    """Common base of var and stddev."""
 
     number = True
 
@@ -125,7 +124,7 @@ class _Moments(AggregationKind):
 
 
 class Moments(_Moments):
-    """`n`, the total of the values, and the total of their squares."""
+    """var or stddev; the accumulators are `n`, the total of the values and the total of their squares."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -174,7 +173,7 @@ class Moments(_Moments):
         return result.set(pl.Series(n < 2), None)
 
     def _exact(self, frame: pl.DataFrame) -> list[tuple[int, Fraction | None, Fraction | None]]:
-        """Return `n` and both totals of groups; None for a total that is infinite because of its values."""
+        """Return `n` and both totals of each group; None for a total that is infinite because of its values."""
 
         def totals(total: ExactTotal) -> list[Fraction | None]:
             sound = (frame[total.sum].is_finite() | frame[total.limbs].is_not_null()).to_list()
@@ -186,7 +185,7 @@ class Moments(_Moments):
     def _extreme(self, n: int, total: Fraction | None, squares: Fraction | None) -> float:
         if total is None:
             return float("nan")
-        if squares is None:  # from the state of an earlier version
+        if squares is None:  # stored by an earlier version
             return float("inf")
         variance = (n * squares - total * total) / (n * (n - 1))
         if self.spec.agg == "var":
@@ -194,14 +193,14 @@ class Moments(_Moments):
         half = (variance.numerator.bit_length() - variance.denominator.bit_length()) // 2
         scaled = math.sqrt(
             round_to_double(variance / Fraction(4) ** half)
-        )  # the variance itself may be beyond the doubles
+        )  # the variance itself may exceed the largest double
         return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
     def previous_form(self) -> AggregationKind:
         return FormerMoments(self.spec, self.columns, self.keys)
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Return totals that give the same variance: n * mean, and m2 + n * mean²."""
+        """Convert to totals with the same variance: n * mean, and m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
         square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
         parts = [total.times(n, square[total.sum]), total.times(n, square[total.rest]), total.from_values(m2)]
@@ -212,7 +211,9 @@ class Moments(_Moments):
 
 
 class FormerMoments(_Moments):
-    """`n`, `mean` (NULL without values), and `m2`, the sum of squared distances from it."""
+    """var or stddev in states of earlier versions: `n`, `mean` (NULL without values), and `m2`, the sum of squared
+    deviations.
+    """
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -228,7 +229,7 @@ class FormerMoments(_Moments):
 
     def merge(self) -> Sequence[pl.Expr]:
         n, mean, m2 = (pl.col(self.part(p)) for p in ("n", "mean", "m2"))
-        near = mean.drop_nulls().first()  # adding small distances from one of the means keeps precision
+        near = mean.drop_nulls().first()  # adding small deviations from one of the means keeps precision
         whole = near + (n * (mean - near)).sum() / n.sum()
         return [n.sum(), whole.alias(self.part("mean")), m2.sum() + (n * (mean - whole) ** 2).sum()]
 
@@ -238,11 +239,11 @@ class FormerMoments(_Moments):
 
 
 def sum_counts(frame: pl.DataFrame, column: str, heads: Int64s) -> pl.Series:
-    """Return the sums of a column of counts for groups that begin at `heads`."""
+    """Sum a column of counts per group. Groups begin at `heads`."""
     return pl.Series(column, np.add.reduceat(frame[column].fill_null(0).to_numpy(), heads))
 
 
 def total_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[str, ...] = ()) -> AggregationKind:
-    """Return the kind of sum or avg for the type of its column."""
+    """Return the kind that computes sum or avg for the type of its column."""
     kinds: dict[str, type[AggregationKind]] = {**dict.fromkeys(schema.INTEGERS, IntegerTotal), "decimal": DecimalTotal}
     return kinds.get(columns[0].base, FloatTotal)(spec, columns, keys)

@@ -1,4 +1,5 @@
-"""Restore accumulators from finished values, if a target's row has enough of them, to correct windows that left the state.
+"""Restore accumulators from finished values, where a target row has enough of them, to correct windows that have left
+the state.
 
 A stored sum of floating-point numbers was rounded once. A correction continues with the rounded sum.
 
@@ -23,29 +24,29 @@ _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
 
 
 def lost_aggregations(aggs: Sequence[Agg]) -> list[str]:
-    """Return the aggregations whose accumulators cannot be restored from the stored values, as in `"mean" (avg)`."""
+    """Return the aggregations whose accumulators cannot be restored from a target row, formatted like `"mean" (avg)`."""
     return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
 def restore_accumulators(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
-    """Restore the accumulators of stored rows (the output columns); NULLs for `lost_aggregations`."""
+    """Restore accumulators from target rows (the output columns); those of `lost_aggregations` are NULL."""
     types: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
     exprs = {e.meta.output_name(): e for a in aggs if _is_restorable(a, aggs) for e in _parts(a, aggs)}
     return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())
 
 
 def _is_restorable(agg: Agg, aggs: Sequence[Agg]) -> bool:
-    """Return whether the accumulators of an aggregation can be restored from the stored values."""
+    """Return whether the accumulators of this aggregation can be restored from a target row."""
     kind = agg.kind
     if isinstance(kind, _TOTALS) and any(a.spec.on_overflow == "null" for a in aggs if a.column == agg.column):
-        return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may stand for a sum that did not fit
+        return isinstance(kind, FloatTotal) and agg.spec.agg == "sum"  # NULL may mean that the sum overflowed
     if isinstance(kind, _TOTALS) and agg.spec.agg == "avg":
         return _find_output(aggs, agg, "sum") is not None and _find_output(aggs, agg, "count") is not None
     return isinstance(kind, Count | Extreme | CollectSet | IntegerTotal | FloatTotal | DecimalTotal)
 
 
 def _find_output(aggs: Sequence[Agg], agg: Agg, which: str) -> str | None:
-    """Return the output column of another aggregation over the same column."""
+    """Return the output column of another aggregation (of kind `which`) over the same column."""
     return next((a.name for a in aggs if a.spec.agg == which and a.column == agg.column), None)
 
 
@@ -56,7 +57,7 @@ def _parts(agg: Agg, aggs: Sequence[Agg]) -> Iterator[pl.Expr]:
         yield pl.col(agg.name).alias(name)
         return
     total, count = pl.col(_find_output(aggs, agg, "sum") or agg.name), _find_output(aggs, agg, "count")
-    # for a sum it only matters whether there was a value
+    # a sum only needs to know whether there was any value
     n = total.is_not_null().cast(pl.Int64) if count is None else pl.col(count)
     yield n.alias(kind.part("n"))
     if isinstance(kind, IntegerTotal):

@@ -1,4 +1,4 @@
-"""The interface of an aggregation kind: inputs, accumulators, and the three steps between rows and result.
+"""The interface of an aggregation kind: its inputs, its accumulators, and the three steps from rows to a result.
 
 rows ── lift ──▶ accumulators ── merge, settle ──▶ accumulators ── finish ──▶ one output column
         in Spark SQL per pane, or in Polars per row
@@ -30,7 +30,7 @@ class AggregationKind(ABC):
     columns: tuple[Field, ...] = ()
     keys: tuple[str, ...] = ()
 
-    number: ClassVar[bool] = False  # True if the column must be a number
+    number: ClassVar[bool] = False  # True if the column must be numeric
 
     @property
     def column(self) -> Field:
@@ -46,11 +46,11 @@ class AggregationKind(ABC):
         return self.spec.as_
 
     def part(self, part: str) -> str:
-        """Return the name of the column that holds an accumulator."""
+        """Return the name of an accumulator column."""
         return f"{self.name}.{part}"
 
     def problem(self) -> str | None:
-        """Return what does not fit about the columns and what to do about it; None if they fit."""
+        """Describe what is wrong with the columns and how to fix it; None if they fit."""
         for column in self.columns:
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
@@ -72,11 +72,12 @@ class AggregationKind(ABC):
     @property
     @abstractmethod
     def parts(self) -> Mapping[str, pl.DataType]:
-        """Return part and type of each accumulator."""
+        """Return the suffix and type of each accumulator column."""
 
     def lift_sql(self, event_us: str) -> Mapping[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY; None if rows are lifted one by
-        one.
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, for a GROUP BY.
+
+        None if rows must be lifted one by one.
         """
         return None
 
@@ -87,24 +88,24 @@ class AggregationKind(ABC):
 
     @property
     def sql_groups(self) -> Sequence[str]:
-        """Return those of `sql_columns` by which Spark groups in addition to key and pane."""
+        """Return the `sql_columns` by which Spark groups in addition to key and pane."""
         return []
 
     @property
     def sql_sums(self) -> Mapping[str, str]:
-        """Return further Spark SQL aggregates by their full names; aggregations of one column share them."""
+        """Return additional Spark SQL aggregates by their full names; aggregations of the same column share them."""
         return {}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Return the accumulators of groups from the result of `lift_sql` and `sql_sums` in Spark."""
+        """Build the accumulators of groups from what Spark computed for `lift_sql` and `sql_sums`."""
         return [rows[self.part(part)] for part in self.parts]
 
     @abstractmethod
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        """Return the accumulators of single rows by their column names, over a frame with the inputs."""
+        """Return the accumulators of individual rows, by column name, over a frame with the inputs."""
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return the merged accumulators of a group, for `group_by(…).agg(…)` over frames of accumulators.
+        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`.
 
         Kinds whose `merge_adjacent` handles every frame do not implement it.
         """
@@ -112,12 +113,16 @@ class AggregationKind(ABC):
 
     @property
     def array_operations(self) -> Mapping[str, np.ufunc]:
-        """Return part and operation if `merge` is one operation for each part (without NULLs); else nothing."""
+        """Return the NumPy operation that merges each accumulator, by suffix.
+
+        Empty if `merge` is more than one operation per accumulator (NULLs aside).
+        """
         return {}
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
-        """Merge adjacent rows of groups that begin at `heads` with the operations of `array_operations`; return nothing if `merge` is
-        needed.
+        """Merge the adjacent rows of each group with `array_operations`. Groups begin at `heads`.
+
+        Returns nothing if this aggregation needs `merge` instead.
         """
         parts = {self.part(part): operation for part, operation in self.array_operations.items()}
         if any(frame[part].null_count() for part in parts):
@@ -126,20 +131,20 @@ class AggregationKind(ABC):
             return [pl.Series(p, by.reduceat(frame[p].to_numpy(), heads)) for p, by in parts.items()]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Bring merged accumulators into the form in which they are stored, if `merge` alone does not."""
+        """Convert merged accumulators to the form in which they are stored, if `merge` does not return that form."""
         return frame
 
     @abstractmethod
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the output column of a frame of accumulators.
+        """Compute the output column from a frame of accumulators.
 
         Raises ValueRangeError if a value does not fit its type.
         """
 
     def neutral(self) -> pl.DataFrame:
-        """Return one row with the accumulators of no rows; merging it changes nothing.
+        """Return one row with the accumulators of zero rows; merging it changes nothing.
 
-        Raises UnfitError if they do not exist.
+        Raises UnfitError if there are no such accumulators.
         """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})
@@ -151,19 +156,21 @@ class AggregationKind(ABC):
         return
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Return which groups have a result that does not fit its type; None if there are none."""
+        """Return a mask of the groups whose result overflows its type; None if there are none."""
         return None
 
     def previous_form(self) -> AggregationKind | None:
-        """Return the aggregation with the accumulators that earlier versions stored; None if they are the same."""
+        """Return this aggregation as earlier versions stored it; None if its accumulators have not changed."""
         return None
 
     def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Convert the accumulators of `former`."""
+        """Convert accumulators stored in the `previous_form`."""
         raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
-        """Return a readable text of what the accumulators depend on; state with another fingerprint cannot be used."""
+        """Return a readable string that covers what the accumulators depend on; state with another fingerprint is
+        incompatible.
+        """
         named = [f"{c.name} {c.type}" for c in self.columns] or ["*"]
         return " ".join([self.spec.agg, *named, *self.details()])
 
@@ -173,7 +180,7 @@ class AggregationKind(ABC):
 
 
 def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key: str, noun: str, advice: str) -> None:
-    """Raise CapExceededError if the largest of `sizes` exceeds the limit that the config sets as `key`."""
+    """Raise CapExceededError if the largest of `sizes` exceeds the limit set by the config key `key`."""
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
@@ -182,14 +189,14 @@ def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key
 
 
 def extreme_value(value: pl.Expr, which: str, field: Field) -> pl.Expr:
-    """Return the minimum or maximum in Spark's order. Polars ignores NaN, which is the largest value in Spark."""
+    """Return the minimum or maximum in Spark's order, where NaN is the largest value. Polars ignores NaN."""
     if which == "min":
         return value.min()
     return value.nan_max() if field.base in schema.FLOATS else value.max()
 
 
 def concatenate_lists(part: str) -> pl.Expr:
-    """Return the elements of all lists of a group as one list."""
+    """Concatenate all lists of a group."""
     return pl.col(part).explode().drop_nulls()
 
 

@@ -1,4 +1,4 @@
-"""collect_list, and top_k, which counts every value exactly. Both store all values, up to a limit."""
+"""collect_list, and top_k with exact counts. Both store all values, up to a limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class CollectList(AggregationKind):
-    """`ts` and `values`: parallel lists in any order. The result is in order of (event time, value)."""
+    """collect_list; the accumulators `ts` and `values` are parallel lists in any order. The result is sorted by (event
+    time, value).
+    """
 
     @property
     def output(self) -> Field:
@@ -40,7 +42,7 @@ class CollectList(AggregationKind):
 
 
 class TopK(AggregationKind):
-    """`values` and `counts`: parallel lists with the count of each value."""
+    """top_k; the accumulators `values` and `counts` are parallel lists of the distinct values and their counts."""
 
     @property
     def output(self) -> Field:
@@ -74,7 +76,7 @@ class TopK(AggregationKind):
         return frame.with_columns(gather_lists(frame.height, lists, part) for part in (values, counts))
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the k most frequent values; those with equal counts in ascending order."""
+        """Return the k most frequent values; ties are in ascending order."""
         values, counts = self.part("values"), self.part("counts")
         long = explode_lists(frame, values, counts).sort("__row", counts, values, descending=[False, True, False])
         pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
@@ -86,11 +88,11 @@ class TopK(AggregationKind):
 
 
 def explode_lists(frame: pl.DataFrame, *lists: str) -> pl.DataFrame:
-    """Return lists of equal lengths as rows, with the number of their original row as `__row`."""
+    """Explode parallel lists to one row per element. `__row` is the number of the original row."""
     return frame.select(*lists).with_row_index("__row").explode(*lists).drop_nulls()
 
 
 def gather_lists(height: int, lists: pl.DataFrame, name: str) -> pl.Series:
-    """Return a column of lists by their `__row`; empty for rows without a list."""
+    """Collect elements back into one list per `__row`; rows without elements get an empty list."""
     rows = pl.DataFrame({"__row": pl.arange(height, dtype=pl.UInt32, eager=True)})
     return rows.join(lists.select("__row", name), on="__row", how="left", maintain_order="left")[name].fill_null([])

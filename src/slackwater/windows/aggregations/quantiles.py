@@ -1,11 +1,11 @@
-"""approx_quantile: exact for small groups, a KLL sketch for larger ones (Karnin, Lang, Liberty, "Optimal quantile
+"""approx_quantile: exact for small groups, and a KLL sketch for larger ones (Karnin, Lang, Liberty, "Optimal quantile
 approximation in streams", 2016; Apache DataSketches).
 
     values ──▶ buffer of up to k values ──▶ when it overflows: into the sketch
 
-The rank of the returned value differs from the requested one by at most the sketch's error, however rows are batched.
+The rank of the returned value differs from the requested rank by at most the sketch's error, regardless of batching.
 The error is 1.33 % of the values for k = 200, at 99 % confidence. Groups of up to k values are exact. A sketch uses
-random numbers, so two runs over more values may differ within that error.
+random numbers, so results for larger groups may differ between runs, within that error.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _NAN = float("nan")
 
 
 class Quantile(AggregationKind):
-    """`nans`: the number of NaN values, which are above all others; `values`: the buffer; `sketch`: none or one,
-    serialised.
+    """approx_quantile, with three accumulators.
+
+    `nans` counts NaNs, which rank above all other values. `values` is the buffer. `sketch` is a list of at most one
+    serialised sketch.
     """
 
     number = True
@@ -58,7 +60,7 @@ class Quantile(AggregationKind):
         ]
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Replace overflowing buffers and several sketches with one sketch.
+        """Replace an overflowing buffer, or several sketches, with one sketch.
 
         The loop runs over large groups, not over rows.
         """
@@ -87,11 +89,13 @@ class Quantile(AggregationKind):
             whole.merge(datasketches.kll_doubles_sketch.deserialize(part))
         whole.update(
             np.array(frame[self.part("values")][row], dtype=np.float64)
-        )  # a copy, since `update` does not accept a view
+        )  # a copy, because `update` does not accept a view
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL without values."""
+        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if there is
+        no value.
+        """
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]
         sketched = (frame[self.part("sketch")].list.len() > 0).arg_true().to_list()
@@ -100,7 +104,7 @@ class Quantile(AggregationKind):
         for row, sketch in sketches.items():
             numbers[row] = sketch.n
         total = numbers + nans.to_numpy()
-        rank = np.maximum(np.ceil(np.round(q * total, 6)), 1).astype(np.int64)  # 0.55 * 100 is a little more than 55
+        rank = np.maximum(np.ceil(np.round(q * total, 6)), 1).astype(np.int64)  # 0.55 * 100 is slightly more than 55
         position = pl.Series("place", np.minimum(rank, np.maximum(numbers, 1)) - 1)
         quantiles = pl.select(values.list.sort().list.get(position, null_on_oob=True)).to_series()
         quantiles = quantiles.set(pl.Series(rank > numbers), _NAN).set(pl.Series(total == 0), None)

@@ -1,4 +1,4 @@
-"""Distinct values: their number (exact, or by HLL), and the values themselves."""
+"""Aggregations of distinct values: their count (exact, or estimated by HLL), and the values themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class _Values(AggregationKind):
-    """`set`: the values themselves."""
+    """Base of the aggregations that store the distinct values; the accumulator is `set`."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
@@ -30,7 +30,7 @@ class _Values(AggregationKind):
 
 
 class ExactDistinct(_Values):
-    """count_distinct, mode = "exact"."""
+    """count_distinct with mode = "exact"."""
 
     @property
     def output(self) -> Field:
@@ -54,14 +54,14 @@ class ExactDistinct(_Values):
 
 
 class CollectSet(_Values):
-    """collect_set: the distinct values in ascending order; an empty array without values."""
+    """collect_set: the distinct values in ascending order; an empty array if there are none."""
 
     @property
     def output(self) -> Field:
         return Field(self.name, f"array<{self.column.type}>")
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return frame[self.part("set")].list.sort()  # Spark's own sets come unsorted
+        return frame[self.part("set")].list.sort()  # Spark's own sets are unsorted
 
     def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("set")].list.len()
@@ -71,7 +71,7 @@ class CollectSet(_Values):
 
 
 class ApproximateDistinct(AggregationKind):
-    """count_distinct, mode = "approximate": `set` holds HLL coupons."""
+    """count_distinct with mode = "approximate"; the accumulator `set` holds HLL coupons."""
 
     @property
     def inputs(self) -> tuple[AggregationInput, ...]:

@@ -1,7 +1,7 @@
-"""count, and sum and avg of integers and decimals. Integer sums are exact in 96 bits (`hi * 2^32 + lo`), decimal sums have
-ten more digits.
+"""count, and sum and avg of integers and decimals. Integer sums are exact in 96 bits (`hi * 2^32 + lo`), decimal sums
+have ten more digits.
 
-A result that does not fit its type stops the epoch that computes it and names its key, or is NULL (`on_overflow`). A
+A result that overflows its type either fails the epoch, with an error that names the key, or is NULL (`on_overflow`). A
 decimal sum that once had more than 38 digits is lost for its group: its accumulator stays NULL.
 """
 
@@ -20,11 +20,11 @@ from slackwater.windows.aggregations.columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind
 
 _LOW = (1 << 32) - 1
-_DIGITS = 38  # precision of the widest decimal
+_DIGITS = 38  # precision of the widest decimal type
 
 
 class Count(AggregationKind):
-    """`n`: rows, or values that are not NULL."""
+    """count; the accumulator `n` counts rows, or values that are not NULL."""
 
     @property
     def output(self) -> Field:
@@ -56,7 +56,7 @@ class Count(AggregationKind):
 
 
 class SumKind(AggregationKind):
-    """sum and avg: `n` and a total, which is 0 without values."""
+    """Base of sum and avg; the accumulators are `n` and a total, which is 0 if there are no values."""
 
     number = True
 
@@ -105,7 +105,7 @@ class SumKind(AggregationKind):
 
 
 class IntegerTotal(SumKind):
-    """`n`, `hi`, `lo`."""
+    """sum and avg of integers; the accumulators are `n`, `hi` and `lo`."""
 
     @property
     def output(self) -> Field:
@@ -137,7 +137,7 @@ class IntegerTotal(SumKind):
         return frame[self.part("hi")] + low // (1 << 32), low & _LOW
 
     def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Reduce `lo` to 32 bits; as a plain sum it would exceed 64 bits after 2^31 rows."""
+        """Reduce `lo` to 32 bits; without this it would overflow 64 bits after 2^31 rows."""
         hi, lo = self._halves(frame)
         return frame.with_columns(hi.alias(self.part("hi")), lo.alias(self.part("lo")))
 
@@ -158,7 +158,7 @@ class IntegerTotal(SumKind):
 
 
 class DecimalTotal(SumKind):
-    """`n`, `sum` with ten more digits, as in Spark."""
+    """sum and avg of decimals; the accumulators are `n` and `sum`, which has ten more digits, as in Spark."""
 
     @property
     def output(self) -> Field:
@@ -181,7 +181,7 @@ class DecimalTotal(SumKind):
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         v = quote_column(self.column.name)
-        # `sum` raises if 38 digits are not enough; try_sum returns NULL then, and also without values
+        # `sum` raises if 38 digits are not enough; try_sum returns NULL instead, and also if there are no values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
         return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}
 
@@ -190,12 +190,12 @@ class DecimalTotal(SumKind):
         return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return NULL, permanently, if the sum needs more digits than the type has."""
+        """Return the merged sum; it becomes NULL, permanently, if it needs more digits than the type has."""
         digits, scale = self._wide.decimal
         total = pl.col(self.part("sum"))
         whole = total.sum()
         beyond = total.is_null().any() | (whole.to_physical().abs() >= pl.lit(10**digits, pl.Int128))
-        if digits == _DIGITS:  # Polars computes in 128 bits, which wrap around at 1.7 * 10^38
+        if digits == _DIGITS:  # Polars computes in 128 bits, which overflow silently at 1.7 * 10^38
             beyond |= total.cast(pl.Float64).sum().abs() >= 1.5 * 10.0 ** (digits - scale)
         return [pl.col(self.part("n")).sum(), pl.when(~beyond).then(whole)]
 
@@ -221,11 +221,10 @@ class DecimalTotal(SumKind):
         return results
 
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
-        """Return DECIMAL(p+4, s+4), rounded half up like Spark.
+        """Return DECIMAL(p+4, s+4), rounded half up as in Spark.
 
-        It computes with exact integers per group, not vectorised.
-
-        NULL if the sum is NULL, or if the type has too few digits.
+        Computes with exact integers, group by group (not vectorised). NULL if the sum is NULL, or if the type has too
+        few digits.
         """
         precision, scale = self.output.decimal
         context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
@@ -242,5 +241,5 @@ class DecimalTotal(SumKind):
 
 
 def counted_by(column: str) -> pl.Expr:
-    """Return 1 for a value, 0 for NULL."""
+    """Return 1 for a value and 0 for NULL."""
     return pl.col(column).is_not_null().cast(pl.Int64)

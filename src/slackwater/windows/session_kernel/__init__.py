@@ -1,1 +1,1 @@
-"""Compiled loops that sort intervals of sessions and build runs of them."""
+"""Compiled loops that sort the intervals of sessions and join them into runs."""

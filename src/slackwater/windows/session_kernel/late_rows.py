@@ -1,4 +1,4 @@
-"""Place rows behind the watermark in runs that reach the cap: each joins a session, or is late. Compiled."""
+"""Compiled loops for rows behind the watermark, in runs that reach the cap: each row joins a session or is late."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from slackwater.windows.session_kernel.sort import merge_sort
 
 @compiled
 def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: JudgedIntervals) -> JudgedIntervals:
-    """Place the rows behind the watermark one by one in every run that reaches the cap: they never move a cut.
+    """Place rows behind the watermark one by one, in every run that reaches the cap: such rows never move a cut.
 
-    Also changes `judged` in place.
+    Also modifies `judged` in place.
     """
     verdict, floor, new, positions, key, run, fragment, _ = judged
     used = head = 0
@@ -51,18 +51,18 @@ def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: Jud
 
 @compiled
 def place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
-    """Put the rows behind the watermark into the sessions of their run, one by one.
+    """Assign rows behind the watermark to the sessions of their run, one by one.
 
-    A row joins the sessions on both sides if the result stays below the cap, else the earlier one, else the later one.
-    A row that touches no session starts a new one. All other rows are late. The session that a row joins stays whole
-    from then on, and so does the next one if the row touches it.
+    A row joins the sessions on both sides if the result stays below the cap. Otherwise it joins the earlier one, or
+    else the later one. A row that touches no session starts a new one. All other rows are late. From then on, the
+    session that a row joins is never split, nor is the next one if the row touches it.
 
         gap 20, cap 22    0        10         21   30
         sessions          [)20                [────)50     21 − 0 < 22, but they do not touch: two sessions
         a row behind               ● joins the earlier     joining both would also take in 21 and cut off 30
 
-    Returns for each interval NOWHERE for a late row, BY_FRAGMENTS if its session may still be split, else the number of
-    its session, from 1.
+    Returns for each interval NOWHERE if it is a late row, BY_FRAGMENTS if its session may still be split, and otherwise
+    the number of its session, counted from 1.
     """
     count = len(positions)
     first, last, end = np.empty(count + 1, np.int64), np.empty(count + 1, np.int64), np.empty(count + 1, np.int64)

@@ -1,14 +1,14 @@
-"""The rules of sessions, as loops over the intervals of one key after the other in time order. Compiled.
+"""The session rules, as compiled loops over the intervals of each key in time order.
 
-An interval is a row of this epoch or of the state: its first event, its last event, and how far it reaches (`end`, the
-last event plus its gap). Times are in µs, all other numbers are positions.
+An interval is a new row or a stored one: its first event, its last event, and its `end` (the last event plus its gap).
+Times are in µs; all other numbers are positions.
 
     gap 3, cap 10     0    5    10   15   20
     intervals         ●●─●●●●●●●●●●●        ●●     in order of (key, start, last)
-    runs              [────────────]        []     each interval begins before the earlier ones have ended
-    fragments            [────────][][]        []     one below the limit, start + cap; separate ones at or above it
+    runs              [────────────]        []     each interval begins before the previous ones end
+    fragments            [────────][][]        []     one below the limit (start + cap), separate ones from there on
 
-A row is visited a fixed number of times, so a key with many rows is not slower per row.
+Each row is visited a fixed number of times, so the cost per row does not grow with the number of rows of a key.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Int64s = NDArray[np.int64]
 Int8s = NDArray[np.int8]
 Bools = NDArray[np.bool_]
 
-NEW, HELD, GONE = 0, 1, 2  # a row of this epoch; an interval in the state; an expired interval or a floor
+NEW, HELD, GONE = 0, 1, 2  # a new row; a stored interval; an expired interval or a floor
 USED, LATE, REFUSED = 0, 1, 2  # the verdict on a row
-NOWHERE, BY_FRAGMENTS = -1, 0  # session of a row behind the watermark: late; decided by the fragments
+NOWHERE, BY_FRAGMENTS = -1, 0  # session of a row behind the watermark: late; to be decided by the fragments
 NONE, FAR = -(1 << 62), 1 << 62  # before and after every time
 
 
 class SessionTimes(NamedTuple):
-    """The times by which intervals are judged. Rows before `since` are always late. `reach` is the largest gap."""
+    """The times against which intervals are judged. Rows before `since` are always late. `reach` is the largest gap."""
 
     watermark: int
     horizon: int
@@ -41,9 +41,9 @@ class SessionTimes(NamedTuple):
 
 
 class SortedIntervals(NamedTuple):
-    """All intervals, in order.
+    """All intervals in sorted order.
 
-    `heads` has the position at which each key begins, and finally the number of intervals.
+    `heads` has the position at which each key begins, followed by the number of intervals.
     """
 
     heads: Int64s
@@ -58,8 +58,8 @@ class JudgedIntervals(NamedTuple):
 
     `verdict` has one element per interval. `floor` (NONE for no floor) and `new` have one element per key. The other
     arrays have one element per interval that is part of a session: its position, its `key`, and whether a `run` or a
-    `fragment` begins there. `needs_placement` is true if a run spans the cap and has a row behind the watermark that
-    still has to be placed.
+    `fragment` begins there. `needs_placement` is true if a run spans the cap and contains a row behind the watermark,
+    which `late_rows` must place.
     """
 
     verdict: Int8s
@@ -76,7 +76,8 @@ class SessionFragments(NamedTuple):
     """The columns of the fragments to write.
 
     `first` is the first interval of a fragment, as an index into `JudgedIntervals.positions`. `whole` marks a complete
-    session, which is not part of a run that may be cut. `emitted` is true if the target holds the fragment unchanged.
+    session, which is not part of a run that may still be cut. `emitted` is true if the target holds the fragment
+    unchanged.
     """
 
     first: Int64s
@@ -90,9 +91,9 @@ class SessionFragments(NamedTuple):
 
 @compiled
 def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
-    """Judge the rows of all keys, and join the used ones into runs and fragments.
+    """Judge the rows of all keys, and join the accepted ones into runs and fragments.
 
-    `shut` marks new keys that may not open a session.
+    `shut` marks new keys that must not open a session.
     """
     count, keys = len(intervals.kind), len(intervals.heads) - 1
     verdict = np.zeros(count, np.int8)
@@ -122,7 +123,7 @@ def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> 
 
 @compiled
 def needed_intervals(intervals: SortedIntervals, times: SessionTimes) -> Bools:
-    """Return which intervals are open, or belong to a key whose floor counts."""
+    """Return a mask of the intervals that are open, or whose key has a floor that can make rows late."""
     needed = np.empty(len(intervals.kind), np.bool_)
     for key in range(len(intervals.heads) - 1):
         begin, stop = intervals.heads[key], intervals.heads[key + 1]
@@ -142,7 +143,7 @@ def _contains(kinds: Int8s, kind: int, begin: int, stop: int) -> bool:
 
 @inlined
 def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: int) -> int:
-    """Return how far the expired sessions of the key reached; NONE if no accepted row can touch that any more."""
+    """Return the end of the key's expired sessions; NONE if no row that is accepted can touch it any more."""
     floor, first = NONE, FAR
     for i in range(begin, stop):
         if intervals.kind[i] == GONE:
@@ -156,9 +157,7 @@ def _floor(intervals: SortedIntervals, times: SessionTimes, begin: int, stop: in
 def _collect_open(
     intervals: SortedIntervals, begin: int, stop: int, floor: int, positions: Int64s, used: int, verdict: Int8s
 ) -> int:
-    """Append the key's open intervals and its rows above the floor to `positions`; return the new number of used
-    positions.
-    """
+    """Append the key's open intervals, and its rows above the floor, to `positions`; return the new length in use."""
     for i in range(begin, stop):
         if intervals.kind[i] == NEW and intervals.start[i] <= floor:
             verdict[i] = LATE
@@ -178,7 +177,7 @@ def _judge(
     run: Bools,
     verdict: Int8s,
 ) -> int:
-    """Join a key's intervals into runs and keep those that are not late, in place; return where the kept ones end.
+    """Join a key's intervals into runs and compact them in place to those that are not late; return the new end.
 
                 floor          horizon
     gone ........│               │
@@ -200,7 +199,7 @@ def _judge(
             taken = taken or intervals.kind[i] == HELD or _is_recent(times, intervals.start[i], intervals.end[i])
         for j in range(head, tail):
             i = positions[j]
-            # a row before the open session could reach back to an expired session and overlap it
+            # a row before the open session could extend back to an expired session and overlap it
             if taken and (intervals.start[i] >= first_open or _is_recent(times, intervals.start[i], intervals.end[i])):
                 positions[used], run[used] = i, begins
                 used, begins = used + 1, False
@@ -225,10 +224,11 @@ def _split_fragments(
     run: Bools,
     fragment: Bools,
 ) -> None:
-    """Split a key's runs into fragments: intervals below the limit can only end up in one session, those above may be cut.
+    """Split a key's runs into fragments.
 
-    Intervals whose events overlap form one fragment; it starts a new one if it reaches across the limit. A larger gap
-    may have joined such sessions.
+    Intervals below the limit can only end up in the same session, and form one fragment. Those above it may be cut
+    apart. Intervals whose events overlap also form one fragment; it starts a new one if it extends across the limit.
+    Such sessions can exist after the gap was increased.
     """
     if begin == stop:
         return
@@ -254,7 +254,7 @@ def is_behind(times: SessionTimes, kind: int, start: int) -> bool:
 def needs_late_placement(
     intervals: SortedIntervals, times: SessionTimes, positions: Int64s, begin: int, stop: int, run: Bools
 ) -> bool:
-    """Return whether a run spans the cap and has a row behind the watermark."""
+    """Return whether a run spans the cap and contains a row behind the watermark."""
     first, last, behind, needs_placement = NONE, NONE, False, False
     for j in range(begin, stop):
         i = positions[j]
@@ -267,7 +267,9 @@ def needs_late_placement(
 
 @compiled
 def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """Return for each key whether a row of it is used, whether it has a session, and how many stored intervals it has."""
+    """For each key, return whether any of its rows is used, whether it has a session, and its number of stored
+    intervals.
+    """
     keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
@@ -282,9 +284,10 @@ def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -
 
 @compiled
 def cut_sessions(run: Int64s, start: Int64s, last: Int64s, end: Int64s, cap: int) -> Bools:
-    """Return where sessions begin if no further row comes: with each run, and where one reaches the cap.
+    """Return where sessions would begin if no more rows arrived: at the start of each run, and at each cut.
 
-    The rows after a cut form a new run. If rows bring their own gaps, it may consist of several sessions.
+    A cut is needed where a session reaches the cap. The rows after it form a new run; if rows have their own gaps,
+    that run may consist of several sessions.
 
         cap 10   start 0 ......... 10 .. 13 ........ 20
                  [──●──●──●──●──●─)[●─────●──●────────)
@@ -306,9 +309,9 @@ def build_fragments(
 ) -> SessionFragments:
     """Return the fragments of all runs. `emitted` is true if the target holds an interval unchanged.
 
-    A run of one fragment is a whole session, which closes by the watermark alone. If the watermark has already passed
-    its end (because of a late row), it is not whole: it is visited and emitted. A run that may be cut is due when its
-    first cut can be made, or when its first part closes.
+    A run of one fragment is a whole session, which needs only the watermark to close. It does not count as whole if
+    the watermark has already passed its end (because of a late row): then it is visited and emitted. A run that may be
+    cut is due as soon as its first cut is certain or its first part closes.
     """
     count = 0
     for begins in fragment:

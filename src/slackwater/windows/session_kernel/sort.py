@@ -1,8 +1,8 @@
-"""Sort intervals by (hash of the key, start, last). Compiled.
+"""A compiled sort of intervals by (key hash, start, last).
 
-Hashes are spread evenly over all numbers, so their first bits almost determine their position:
+Hashes are uniformly distributed, so their leading bits almost determine their position:
 
-rows in any order ─▶ by the first bits, a few in each bucket ─▶ each bucket sorted in place
+rows in any order ─▶ bucketed by the leading bits ─▶ each small bucket sorted in place
 
 A large bucket (a key with many rows, or hashes chosen on purpose) is merge-sorted, which avoids quadratic time.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from slackwater.core.arrays import Int64s
 from slackwater.core.jit import compiled, inlined
 
-FEW = 32  # intervals that are sorted by insertion
+FEW = 32  # up to this many intervals are sorted by insertion
 
 
 @compiled
@@ -74,7 +74,7 @@ def distinct_hashes(hashes: Int64s) -> Int64s:
 
 @inlined
 def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
-    """Return where each bucket begins, followed by the number of hashes, and the shift that maps a hash to its bucket."""
+    """Return where each bucket begins (followed by the number of hashes), and the shift that maps a hash to its bucket."""
     bits = 1
     while (4 << bits) < len(hashes):
         bits += 1
@@ -89,13 +89,13 @@ def _buckets(hashes: Int64s) -> tuple[Int64s, np.uint64]:
 
 @inlined
 def _bucket(value: np.int64, shift: np.uint64) -> np.int64:
-    """Return the bucket of a hash: its first bits, negative hashes first."""
+    """Return the bucket of a hash: its leading bits, negative hashes first."""
     return np.int64((np.uint64(value) ^ np.uint64(1 << 63)) >> shift)
 
 
 @inlined
 def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: int, last: Int64s) -> None:
-    """Sort a few intervals by insertion."""
+    """Sort a short range of intervals by insertion."""
     for i in range(begin + 1, stop):
         one, hash_, time, to = order[i], by_hash[i], by_start[i], i
         while to > begin:
@@ -109,7 +109,7 @@ def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: 
 
 @inlined
 def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s) -> None:
-    """Sort one stretch of an order by three columns, merging ever longer stretches."""
+    """Merge sort one range of an order by three columns, bottom up."""
     width = 1
     while width < stop - begin:
         for low in range(begin, stop - width, 2 * width):
@@ -121,7 +121,7 @@ def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s
 def _merge(
     order: Int64s, begin: int, middle: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s
 ) -> None:
-    """Merge two adjacent sorted stretches, unless they are already in order."""
+    """Merge two adjacent sorted ranges, unless they are already in order."""
     one, other = order[middle - 1], order[middle]
     if (first[one], then[one], last[one], one) > (first[other], then[other], last[other], other):
         i, j = begin, middle

@@ -18,7 +18,7 @@ from slackwater.windows.session_kernel.sort import distinct_hashes, sort_interva
 
 
 def compile_loops() -> None:
-    """Compile the loops for the types of their arguments, or load them from the cache."""
+    """Compile the loops for their argument types, or load them from the cache."""
     none, kinds, bools = np.empty(0, np.int64), np.empty(0, np.int8), np.empty(0, np.bool_)
     intervals, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
     sort_intervals(none, none, none)
