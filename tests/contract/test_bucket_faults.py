@@ -32,8 +32,8 @@ Make = Callable[[], Any]
 
 @pytest.fixture
 def proxy(s3: S3) -> Iterator[FaultyProxy]:
-    with FaultyProxy.in_front_of(s3.port) as found:
-        yield found
+    with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
+        yield faulty_proxy
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
         mend(proxy)
         target.publish(epoch, pl.DataFrame({"n": [epoch]}))
     assert target.last_epoch() == 3
-    found = pl.concat([pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet"))])
-    assert found["n"].to_list() == [0, 1, 2, 3]
+    rows = pl.concat([pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet"))])
+    assert rows["n"].to_list() == [0, 1, 2, 3]
 
 
 # -- lists that lag behind ---------------------------------------------------------------------------------------------
@@ -176,14 +176,14 @@ def test_a_cleanup_spares_what_a_list_does_not_show(
     assert FilesStore(bucket, "p").epochs() == list(range(4, 12))
 
 
-@pytest.mark.parametrize("what", some(["manifest", "segment"], keep=2))
-def test_a_start_finds_what_a_list_does_not_show(what: str, make: Make, proxy: FaultyProxy) -> None:
+@pytest.mark.parametrize("hidden_file", some(["manifest", "segment"], keep=2))
+def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, proxy: FaultyProxy) -> None:
     store, done = running(make), None
     for n in range(3):
         done = go_on(store, done, "a", f"u{n}")
     assert done is not None
     store.close()
-    hide(proxy, f"manifests/{done.epoch:09d}" if what == "manifest" else done.stages[0].segments[0][-1].file)
+    hide(proxy, f"manifests/{done.epoch:09d}" if hidden_file == "manifest" else done.stages[0].segments[0][-1].file)
     again = make()
     assert again.open() == done
     again.close()
@@ -220,8 +220,8 @@ def test_an_upload_in_parts_is_there_as_a_whole(
     client, content = ObjectClient(bucket, options), os.urandom(2 * object_client.PART + 1)
     hit: list[str] = []
 
-    def judge(asked: str, path: str) -> Any:
-        if asked == method and part in path and not hit:
+    def judge(request_method: str, path: str) -> Any:
+        if request_method == method and part in path and not hit:
             hit.append(path)
             return fault
         return ""
@@ -236,8 +236,8 @@ def test_a_refused_upload_ends_with_one_line_and_leaves_nothing(
 ) -> None:
     client = ObjectClient(bucket, options)
     proxy.judge = lambda method, path: "403" if "partNumber" in path else ""
-    with pytest.raises(SlackwaterError, match=r"access was denied \(AccessDenied\)") as told:
+    with pytest.raises(SlackwaterError, match=r"access was denied \(AccessDenied\)") as raised:
         client.put("segments/x", memoryview(bytes(2 * object_client.PART + 1)))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     mend(proxy)
     assert not client.has("segments/x")

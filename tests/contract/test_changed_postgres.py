@@ -34,7 +34,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 _MADE: list[PostgresStore] = []
 
 
-def made(url: str, schema: str = "public", name: str = "law") -> Make:
+def store_maker(url: str, schema: str = "public", name: str = "law") -> Make:
     """Makes the same store again and again; all are closed with the test."""
 
     def make() -> PostgresStore:
@@ -57,13 +57,13 @@ def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
 @pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, url: str) -> None:
     for seed in range(SEEDS):
-        changed.checked(seed, kind, crashes=seed % 2 == 1, store=made(url, f"s{kind}{seed}"))
+        changed.checked(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
 
 
 def test_columns_come_and_go_with_the_commit(url: str) -> None:
-    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
     assert {"n.n", "ids.n", "ids.hi", "ids.lo"} <= columns(url)
-    run_local(AFTER.window, [], SCHEMA, flush=False, store=made(url), shards=3)
+    run_local(AFTER.window, [], SCHEMA, flush=False, store=store_maker(url), shards=3)
     now = columns(url)
     assert {"n.n", "fs.n", "kinds.set"} <= now
     assert not {"ids.n", "ids.hi", "ids.lo"} & now
@@ -71,21 +71,21 @@ def test_columns_come_and_go_with_the_commit(url: str) -> None:
     with psycopg.connect(url) as db:
         query = 'SELECT "n.n", "fs.n", "kinds.set", ordinal FROM slackwater_state_law'
         assert db.execute(query).fetchall() == [(2, 0, [], 0)], "joined at once, and nothing is left of what was two"
-    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=made(url), shards=3)
+    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=store_maker(url), shards=3)
     assert [(r["n"], r["fs"], r["kinds"]) for r in result.rows] == [(3, 1, 1)]
 
 
 @pytest.mark.parametrize("step", [f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
 def test_dying_at_any_step_of_the_change_leaves_a_state_that_goes_on(step: str, url: str) -> None:
     script = [rows(0, 7), Crash(step), Restart(AFTER.window, 3), rows(9)]
-    result = run_local(BEFORE.window, script, SCHEMA, store=made(url))
+    result = run_local(BEFORE.window, script, SCHEMA, store=store_maker(url))
     assert [(r["n"], r["fs"]) for r in result.rows] == [(3, 1)]
 
 
 def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
     before, view = columns(url), columns(url, "slackwater_windows_law")
 
     def fails(self: Any, commit: Any) -> None:
@@ -94,26 +94,26 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
     with monkeypatch.context() as patch:
         patch.setattr(commit.Transaction, "_write_offsets", fails)
         with pytest.raises(EpochError, match="epoch 1 was not committed: division by zero"):
-            run_local(AFTER.window, [], SCHEMA, store=made(url), shards=3)
+            run_local(AFTER.window, [], SCHEMA, store=store_maker(url), shards=3)
     assert (columns(url), columns(url, "slackwater_windows_law")) == (before, view)
-    with made(url)().peek() as snapshot:
+    with store_maker(url)().peek() as snapshot:
         assert snapshot is not None
         assert snapshot.commit.epoch == 0
         logic = restore_window(snapshot.commit)
         held = [snapshot.reader(shard, logic).scan() for shard in range(2)]
         assert sorted(n for frame in held for n in frame["n.n"]) == [1, 1]
-    result = run_local(BEFORE.window, [rows(9)], SCHEMA, store=made(url))
+    result = run_local(BEFORE.window, [rows(9)], SCHEMA, store=store_maker(url))
     assert sorted(r["n"] for r in result.rows) == [1, 2], "the former config goes on"
 
 
 def test_whoever_looks_on_during_the_change_sees_one_of_the_two_states(url: str) -> None:
-    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
-    with made(url)().peek() as snapshot:
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
+    with store_maker(url)().peek() as snapshot:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
-    run_local(AFTER.window, [], SCHEMA, flush=False, store=made(url), shards=3)
-    with made(url)().peek() as snapshot:
+    run_local(AFTER.window, [], SCHEMA, flush=False, store=store_maker(url), shards=3)
+    with store_maker(url)().peek() as snapshot:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(3)) == 1
@@ -130,26 +130,26 @@ def test_sessions_whose_rows_bring_their_gap_go_on_by_another_expression(url: st
         SCHEMA | {"g": "bigint", "h": "bigint"},
         [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)],
     )
-    in_files, here = (run_local(by("g"), script, schema, store=s) for s in (None, made(url)))
+    in_files, here = (run_local(by("g"), script, schema, store=s) for s in (None, store_maker(url)))
     assert here.rows == in_files.rows
     assert sorted((r["window_start"] // MS, r["window_end"] // MS) for r in here.rows) == [(0, 10), (30, 32), (40, 47)]
 
 
 def test_starting_over_gives_the_former_state_another_name(url: str) -> None:
-    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=made(url))
-    store = made(url)()
+    run_local(BEFORE.window, [rows(0, 7)], SCHEMA, flush=False, store=store_maker(url))
+    store = store_maker(url)()
     aside = store.start_over()
     assert aside is not None
     name = aside.split('"')[1]
     store.close()
-    assert made(url)().epochs() == []
-    with made(url, name=name)().peek() as snapshot:
+    assert store_maker(url)().epochs() == []
+    with store_maker(url, name=name)().peek() as snapshot:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
         assert sum(snapshot.reader(s, logic).scan().height for s in range(2)) == 2
-    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=made(url), shards=3)
+    result = run_local(AFTER.window, [rows(9)], SCHEMA, store=store_maker(url), shards=3)
     assert [(r["n"], r["_epoch"]) for r in result.rows] == [(1, 1)]
-    other = made(url)()
+    other = store_maker(url)()
     assert (other.start_over() or "").startswith('"law.before-')
-    assert made(url, name="new")().start_over() is None
+    assert store_maker(url, name="new")().start_over() is None
     other.close()

@@ -50,13 +50,13 @@ ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 Key = tuple[str | None, float | None, int]  # user, f, window_start in seconds
 
 
-def at(seconds: int) -> dt.datetime:
+def utc_time(seconds: int) -> dt.datetime:
     return ZERO + dt.timedelta(seconds=seconds)
 
 
-def rows(found: dict[Key, int]) -> pl.DataFrame:
+def rows(counts: dict[Key, int]) -> pl.DataFrame:
     """Sessions with their counts."""
-    data = [(user, f, at(start), at(start + 60), start, n) for (user, f, start), n in found.items()]
+    data = [(user, f, utc_time(start), utc_time(start + 60), start, n) for (user, f, start), n in counts.items()]
     return pl.DataFrame(data, schema=SCHEMA, orient="row")
 
 
@@ -64,8 +64,8 @@ def gone(*keys: Key) -> pl.DataFrame:
     return rows(dict.fromkeys(keys, 0)).select(*IDENTITY, "session_id")
 
 
-def plain(found: dict[Key, int]) -> list[tuple[str, ...]]:
-    return sorted((repr(user), repr(f), repr(start), repr(n)) for (user, f, start), n in found.items())
+def plain(counts: dict[Key, int]) -> list[tuple[str, ...]]:
+    return sorted((repr(user), repr(f), repr(start), repr(n)) for (user, f, start), n in counts.items())
 
 
 @dataclass
@@ -81,26 +81,28 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
     table, opened = TargetTable(name, FIELDS, IDENTITY), list[TargetWriter]()
 
-    def made(target: TargetWriter) -> TargetWriter:
+    def open_target(target: TargetWriter) -> TargetWriter:
         target.open()
         opened.append(target)
         return target
 
     if kind == "postgres":
         url = request.getfixturevalue("postgres").database(name)
-        yield Place(lambda: made(PostgresTarget(url, "public.out", table)), lambda: in_postgres(url))
+        yield Place(lambda: open_target(PostgresTarget(url, "public.out", table)), lambda: in_postgres(url))
     elif kind == "delta":
-        yield Place(lambda: made(DeltaTarget(str(tmp_path / "t"), "merge", table)), lambda: in_delta(tmp_path / "t"))
+        yield Place(
+            lambda: open_target(DeltaTarget(str(tmp_path / "t"), "merge", table)), lambda: in_delta(tmp_path / "t")
+        )
     elif kind == "iceberg":
         lake = sql(tmp_path)
-        yield Place(lambda: made(lake.target(table, day_of="window_start")), lambda: in_frame(lake.content()))
+        yield Place(lambda: open_target(lake.target(table, day_of="window_start")), lambda: in_frame(lake.content()))
     else:
         kafka = request.getfixturevalue("kafka")
         kafka.create(name)
         keys = ["session_id", "user", "f"] if kind == "kafka by session_id" else None
         settings = {"bootstrap.servers": kafka.address}
         yield Place(
-            lambda: made(KafkaTarget(settings, name, table, delivery="exactly_once", key_columns=keys)),
+            lambda: open_target(KafkaTarget(settings, name, table, delivery="exactly_once", key_columns=keys)),
             lambda: in_kafka(kafka, name),
         )
     for target in opened:
@@ -109,28 +111,28 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 
 def in_postgres(url: str) -> list[tuple[str, ...]]:
     with psycopg.connect(url) as db:
-        found = db.execute('SELECT "user", f, extract(epoch FROM window_start)::bigint, n FROM out').fetchall()
-    return sorted(tuple(map(repr, row)) for row in found)
+        rows = db.execute('SELECT "user", f, extract(epoch FROM window_start)::bigint, n FROM out').fetchall()
+    return sorted(tuple(map(repr, row)) for row in rows)
 
 
 def in_delta(path: Path) -> list[tuple[str, ...]]:
-    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
-    assert isinstance(found, pl.DataFrame)
-    return in_frame(found)
+    frame = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(frame, pl.DataFrame)
+    return in_frame(frame)
 
 
-def in_frame(found: pl.DataFrame) -> list[tuple[str, ...]]:
+def in_frame(frame: pl.DataFrame) -> list[tuple[str, ...]]:
     seconds = pl.col("window_start").dt.epoch("s")
-    return sorted(tuple(map(repr, row)) for row in found.select("user", "f", seconds, "n").iter_rows())
+    return sorted(tuple(map(repr, row)) for row in frame.select("user", "f", seconds, "n").iter_rows())
 
 
 def in_kafka(kafka: Any, topic: str) -> list[tuple[str, ...]]:
     newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
-    found = [json.loads(value) for value in newest.values() if value is not None]
-    times = [int(dt.datetime.fromisoformat(r["window_start"]).timestamp()) for r in found]
-    floats = [None if r["f"] is None else float(r["f"]) for r in found]
+    rows = [json.loads(value) for value in newest.values() if value is not None]
+    times = [int(dt.datetime.fromisoformat(r["window_start"]).timestamp()) for r in rows]
+    floats = [None if r["f"] is None else float(r["f"]) for r in rows]
     return sorted(
-        (repr(r["user"]), repr(f), repr(s), repr(r["n"])) for r, f, s in zip(found, floats, times, strict=True)
+        (repr(r["user"]), repr(f), repr(s), repr(r["n"])) for r, f, s in zip(rows, floats, times, strict=True)
     )
 
 
@@ -244,14 +246,14 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
     def record(run: Driver, *staged: tuple[int, int | None, str]) -> Commit:
         """The next epoch with these sessions staged: (start, count, reason)."""
         frame = pl.DataFrame(
-            [(None, at(s), None if n is None else at(s + 10), s, n, reason) for s, n, reason in staged],
+            [(None, utc_time(s), None if n is None else utc_time(s + 10), s, n, reason) for s, n, reason in staged],
             schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},
             orient="row",
         )
         epoch = run.state.epoch + 1
         output = run.store.shard(0, 1, epoch, ()).write_output(frame).model_copy(update={"stage": run.stage.name})
-        made = run.state.model_copy(update={"epoch": epoch, "output": (output,), "emitted": len(staged)})
-        return run.publishing.with_targets(made)
+        commit = run.state.model_copy(update={"epoch": epoch, "output": (output,), "emitted": len(staged)})
+        return run.publishing.with_targets(commit)
 
     def content() -> list[tuple[Any, ...]]:
         with psycopg.connect(url) as db:
@@ -290,8 +292,8 @@ def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_pro
     whole = everyone.select(
         "user",
         pl.lit(0.5).alias("f"),
-        pl.lit(at(100)).cast(SCHEMA["window_start"]).alias("window_start"),
-        pl.lit(at(160)).cast(SCHEMA["window_end"]).alias("window_end"),
+        pl.lit(utc_time(100)).cast(SCHEMA["window_start"]).alias("window_start"),
+        pl.lit(utc_time(160)).cast(SCHEMA["window_end"]).alias("window_end"),
         pl.int_range(pl.len(), dtype=pl.Int64).alias("session_id"),
         pl.lit(1, pl.Int64).alias("n"),
     )
@@ -307,5 +309,5 @@ def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_pro
         target.publish(epoch, new, over.select(*IDENTITY, "session_id"))
         seconds.append(round(time.monotonic() - began, 2))
     record_property("seconds", seconds)
-    found = [int(row[3]) for row in place.content()]
-    assert (found.count(1), found.count(2)) == (100_000, 100_000)
+    counts = [int(row[3]) for row in place.content()]
+    assert (counts.count(1), counts.count(2)) == (100_000, 100_000)

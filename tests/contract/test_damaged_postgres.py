@@ -74,15 +74,17 @@ def url(postgres: Any) -> Iterator[str]:
 
 def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> LocalPipeline:
     """A run over some batches; with deaths at named steps, whose starts check the tables of the state every time."""
-    at = random.Random(seed)
+    chance = random.Random(seed)
     test = LocalPipeline(pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), listen=False, shards=2)
     for n in range(batches):
-        rows = [{"k": at.choice("xyz"), "v": 1, "ts": n * 40_000 + at.randint(-50_000, 30_000)} for _ in range(8)]
-        test.pipe({"a": [r for r in rows if at.random() < 0.7], "b": rows})
-        if crashes and at.random() < 0.6:
-            test.crash(at.choice(list(KILL_POINTS)))
-        elif at.random() < 0.3:
-            test.restart(shards=at.choice([1, 2, 3]))
+        rows = [
+            {"k": chance.choice("xyz"), "v": 1, "ts": n * 40_000 + chance.randint(-50_000, 30_000)} for _ in range(8)
+        ]
+        test.pipe({"a": [r for r in rows if chance.random() < 0.7], "b": rows})
+        if crashes and chance.random() < 0.6:
+            test.crash(chance.choice(list(KILL_POINTS)))
+        elif chance.random() < 0.3:
+            test.restart(shards=chance.choice([1, 2, 3]))
     return test
 
 
@@ -113,21 +115,21 @@ DAMAGES = {
 }
 
 
-CASES = [(what, table) for table in ("law", "law#3", "law#2") for what in DAMAGES]
+CASES = [(damage_name, table) for table in ("law", "law#3", "law#2") for damage_name in DAMAGES]
 
 
-@pytest.mark.parametrize(("what", "table"), some(CASES, keep=len(DAMAGES) + 2))
-def test_a_start_refuses_what_somebody_else_changed(url: str, what: str, table: str) -> None:
+@pytest.mark.parametrize(("damage_name", "table"), some(CASES, keep=len(DAMAGES) + 2))
+def test_a_start_refuses_what_somebody_else_changed(url: str, damage_name: str, table: str) -> None:
     with begun(url) as test:
         test._stop()
         assert table in tables(url)
         column = _number(url, table)
-        statement, found = (text.format(t=table, c=column) for text in DAMAGES[what])
+        statement, problem = (text.format(t=table, c=column) for text in DAMAGES[damage_name])
         with psycopg.connect(url, autocommit=True) as db:
-            if what == "another type":
+            if damage_name == "another type":
                 db.execute(f'DROP VIEW IF EXISTS "slackwater_windows_{table}"')
             assert db.execute(statement.replace(column, f'"{column}"')).rowcount
-        with pytest.raises(StateError, match=rf'stage ".*": table .*slackwater_state_{table}.*{found}.*nothing was'):
+        with pytest.raises(StateError, match=rf'stage ".*": table .*slackwater_state_{table}.*{problem}.*nothing was'):
             test._start()
         report = verify_postgres(PostgresStore(url, "public", "law"))
         assert any(f"slackwater_state_{table}" in p.place for p in report.problems)
@@ -160,7 +162,7 @@ VALUES = {  # SQL of values that no commit wrote there, by the type of the colum
 
 def cells(url: str) -> list[tuple[str, str, str]]:
     """Table, column and value, for all tables that hold rows of the state, and the offsets and the record of the pipeline."""
-    found = []
+    cell_values = []
     with psycopg.connect(url) as db:
         names = [f"slackwater_state_{t}" for t in tables(url)]
         staged = [n.replace("_state_", "_staged_") for n in names]
@@ -170,8 +172,8 @@ def cells(url: str) -> list[tuple[str, str, str]]:
                 " AND NOT attisdropped ORDER BY attnum",
                 (f'"{table}"',),
             )
-            found += [(table, name, value) for name, type_ in columns for value in VALUES.get(type_, ("NULL",))]
-    return found
+            cell_values += [(table, name, value) for name, type_ in columns for value in VALUES.get(type_, ("NULL",))]
+    return cell_values
 
 
 def damage(url: str, table: str, column: str, value: str) -> None:
@@ -190,8 +192,8 @@ def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgre
     """A start, an epoch, a flush: each goes through or is one refusal in one line; NULL where none may be is always refused."""
     copy = f"{url.rpartition('/')[2]}_copy"
     other = f"{url.rpartition('/')[0]}/{copy}"
-    at = [url]
-    kit = {"store": lambda: PostgresStore(at[0], "public", "law"), "listen": False, "shards": 2}
+    current_url = [url]
+    kit = {"store": lambda: PostgresStore(current_url[0], "public", "law"), "listen": False, "shards": 2}
     with begun(url) as test:
         test._stop()
         wrong = []
@@ -201,7 +203,7 @@ def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgre
                 db.execute(f'DROP DATABASE IF EXISTS "{copy}" WITH (FORCE)')
                 db.execute(f'CREATE DATABASE "{copy}" TEMPLATE "{url.rpartition("/")[2]}"')
             damage(other, table, column, value)
-            at[0] = other
+            current_url[0] = other
             said = "nothing"
             again = None
             try:

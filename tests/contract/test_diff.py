@@ -108,11 +108,13 @@ KINDS = ["parquet", "json", "csv", "delta", "postgres"]
 @pytest.mark.parametrize("other", KINDS)
 def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: str) -> None:
     """Whatever types a place has: NULL and NaN equal themselves, times and bytes are read from text."""
-    given = (
+    input_rows = (
         rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
     )  # JSON has no NaN
-    found = compare_outputs(output_at(place(kind, given)), output_at(place(other, given)), ["user", "window_start"])
-    assert (found.same, found.equal, found.repeated) == (True, 7, (0, 0))
+    comparison = compare_outputs(
+        output_at(place(kind, input_rows)), output_at(place(other, input_rows)), ["user", "window_start"]
+    )
+    assert (comparison.same, comparison.equal, comparison.repeated) == (True, 7, (0, 0))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,11 +125,13 @@ def test_what_differs_is_found(place: Place, kind: str) -> None:
     )
     finite = pl.col("total").fill_nan(7)  # JSON has no NaN
     one, other = rows().head(6).with_columns(finite), changed.tail(-1).with_columns(finite)
-    found = compare_outputs(output_at(place("parquet", one)), output_at(place(kind, other)), ["user", "window_start"])
-    assert (found.rows, found.equal, found.only, found.different) == ((6, 6), 4, (1, 1), 1)
-    assert found.columns == {"n": 1, "small": 1}
-    assert found.only_examples[0]["user"].to_list() == [None]
-    (example,) = found.different_examples.to_dicts()
+    comparison = compare_outputs(
+        output_at(place("parquet", one)), output_at(place(kind, other)), ["user", "window_start"]
+    )
+    assert (comparison.rows, comparison.equal, comparison.only, comparison.different) == ((6, 6), 4, (1, 1), 1)
+    assert comparison.columns == {"n": 1, "small": 1}
+    assert comparison.only_examples[0]["user"].to_list() == [None]
+    (example,) = comparison.different_examples.to_dicts()
     assert (example["user"], example["small"], example["small__b"], example["total__differs"]) == ("a", 1, 9, False)
 
 
@@ -173,8 +177,8 @@ def test_the_command_tells_people_and_machines(
         "  user=a window_start=2024-03-01T09:00:00Z  total: 1.0 | 1.000000001",
     ]
     code, said = slackwater(capsys, monkeypatch, "diff", a, b, *by, "--tolerance", "1e-8", "--json", "-n", "1")
-    told = json.loads(said)
-    assert (code, told["same"], told["equal"], told["only_in_a"], told["only_in_b"], told["different"]) == (
+    report = json.loads(said)
+    assert (code, report["same"], report["equal"], report["only_in_a"], report["only_in_b"], report["different"]) == (
         1,
         False,
         2,
@@ -182,7 +186,7 @@ def test_the_command_tells_people_and_machines(
         1,
         0,
     )
-    assert told["examples"]["only_in_a"] == [
+    assert report["examples"]["only_in_a"] == [
         {"user": "b", "window_start": "2024-03-01T09:00:00Z", "n": 2, "total": 2.0}
     ]
     code, said = slackwater(capsys, monkeypatch, "diff", a, b, *by, "--json", "-n", "1")
@@ -204,27 +208,27 @@ def test_columns_of_one_side_alone_do_not_go_unsaid(
 
 def test_rows_that_repeat_an_identity_pair_up() -> None:
     twice = sessions({"user": "a", "window_start": START, "n": 9, "total": 0.0})
-    found = compare_outputs(ResultOutput("a", twice), ResultOutput("b", twice.reverse()), ["user"])
-    assert (found.same, found.equal, found.repeated) == (True, 4, (1, 1))
-    found = compare_outputs(ResultOutput("a", twice), ResultOutput("b", sessions()), ["user"])
-    assert (found.equal, found.only, found.repeated) == (3, (1, 0), (1, 0))
+    comparison = compare_outputs(ResultOutput("a", twice), ResultOutput("b", twice.reverse()), ["user"])
+    assert (comparison.same, comparison.equal, comparison.repeated) == (True, 4, (1, 1))
+    comparison = compare_outputs(ResultOutput("a", twice), ResultOutput("b", sessions()), ["user"])
+    assert (comparison.equal, comparison.only, comparison.repeated) == (3, (1, 0), (1, 0))
 
 
 def test_of_revisions_the_newest_counts() -> None:
     """An append-only target holds every revision of a window, and those that are no more."""
-    told = [
+    revisions = [
         ("a", 1, "close", 1),
         ("a", 2, "late", 2),
         ("b", 1, "close", 5),
         ("b", 2, "supersede", None),
         ("a", 1, "standalone", 1),
     ]
-    every = pl.DataFrame(told, schema=["user", "_revision", "_emit_reason", "n"], orient="row")
+    every = pl.DataFrame(revisions, schema=["user", "_revision", "_emit_reason", "n"], orient="row")
     newest = pl.DataFrame([("a", 2), ("a", 1)], schema=["user", "n"], orient="row")
-    found = compare_outputs(
+    comparison = compare_outputs(
         ResultOutput("a", every), ResultOutput("b", newest), ["user"], ignore=["_revision", "_emit_reason"]
     )
-    assert (found.same, found.equal) == (True, 2)
+    assert (comparison.same, comparison.equal) == (True, 2)
 
 
 WINDOW = sw.Window(
@@ -296,15 +300,15 @@ def test_an_export_takes_a_condition_and_an_earlier_epoch(
 
 
 @pytest.mark.parametrize(
-    ("out", "told"),
+    ("out", "message"),
     [("x.xls", 'found the suffix ".xls", expected .parquet'), ("no/x.csv", "there is no directory .*no; create it")],
 )
 def test_an_export_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str, told: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str, message: str
 ) -> None:
     run_local(WINDOW, [events(0)], SCHEMA, flush=False, state_dir=str(tmp_path / "state"))
     code, said = slackwater(capsys, monkeypatch, "state", "export", str(tmp_path / "state"), str(tmp_path / out))
-    assert (code, re.search(told, said) is not None) == (1, True), said
+    assert (code, re.search(message, said) is not None) == (1, True), said
 
 
 CONFIG = """
@@ -362,7 +366,7 @@ def test_a_config_stands_for_its_target(
 def test_what_cannot_be_compared_is_told_in_one_line(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, postgres: Any
 ) -> None:
-    there, url = place("parquet", rows()), postgres.database("diff_none")
+    readable, url = place("parquet", rows()), postgres.database("diff_none")
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.parquet").write_text("no")
     (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
@@ -370,9 +374,9 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     two.mkdir()
     (two / "a.csv").write_text("a\n1\n")
     (two / "b.json").write_text("")
-    for where, by, told in (
-        (there, [], "what tells rows apart is not known of files and tables alone; name the columns: --by"),
-        (there, ["--by", "usr"], 'there is no column "usr"; there are: user, window_start'),
+    for where, by, message in (
+        (readable, [], "what tells rows apart is not known of files and tables alone; name the columns: --by"),
+        (readable, ["--by", "usr"], 'there is no column "usr"; there are: user, window_start'),
         (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
         (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
         (str(two), [], "found csv and json, expected files of one kind"),
@@ -382,9 +386,9 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         (f"{url}#nothing", [], "there is no such table"),
         (f"state:{tmp_path}/none", [], "there is no such state directory"),
     ):
-        code, said = slackwater(capsys, monkeypatch, "diff", where, there, *by)
+        code, said = slackwater(capsys, monkeypatch, "diff", where, readable, *by)
         assert (code, len(said.splitlines())) == (2, 1), said
-        assert told in said
+        assert message in said
 
 
 def test_identities_that_do_not_fit() -> None:

@@ -31,7 +31,7 @@ SCHEMA = {"k": "string"}
 SCRIPT = [RowsInput({"a": [{"ts": e * 3 * SECOND + i, "k": f"u{i}"} for i in range(5)]}) for e in range(3)]
 
 
-def made(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
+def store_of_a_run(directory: Path, script: Any = SCRIPT, flush: bool = False) -> FilesStore:
     run_local(SESSION, script, SCHEMA, flush=flush, state_dir=str(directory))
     return FilesStore(directory, "law")
 
@@ -50,8 +50,8 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
     """A segment that only this commit names."""
-    own = f"segments/{record['epoch']:09d}"
-    return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(own))
+    prefix = f"segments/{record['epoch']:09d}"
+    return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(prefix))
 
 
 def nested(record: dict[str, Any]) -> None:
@@ -109,19 +109,19 @@ LIES: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp_path: Path) -> None:
-    store = made(tmp_path)
+    store = store_of_a_run(tmp_path)
     rewrite(latest(store), LIES[lie])
     before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(SlackwaterError) as raised:
         run_local(SESSION, [RowsInput({"a": [{"ts": 99 * SECOND, "k": "u1"}]})], SCHEMA, state_dir=str(tmp_path))
     assert len(str(raised.value).splitlines()) == 1
-    told = ("damaged", "the commit says", "does not know", "no migration from it is registered")
-    assert any(words in str(raised.value) for words in told)
+    reasons = ("damaged", "the commit says", "does not know", "no migration from it is registered")
+    assert any(words in str(raised.value) for words in reasons)
     assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
 @pytest.mark.parametrize(
-    ("lie", "told"),
+    ("lie", "problem"),
     [
         (lambda m: newest(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
         (lambda m: newest(m).update(dead=-5), "its rows have dead"),
@@ -134,11 +134,11 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
         (lambda m: m["stages"][0].update(watermark_us=2**63), "watermark_us"),
     ],
 )
-def test_verify_compares_a_commit_with_its_segments(lie: Any, told: str, tmp_path: Path) -> None:
-    store = made(tmp_path)
+def test_verify_compares_a_commit_with_its_segments(lie: Any, problem: str, tmp_path: Path) -> None:
+    store = store_of_a_run(tmp_path)
     assert verify_state(store).problems == []
     rewrite(latest(store), lie)
-    assert told in "\n".join(map(str, verify_state(store).problems))
+    assert problem in "\n".join(map(str, verify_state(store).problems))
 
 
 def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
@@ -166,16 +166,16 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
 
 
 def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
-    store = made(tmp_path / "state")
+    store = store_of_a_run(tmp_path / "state")
     rewrite(latest(store), LIES["an aggregation of its own"])
     rewrite(latest(store), lambda m: m["stages"][0]["fingerprint"]["aggregations"].update(x="X(; n bigint)"))
     evil = "import pathlib, slackwater\npathlib.Path(__file__).with_name('RUN').touch()\nclass X(slackwater.Aggregator): pass\n"
     (tmp_path / "evil.py").write_text(evil)
     program = Path(sys.executable).with_name("slackwater")
     for command in (["get", "k=u1"], ["find-sessions", "k=u1"], ["verify"], ["show"], ["compact"]):
-        asked = [program, "state", command[0], str(tmp_path / "state"), *command[1:]]
+        command_line = [program, "state", command[0], str(tmp_path / "state"), *command[1:]]
         done = subprocess.run(
-            asked, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
+            command_line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True
         )
         assert not (tmp_path / "RUN").exists(), command
         assert "Traceback" not in done.stderr
@@ -184,7 +184,7 @@ def test_no_module_is_imported_because_a_state_names_it(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
-    store, precious = made(tmp_path / "state"), tmp_path / "precious"
+    store, precious = store_of_a_run(tmp_path / "state"), tmp_path / "precious"
     precious.write_text("precious")
     lock, pending = Path(store.root) / "lock", Path(store.root) / ".published"
     lock.unlink()
@@ -205,7 +205,7 @@ def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path: Path) -> None:
     """Killed in earnest, after so many files."""
-    store = made(tmp_path)
+    store = store_of_a_run(tmp_path)
     code = (
         "import os, sys\nfrom slackwater.state.files import directory\nfrom slackwater.state.files.store import FilesStore\n"
         "done, link = [], directory._link\n"
@@ -217,8 +217,8 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     assert list((tmp_path / "other" / "segments").iterdir())
     with pytest.raises(StateError, match="holds a fork that was cut off; repeat it"):
         FilesStore(tmp_path, "other").open()
-    found = fork_store(store, "other")
-    assert (found.pipeline, found.epoch) == ("other", store.epochs()[-1])
+    fork = fork_store(store, "other")
+    assert (fork.pipeline, fork.epoch) == ("other", store.epochs()[-1])
     assert not (tmp_path / "other" / "forking").exists()
     assert verify_state(FilesStore(tmp_path, "other")).problems == []
     with pytest.raises(StateError, match="has a state already"):
@@ -226,7 +226,7 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
 
 
 def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -> None:
-    store, other = made(tmp_path), tmp_path / "other" / "segments"
+    store, other = store_of_a_run(tmp_path), tmp_path / "other" / "segments"
     other.mkdir(parents=True)
     (other / "000000007-000-aaaaaaaaaaaa.arrow").write_bytes(b"of a state whose manifests are lost")
     with pytest.raises(StateError, match="holds no manifest"):
@@ -246,11 +246,11 @@ def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) 
     )
     script = [RowsInput({"a": [{"ts": i * 100, "k": f"u{i}"} for i in range(2000)]})]
     script += [RowsInput({"a": [{"ts": 3 * SECOND * (e + 1), "k": "x"}]}) for e in range(3)]
-    found = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
+    result = run_local(window, script, SCHEMA, flush=False, state_dir=str(tmp_path), shards=4)
     store = FilesStore(tmp_path, "law")
     commit = store.open()
     store.close()
     assert commit is not None
     assert sum(m.rows for m in commit.metas) < 10
     assert verify_state(store).problems == []
-    assert len(found.rows) == 2002
+    assert len(result.rows) == 2002

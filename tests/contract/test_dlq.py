@@ -63,14 +63,14 @@ Make = Callable[..., Path]
 
 
 def letter(**more: Any) -> dict[str, Any]:
-    given = {
+    defaults = {
         "reason": "late", "pipeline": "p", "source": "orders", "epoch": 3, "topic": "orders", "partition": 1, "offset": 17,
         "key": b"k\0", "value": b'{"user":  "\xc3\xa9", "n": [1]}', "event_time": AT, "cause": "lateness",
         "headers": json.dumps([{"key": "trace", "value": base64.b64encode(b"abc").decode()}]),
         "watermark": AT + dt.timedelta(minutes=5, microseconds=250), "watermark_source": "orders", "late_us": 300_000_250,
         "windows_missed": 1, "windows": '["2024-03-01T09:00:00Z"]', "group_key": '{"user":"u1"}',
     }  # fmt: skip
-    return {n: {**given, **more}.get(n) for n in SCHEMA}
+    return {n: {**defaults, **more}.get(n) for n in SCHEMA}
 
 
 LATE = letter()
@@ -89,16 +89,16 @@ NULL = letter(
 @pytest.fixture
 def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
     """A config whose dead letters go to a place of its own; `name`: of its pipeline."""
-    own = f"t{uuid.uuid4().hex[:8]}"
-    kafka.create(own, 2)
+    unique_name = f"t{uuid.uuid4().hex[:8]}"
+    kafka.create(unique_name, 2)
 
     def make(place: str, name: str = "p") -> Path:
         directory = f'path = "{tmp_path}/letters"'
         connection, where = {
             "delta": ('kind = "delta"', directory),
             "iceberg": (lakes.connection(tmp_path), 'table = "shop.letters"'),
-            "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{own}"'),
-            "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{own}"'),
+            "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{unique_name}"'),
+            "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{unique_name}"'),
             "console": ('kind = "console"', ""),
         }.get(place, ('kind = "files"', f'{directory}\nformat = "{place}"'))
         path = tmp_path / f"{name}.toml"
@@ -133,8 +133,8 @@ def test_letters_come_back_as_they_were_published(config: Make, place: str) -> N
     publish(file, 4, IDLE)
     publish(file, 5, NULL)
     pipeline = toml.load(file)
-    found = newest_letters(pipeline, LetterFilter()).to_dicts()
-    assert found == [NULL, IDLE, LATE, BAD]
+    letters = newest_letters(pipeline, LetterFilter()).to_dicts()
+    assert letters == [NULL, IDLE, LATE, BAD]
     assert newest_letters(pipeline, LetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
     assert newest_letters(pipeline, LetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
     assert newest_letters(pipeline, LetterFilter(source="payments")).is_empty()
@@ -262,8 +262,8 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
-    (found,) = newest_letters(toml.load(file), LetterFilter()).to_dicts()
-    assert (found["reason"], json.loads(found["headers"])) == ("late", first)
+    (newest,) = newest_letters(toml.load(file), LetterFilter()).to_dicts()
+    assert (newest["reason"], json.loads(newest["headers"])) == ("late", first)
 
 
 def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
@@ -334,8 +334,8 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
     other = letter(group_key='{"user":null}', offset=21)
     publish(file, 3, LATE, BAD, other)
     publish(file, 4, letter(epoch=4, offset=22))
-    found = newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
-    assert found["offset"].to_list() == [22, 17]
+    letters = newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
+    assert letters["offset"].to_list() == [22, 17]
     assert newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
 
 

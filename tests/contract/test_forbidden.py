@@ -38,9 +38,9 @@ WRITE = "let this user write there and start again"
 @pytest.fixture
 def public() -> Iterator[Path]:
     """A directory that every user may enter; those of pytest belong to one."""
-    with tempfile.TemporaryDirectory() as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
 
 
 @pytest.mark.parametrize(

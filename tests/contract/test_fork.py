@@ -31,18 +31,18 @@ Make = Callable[[str], Any]
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the store of a pipeline, again and again."""
-    made: list[Any] = []
+    stores: list[Any] = []
     url = ""
     place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"fork_{abs(hash(request.node.name)):x}")
 
-    def of(name: str) -> Any:
-        made.append(PostgresStore(url, "public", name) if url else FilesStore(place, name))
-        return made[-1]
+    def make_store(name: str) -> Any:
+        stores.append(PostgresStore(url, "public", name) if url else FilesStore(place, name))
+        return stores[-1]
 
-    yield of
-    for store in made:
+    yield make_store
+    for store in stores:
         store.close()
 
 
@@ -53,34 +53,43 @@ def plain(result: LocalResult) -> Any:
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     """On the same rows, into two targets; the fork is made next to nobody and begins with the same epoch."""
-    of, story = KINDS[kind], KINDS[kind].story
-    states.first_half(of, lambda: make("law"))
-    made = fork_store(make("law"), "other")
+    scenario, story = KINDS[kind], KINDS[kind].story
+    states.first_half(scenario, lambda: make("law"))
+    fork = fork_store(make("law"), "other")
     before = make("law").stored_record().record
-    assert (made.pipeline, made.epoch, made.output) == ("other", before["epoch"], ())
-    assert made.state_id not in ("", before["state_id"])
-    assert made.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
-    rest = [states.run(of, lambda n=n: make(n), story[of.half :], of.clock_us, flush=True) for n in ("other", "law")]
+    assert (fork.pipeline, fork.epoch, fork.output) == ("other", before["epoch"], ())
+    assert fork.state_id not in ("", before["state_id"])
+    assert fork.sources == {n: SourceRecord.model_validate(s) for n, s in before["sources"].items()}
+    rest = [
+        states.run(scenario, lambda n=n: make(n), story[scenario.half :], scenario.clock_us, flush=True)
+        for n in ("other", "law")
+    ]
     assert plain(rest[0]) == plain(rest[1])
     assert rest[0].rows
 
 
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp_path: Path) -> None:
-    of = KINDS[kind]
+    scenario = KINDS[kind]
     shutil.copytree(HERE / "format-1" / "files" / kind, tmp_path / kind)
     url = postgres.database(f"fork_old_{kind}")
     with psycopg.connect(url) as db:
         db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
-    found = []
-    for made in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
-        old = made("law")
+    results = []
+    for make_store in (lambda n: FilesStore(tmp_path / kind, n), lambda n: PostgresStore(url, kind, n)):
+        old = make_store("law")
         fork_store(old, "other")
         assert old.stored_record().version == 1
         old.close()
-        done = states.run(of, lambda make=made: make("other"), of.story[of.half :], of.clock_us, flush=True)
-        found.append(plain(done))
-    assert found[0] == found[1]
+        done = states.run(
+            scenario,
+            lambda make=make_store: make("other"),
+            scenario.story[scenario.half :],
+            scenario.clock_us,
+            flush=True,
+        )
+        results.append(plain(done))
+    assert results[0] == results[1]
     with psycopg.connect(url) as db:
         rows = db.execute(f'SELECT pipeline_name, state_version FROM "{kind}".slackwater_pipelines ORDER BY 1')
         assert rows.fetchall() == [("law", 1), ("other", FORMAT)]
@@ -94,19 +103,19 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     source = {"offsets": {"segments": [listed], "count": 2}, "rows": 2}
     named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
     done = store.commit(commit(1, segments=latest(make("p")).stages[0].segments, **named))
-    made = fork_store(make("p"), "q")
+    fork = fork_store(make("p"), "q")
     assert make("q").epochs() == [1]
     last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
     for _ in range(KEPT_EPOCHS + 3):
         last = go_on(store, last, "x")
     store.close()
     again = make("q")
-    found = again.open()
-    assert found == made
+    reopened = again.open()
+    assert reopened == fork
     assert again.published_epoch() == 1
-    (name,) = found.sources["s"].offsets.lists
+    (name,) = reopened.sources["s"].offsets.lists
     assert again.read_list(name) == ["one", "two"]
-    assert (found.replayed, found.tried) == ((name,), (name,))
+    assert (reopened.replayed, reopened.tried) == ((name,), (name,))
     again.close()
     with make("q").peek() as snapshot:
         assert users(snapshot) == ["a", "b"]
@@ -121,13 +130,13 @@ def latest(store: Any) -> Any:
 
 def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     """Epoch n holds exactly the users 0 to n mod 7, whatever the runner does while it is copied."""
-    store, stop, wrong, made = running(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
+    store, stop, wrong, forks = running(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
     last = go_on(store, None, "0")
 
     def copy() -> None:
         while not stop.is_set():
             try:
-                made.append(fork_store(make("p"), f"f{len(made)}"))
+                forks.append(fork_store(make("p"), f"f{len(forks)}"))
             except BaseException as error:
                 wrong.append(error)
                 return
@@ -135,14 +144,14 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     thread = threading.Thread(target=copy)
     thread.start()
     try:
-        while len(made) < 5 and not wrong:
+        while len(forks) < 5 and not wrong:
             last = go_on(store, last, *(str(n) for n in range((last.epoch + 1) % 7 + 1)))
     finally:
         stop.set()
         thread.join()
     store.close()
     assert wrong == []
-    for number, one in enumerate(made):
+    for number, one in enumerate(forks):
         with make(f"f{number}").peek() as snapshot:
             assert snapshot.commit == one
             assert users(snapshot) == [str(n) for n in range(one.epoch % 7 + 1)]
@@ -273,7 +282,7 @@ def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code
-    told = capsys.readouterr().out
-    assert told.startswith('"q" begins with epoch 1: 2 state rows, ')
-    assert 'a config with name = "q", a target of its own' in told
-    assert 'warning: source "queue" goes on by Spark\'s checkpoint only' in told
+    output = capsys.readouterr().out
+    assert output.startswith('"q" begins with epoch 1: 2 state rows, ')
+    assert 'a config with name = "q", a target of its own' in output
+    assert 'warning: source "queue" goes on by Spark\'s checkpoint only' in output

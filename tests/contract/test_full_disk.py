@@ -43,8 +43,8 @@ def files(root: Path) -> dict[str, int]:
     return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
 
 
-def rows(at: int) -> list[dict[str, Any]]:
-    return [{"user": f"u{i}", "ts": at} for i in range(USERS)]
+def rows(ts: int) -> list[dict[str, Any]]:
+    return [{"user": f"u{i}", "ts": ts} for i in range(USERS)]
 
 
 @pytest.mark.parametrize("size", [0, 500, 3000, 20_000, 100_000])

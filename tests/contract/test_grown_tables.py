@@ -76,8 +76,8 @@ def _iceberg(home: Path, postgres: Any) -> Place:
 
 @pytest.fixture(params=[_postgres, _delta, _iceberg], ids=["postgres", "delta", "iceberg"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, postgres: Any) -> Place:
-    made: Place = request.param(tmp_path, postgres)
-    return made
+    new_place: Place = request.param(tmp_path, postgres)
+    return new_place
 
 
 def frame(table: TargetTable, **values: Any) -> pl.DataFrame:
@@ -96,8 +96,8 @@ def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: P
         target.publish(1, frame(MORE, k="b", n=2, few=3, tags=["x", None]))
         target.publish(1, frame(MORE, k="b", n=9, few=9))
         target.publish(2, frame(MORE, k="a", n=4, few=5))
-    found = {r["k"]: (r["n"], r["few"], r["price"], r["tags"]) for r in place.content().rows(named=True)}
-    assert found == {"a": (4, 5, None, None), "b": (2, 3, None, ["x", None])}
+    rows = {r["k"]: (r["n"], r["few"], r["price"], r["tags"]) for r in place.content().rows(named=True)}
+    assert rows == {"a": (4, 5, None, None), "b": (2, 3, None, ["x", None])}
     with place.open(replace(MORE, new=())) as target:  # the next start
         target.publish(3, frame(MORE, k="c", n=6, few=7))
     assert place.content().height == 3
@@ -108,11 +108,11 @@ def test_what_does_not_fit_otherwise_is_refused_and_gets_nothing(place: Place, w
     with place.open(TABLE):
         pass
     if wrong == "another type":
-        given = replace(MORE, fields=(Field("k", "string"), Field("n", "string"), *NEW))
+        changed_table = replace(MORE, fields=(Field("k", "string"), Field("n", "string"), *NEW))
         words = r'column "n" is bigint, expected (text|string)'
     else:
-        given, words = replace(MORE, new=MORE.new[1:]), r'column "few" \((smallint|int)\) is missing'
-    with pytest.raises(StartError, match=words), place.open(given):
+        changed_table, words = replace(MORE, new=MORE.new[1:]), r'column "few" \((smallint|int)\) is missing'
+    with pytest.raises(StartError, match=words), place.open(changed_table):
         pass
     assert place.content().columns == ["k", "n"]
 
@@ -127,11 +127,11 @@ def test_a_table_of_somebody_else_is_refused_with_the_columns(postgres: Any) -> 
         db.execute("CREATE ROLE columns_writer LOGIN PASSWORD 'w'")
         db.execute("GRANT ALL ON out, slackwater_targets TO columns_writer")
         db.execute("GRANT ALL ON SCHEMA public TO columns_writer")
-    _, _, at = url.partition("@")
+    _, _, server = url.partition("@")
     with pytest.raises(
         StartError,
         match=r'table public.out .* lacks columns that are new \("few" \(smallint\), .*\) and did not take them \(must be owner of '
         r"table out\); add them as its owner, then start again",
-    ) as told:
-        PostgresTarget(f"postgresql://columns_writer:w@{at}", "public.out", MORE).open()
-    assert "\n" not in str(told.value)
+    ) as raised:
+        PostgresTarget(f"postgresql://columns_writer:w@{server}", "public.out", MORE).open()
+    assert "\n" not in str(raised.value)

@@ -66,14 +66,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             make = partial(KafkaTarget, settings, name, table, delivery="exactly_once")
             read = partial(in_kafka, kafka, name)
 
-    def made() -> TargetWriter:
+    def open_target() -> TargetWriter:
         for former in opened:
             former.close()
         opened[:] = [make()]
         opened[0].open()
         return opened[0]
 
-    yield made, read
+    yield open_target, read
     for target in opened:
         target.close()
 
@@ -88,23 +88,23 @@ def in_postgres(url: str) -> Counter[Row]:
 
 
 def in_delta(path: Path) -> Counter[Row]:
-    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
-    assert isinstance(found, pl.DataFrame)
-    return Counter(found.select("left_id", "right_note").rows())
+    frame = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(frame, pl.DataFrame)
+    return Counter(frame.select("left_id", "right_note").rows())
 
 
 def in_kafka(kafka: Any, topic: str) -> Counter[Row]:
-    found = [json.loads(m.value()) for m in messages(kafka.address, topic)]
-    return Counter((row["left_id"], row["right_note"]) for row in found)
+    rows = [json.loads(m.value()) for m in messages(kafka.address, topic)]
+    return Counter((row["left_id"], row["right_note"]) for row in rows)
 
 
 def test_equal_rows_stay_apart_and_each_epoch_is_added_once(place: Place) -> None:
-    opened, found = place
+    opened, read_rows = place
     target = opened()
     assert not target.upserts
     target.publish(0, frame((1, "a"), (1, "a"), (2, None), (None, "b")))
     target.publish(0, frame((1, "a"), (1, "a"), (2, None), (None, "b")))
-    assert found() == {(1, "a"): 2, (2, None): 1, (None, "b"): 1}
+    assert read_rows() == {(1, "a"): 2, (2, None): 1, (None, "b"): 1}
     target = opened()
     target.publish(0, frame((9, "again")))
     target.publish(1, frame((1, "a"), (2, None)))
@@ -114,4 +114,4 @@ def test_equal_rows_stay_apart_and_each_epoch_is_added_once(place: Place) -> Non
     for epoch in (2, 1, 0):
         target.publish(epoch, frame((9, "again")))
     target.publish(3, frame((1, "a")))
-    assert found() == {(1, "a"): 4, (2, None): 2, (None, "b"): 1}
+    assert read_rows() == {(1, "a"): 4, (2, None): 2, (None, "b"): 1}

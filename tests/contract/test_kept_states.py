@@ -34,13 +34,13 @@ Make = Callable[[], Any]
 @pytest.fixture(params=["files", "postgres"])
 def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, str], Make]]:
     """Restores the state of a format and kind; what it returns makes its store."""
-    made: list[Any] = []
+    stores: list[Any] = []
 
     def noted(store: Any) -> Any:
-        made.append(store)
+        stores.append(store)
         return store
 
-    def of(number: int, kind: str) -> Make:
+    def restore(number: int, kind: str) -> Make:
         home = HERE / f"format-{number}"
         if request.param == "files":
             place = tmp_path / f"{number}" / kind
@@ -51,8 +51,8 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
             db.execute((home / "postgres.sql").read_text())  # type: ignore[arg-type]
         return lambda: noted(PostgresStore(url, kind, NAME))
 
-    yield of
-    for store in made:
+    yield restore
+    for store in stores:
         store.close()
 
 
@@ -81,9 +81,9 @@ def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
     number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
     store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
-    found = store().stored_record()
-    assert found.version == number
-    got, half = rest(KINDS[kind], store), found.record["epoch"]
+    stored = store().stored_record()
+    assert stored.version == number
+    got, half = rest(KINDS[kind], store), stored.record["epoch"]
     assert got.rows == [r for r in expected.rows if r["_epoch"] > half]
     assert got.rows
     assert got.gone == [r for r in expected.gone if r["_epoch"] > half]
@@ -125,33 +125,25 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     store, expected = restored(number, kind), whole(KINDS[kind], tmp_path)
     before = store().stored_record()
     ask(monkeypatch, "migrate", *where(store()), "--dry-run")
-    told = capsys.readouterr().out
-    assert told.startswith(f"law: epoch 3 has format {number}, this version writes format {FORMAT}\n  {number} -> ")
-    assert told.endswith("nothing was changed (--dry-run)\n")
-    assert ("adds described: {" in told) == (number == 1 and kind != "join")
-    assert "  2 -> 3  holds all stages side by side" in told and "adds stages: [" in told
+    output = capsys.readouterr().out
+    assert output.startswith(f"law: epoch 3 has format {number}, this version writes format {FORMAT}\n  {number} -> ")
+    assert output.endswith("nothing was changed (--dry-run)\n")
+    assert ("adds described: {" in output) == (number == 1 and kind != "join")
+    assert "  2 -> 3  holds all stages side by side" in output and "adds stages: [" in output
     assert store().stored_record() == before
     ask(monkeypatch, "migrate", *where(store()))
     assert "committed as epoch 4, in format 3; earlier versions of slackwater cannot read it" in capsys.readouterr().out
     after = store().stored_record()
     assert (after.version, after.record["format"], after.record["epoch"]) == (FORMAT, FORMAT, 4)
-    wanted = Commit.model_validate(migrations.migrate_record(before.record, number, "state"))
+    migrated = Commit.model_validate(migrations.migrate_record(before.record, number, "state"))
     same = {"epoch", "committed_us", "commit_id", "output", "letters", "emitted"}
-    assert after.record == json.loads(wanted.model_dump_json()) | {k: after.record[k] for k in same}
+    assert after.record == json.loads(migrated.model_dump_json()) | {k: after.record[k] for k in same}
     ask(monkeypatch, "migrate", *where(store()))
     assert capsys.readouterr().out == (
         f"law: epoch 4 has format {FORMAT}, which is this version's; there is nothing to migrate\n"
     )
     plain = [{k: v for k, v in r.items() if k != "_epoch"} for r in expected.rows if r["_epoch"] > 3]
     assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
-
-
-def known(value: Any) -> Any:
-    """A field without what was added since to the records of sources, which is empty."""
-    if not isinstance(value, dict):
-        return value
-    added = {"spans": [], "newest_at": None}
-    return {k: known(v) for k, v in value.items() if k not in added or v != added[k]}
 
 
 @pytest.mark.parametrize("kind", some(KINDS))

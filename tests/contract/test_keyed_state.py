@@ -33,7 +33,7 @@ Make = Callable[[], Any]
 
 
 @pytest.fixture(autouse=True)
-def known() -> Iterator[None]:
+def registered_operator() -> Iterator[None]:
     with nth.registered():
         yield
 
@@ -56,13 +56,13 @@ def row(user: str | None, ts: int = 0) -> dict[str, Any]:
     return {"user": user, "page": f"of {user}", "ts": ts}
 
 
-def kept(make: Make) -> dict[Any, int]:
+def counts_by_user(make: Make) -> dict[Any, int]:
     """What is kept of each user."""
     with make().peek() as snapshot:
         step = restore_operator(snapshot.commit)
         assert isinstance(step, NthOfKey)
-        found = [snapshot.reader(shard, step).scan() for shard in range(snapshot.commit.shards)]
-        return {user: n for f in found for user, n in f.select("user", "__seen").iter_rows()}
+        scans = [snapshot.reader(shard, step).scan() for shard in range(snapshot.commit.shards)]
+        return {user: n for f in scans for user, n in f.select("user", "__seen").iter_rows()}
 
 
 def run(make: Make, *items: Any, step: Nth = BY_USER) -> Any:
@@ -79,17 +79,17 @@ def test_it_counts_in_both_stores_as_a_loop_does(seed: int, make: Make) -> None:
 
 def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(make: Make) -> None:
     run(make, SOME, RowsInput({"a": [row("x", 3)]}), Restart(shards=3), RowsInput({"a": [row("z")]}))
-    assert kept(make) == {"x": 4, "y": 1, "z": 1, None: 1}
+    assert counts_by_user(make) == {"x": 4, "y": 1, "z": 1, None: 1}
     report = verify_state(make())
     assert (report.problems, report.rows >= 4) == ([], True)
     store = make()
     with store.peek() as snapshot:
-        found = hot_keys(store, snapshot, 9)
-        assert sorted(str(k.key["user"]) for k in found) == ["None", "x", "y", "z"]
+        hottest = hot_keys(store, snapshot, 9)
+        assert sorted(str(k.key["user"]) for k in hottest) == ["None", "x", "y", "z"]
         with pytest.raises(StateError, match="is of a nth; only windows can be looked into"):
             restore_window(snapshot.commit)
     compact_state(make())
-    assert kept(make) == {"x": 4, "y": 1, "z": 1, None: 1}
+    assert counts_by_user(make) == {"x": 4, "y": 1, "z": 1, None: 1}
     assert verify_state(make()).problems == []
 
 
@@ -127,10 +127,10 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
     pipeline = pipeline_for(BY_USER, ["a"], transform_type=WithNth, name=NAME)
-    found = why(pipeline, make(), 1)
-    assert (found.kind, found.open_keys, found.open_windows) == ("nth", 3, 0)
+    report = why(pipeline, make(), 1)
+    assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(
-        report_lines(found, "x.toml")
+        report_lines(report, "x.toml")
     )
     monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)
     with make().peek() as snapshot:

@@ -86,33 +86,33 @@ class Bytes(Aggregator):
 
     def lift(self, value: pl.Expr) -> dict[str, pl.Expr]:
         raw = value.cast(pl.Binary)
-        kept = pl.concat_list(raw).list.drop_nulls()
-        return {"largest": raw, "all": kept, "marks": pl.concat_list(value.is_null())}
+        present = pl.concat_list(raw).list.drop_nulls()
+        return {"largest": raw, "all": present, "marks": pl.concat_list(value.is_null())}
 
     def merge(self, largest: pl.Expr, all: pl.Expr, marks: pl.Expr) -> dict[str, pl.Expr]:
-        kept = {"all": all.explode().drop_nulls().sort(), "marks": marks.explode()}
-        return {"largest": largest.max(), **kept}
+        merged_lists = {"all": all.explode().drop_nulls().sort(), "marks": marks.explode()}
+        return {"largest": largest.max(), **merged_lists}
 
     def finish(self, largest: pl.Expr, all: pl.Expr, marks: pl.Expr) -> pl.Expr:
         return pl.concat_list(largest, all).list.drop_nulls()
 
 
 def stored(types: Mapping[str, str]) -> list[Aggregation]:
-    found = [
+    aggregations = [
         Aggregation(agg=Bytes, columns={"value": "string"}, as_="own"),
         Aggregation(agg="stddev", column="double", as_="sd"),
         *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, k=8, as_=f"q_{c}") for c in ("double", "decimal")),
         *(Aggregation(agg="approx_quantile", column=c, quantile=0.9, as_=f"e_{c}") for c in ("double", "decimal")),
     ]
     for column in types:
-        found += [
+        aggregations += [
             Aggregation(agg="collect_list", column=column, max_values_per_group=1000, as_=f"l_{column}"),
             Aggregation(agg="collect_set", column=column, max_values_per_group=1000, as_=f"s_{column}"),
             Aggregation(agg="top_k", column=column, k=2, max_distinct_values_per_group=1000, as_=f"t_{column}"),
             Aggregation(agg="min_by", column=column, by="bigint", as_=f"m_{column}"),
             Aggregation(agg="max_by", column="bigint", by=column, as_=f"x_{column}"),
         ]
-    return found
+    return aggregations
 
 
 @pytest.mark.parametrize("kind", some(["session", "hopping"]))
@@ -125,8 +125,8 @@ def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, u
     }
 
     def value(name: str) -> Any:
-        found = chance.choice([None, *VALUES[types[name]]])
-        return micros[name](found) if name in micros and found is not None else found
+        choice = chance.choice([None, *VALUES[types[name]]])
+        return micros[name](choice) if name in micros and choice is not None else choice
 
     rows = [{"ts": n * 700, "u": "ab"[n % 2], **{c: value(c) for c in types}} for n in range(60)]
     shape = {"kind": "session", "gap_ms": 5, "max_session_duration_ms": 1000}
@@ -166,9 +166,9 @@ def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> No
         target.open()
         for epoch in (target.last_epoch() + 1, target.last_epoch() + 2):
             target.publish(epoch, frame())
-    found = pl.from_arrow(pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()))
-    assert isinstance(found, pl.DataFrame)
-    assert found.sort("key").equals(frame())
+    delta_rows = pl.from_arrow(pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()))
+    assert isinstance(delta_rows, pl.DataFrame)
+    assert delta_rows.sort("key").equals(frame())
     assert DeltaTable(tmp_path / "delta").version() == 4
     lake = sql(tmp_path)
     for epoch in range(3):
@@ -292,8 +292,8 @@ def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     delta = DeltaTarget(str(tmp_path / "delta"), "append", table)
     delta.open()
     delta.publish(0, mapped())
-    found = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
-    assert found["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
+    delta_rows = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
+    assert delta_rows["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
     lake = sql(tmp_path)
     lake.opened(table, "append").publish(0, mapped())
     assert lake.content().sort("key")["plain"].to_list() == mapped()["plain"].to_list()

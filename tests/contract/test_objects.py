@@ -37,8 +37,8 @@ def make(bucket: str) -> Make:
 
 @pytest.fixture
 def door(s3: S3) -> Iterator[FaultyProxy]:
-    with FaultyProxy.in_front_of(s3.port) as found:
-        yield found
+    with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
+        yield faulty_proxy
 
 
 @pytest.fixture
@@ -57,8 +57,8 @@ def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
     """What goes wrong with the first such request."""
     done: list[str] = []
 
-    def judge(asked: str, path: str) -> Any:
-        if asked == method and part in path and not done:
+    def judge(request_method: str, path: str) -> Any:
+        if request_method == method and part in path and not done:
             done.append(path)
             return fault
         return ""
@@ -100,9 +100,9 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     go_on(first, first.open(), "a")
     elsewhere(monkeypatch)
     second = make()
-    found = second.open()
-    assert found.epoch == 0 and time.monotonic() - began >= 1.2
-    go_on(second, found, "b")
+    last_commit = second.open()
+    assert last_commit.epoch == 0 and time.monotonic() - began >= 1.2
+    go_on(second, last_commit, "b")
     # and when it wakes, it is refused by name, whatever it wants to do
     for doing, act in (
         ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
@@ -291,9 +291,9 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
     door.judge = judge
     with pytest.raises(
         EpochError, match=r"state store s3://.*/p: .* what was committed stays: see that the store can be reached"
-    ) as told:
+    ) as raised:
         go_on(store, done, "b")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     store.close()
     door.judge = lambda method, path: ""
     again = make()
@@ -348,27 +348,29 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
             staged.append(shard.write_output(pl.DataFrame({"user": ["a"], "__reason": ["close"]})))
         listed = store.write_list(epoch, ["a file"])
         segments = tuple(tuple(m) for m in metas)
-        made = commit(
+        next_commit = commit(
             epoch, shards=shards, segments=segments, windows=(1,) * shards, groups=(1,) * shards, output=tuple(staged)
         )
-        store.commit(made)
+        store.commit(next_commit)
         assert listed and store.published_epoch() < epoch and store.reached_targets() == frozenset()
         assert sum(store.output(o).height for o in staged) == shards
         store.note_published(epoch)
-    asked = Counter((method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:])
-    leases = asked.pop(("PUT", "lock"), 0)
-    assert asked[("PUT", "manifests")] == asked[("PUT", "offsets")] == epochs
-    assert set(asked) <= {("PUT", n) for n in ("manifests", "offsets", "published", "segments", "outputs")} | {
+    request_counts = Counter(
+        (method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:]
+    )
+    leases = request_counts.pop(("PUT", "lock"), 0)
+    assert request_counts[("PUT", "manifests")] == request_counts[("PUT", "offsets")] == epochs
+    assert set(request_counts) <= {("PUT", n) for n in ("manifests", "offsets", "published", "segments", "outputs")} | {
         ("GET", "published"),
         ("GET", "reached"),
     }
-    of_shards = asked[("PUT", "segments")] + asked[("PUT", "outputs")]
+    of_shards = request_counts[("PUT", "segments")] + request_counts[("PUT", "outputs")]
     assert of_shards / epochs / shards <= 2.5  # a segment, an output, now and then a merged segment
-    assert (sum(asked.values()) - of_shards) / epochs < 4
-    found = measure_sizes(behind()).requests
-    assert found is not None and leases < 10
-    assert found.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
-    assert found.per_commit <= 4
+    assert (sum(request_counts.values()) - of_shards) / epochs < 4
+    measured = measure_sizes(behind()).requests
+    assert measured is not None and leases < 10
+    assert measured.per_shard == pytest.approx(of_shards / epochs / shards, rel=0.25)
+    assert measured.per_commit <= 4
     store.close()
 
 
@@ -382,8 +384,8 @@ def test_sizes_tell_requests_and_their_price(make: Make, bucket: str) -> None:
     store.close()
     text = CliRunner().invoke(app, ["state", "sizes", bucket]).output
     assert "per shard and" in text and "per commit (means of 3 kept epochs); at a commit every 10.0 s about $" in text
-    found = json.loads(CliRunner().invoke(app, ["state", "sizes", bucket, "--json"]).output)["requests"]
-    assert found["epochs"] == 3 and found["dollars"][0] <= found["dollars"][1]
+    requests = json.loads(CliRunner().invoke(app, ["state", "sizes", bucket, "--json"]).output)["requests"]
+    assert requests["epochs"] == 3 and requests["dollars"][0] <= requests["dollars"][1]
 
 
 def test_what_another_machine_wrote_is_fetched_once(
@@ -496,9 +498,9 @@ def test_what_cannot_be_reached(
     url: str, more: dict[str, str], message: str, bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
-    with pytest.raises(StartError, match=message) as told:
+    with pytest.raises(StartError, match=message) as raised:
         FilesStore(url.format(url=bucket), "p", {**s3.options(), **more}).open()
-    assert "\n" not in str(told.value) and "not-so-secret" not in str(told.value)
+    assert "\n" not in str(raised.value) and "not-so-secret" not in str(raised.value)
 
 
 def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

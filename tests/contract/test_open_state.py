@@ -50,8 +50,8 @@ class Place:
         self._create.append(self._make(name))
         return self._create[-1]
 
-    def ran(self, script: Any, window: sw.Window = SESSION, name: str = "law", **given: Any) -> None:
-        run_local(window, script, SCHEMA, flush=False, store=lambda: self.store(name), **given)
+    def ran(self, script: Any, window: sw.Window = SESSION, name: str = "law", **options: Any) -> None:
+        run_local(window, script, SCHEMA, flush=False, store=lambda: self.store(name), **options)
 
     def close(self) -> None:
         for store in self._create:
@@ -61,34 +61,34 @@ class Place:
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "files":
-        found = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
+        new_place = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
     elif request.param == "objects":
         bucket = request.getfixturevalue("bucket")
-        found = Place(bucket, lambda name: FilesStore(bucket, name))
+        new_place = Place(bucket, lambda name: FilesStore(bucket, name))
     else:
         url = request.getfixturevalue("postgres").database(f"asked_{abs(hash(request.node.name)):x}")
-        found = Place(url, lambda name: PostgresStore(url, "public", name))
-    yield found
-    found.close()
+        new_place = Place(url, lambda name: PostgresStore(url, "public", name))
+    yield new_place
+    new_place.close()
 
 
-def row(at: int, user: str | None = "k", v: int = 1) -> dict[str, Any]:
-    return {"ts": at, "user": user, "v": v}
+def row(ts: int, user: str | None = "k", v: int = 1) -> dict[str, Any]:
+    return {"ts": ts, "user": user, "v": v}
 
 
 def kip(step: int = S // 2) -> list[Any]:
     """KIP-94's sessions, in seconds: 0-99, 101-200, 201-300, 301-400 of one key."""
     spans = ((0, 99), (101, 200), (201, 300), (301, 400))
-    return [RowsInput({"a": [row(at) for at in range(a * S, b * S + 1, step)]}) for a, b in spans]
+    return [RowsInput({"a": [row(ts) for ts in range(a * S, b * S + 1, step)]}) for a, b in spans]
 
 
 def test_the_example_of_kip_94(place: Place) -> None:
     place.ran(kip())
     with sw.open_state(place.where) as view:
-        found = view.find_sessions("k", 150 * S, 300 * S)
-        assert found["window_start"].dt.timestamp("us").to_list() == [101 * S, 201 * S]
-        assert found["_last_event"].dt.timestamp("us").to_list() == [200 * S, 300 * S]
-        assert found["n"].to_list() == [199, 199]
+        sessions = view.find_sessions("k", 150 * S, 300 * S)
+        assert sessions["window_start"].dt.timestamp("us").to_list() == [101 * S, 201 * S]
+        assert sessions["_last_event"].dt.timestamp("us").to_list() == [200 * S, 300 * S]
+        assert sessions["n"].to_list() == [199, 199]
         late = dt.datetime(1970, 1, 1, 0, 5, 1)
         assert view.find_sessions({"user": "k"}, latest_start=late).height == 4
         assert view.find_sessions("k", "1970-01-01T00:05:01Z").height == 1
@@ -104,18 +104,18 @@ def test_a_view_shows_what_would_come_out_of_either_store(place: Place, seed: in
 def test_columns_and_frames(place: Place) -> None:
     place.ran([RowsInput({"a": [row(0, "a", 5), row(S, None, 7)]})])
     with sw.open_state(place.where, "law") as view:
-        found = view.scan()
-        assert list(view.columns) == found.columns == [
+        frame = view.scan()
+        assert list(view.columns) == frame.columns == [
             *("user", "window_start", "window_end", "session_id", "n", "total"),
             *("_status", "_closes_at", "_last_event", "_epoch"),
         ]  # fmt: skip
-        assert found["user"].to_list() == ["a", None]
+        assert frame["user"].to_list() == ["a", None]
         assert view.fetch(None)["total"].to_list() == [7]
         assert view.scan("total > 5")["total"].to_list() == [7]
         assert view.scan(pl.col("total") > 5, limit=0).is_empty()
         assert view.scan(limit=1)["user"].to_list() == ["a"]
-        assert to_arrow(found).schema.field("user").type == pa.large_string()
-        assert view.fetch("nobody").schema == found.schema
+        assert to_arrow(frame).schema.field("user").type == pa.large_string()
+        assert view.fetch("nobody").schema == frame.schema
 
 
 def test_windows_without_keys(place: Place) -> None:
@@ -140,9 +140,9 @@ def test_the_second_stage_is_asked(place: Place) -> None:
         kind="session", gap_ms="1m", max_session_duration_ms="1d", group_by=["left_user"],
         aggregations=[sw.Aggregation(agg="count", as_="n")],
     )  # fmt: skip
-    given = RowsInput({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
+    earlier = RowsInput({"a": [row(0), row(5 * S, "x")], "b": [row(0), row(0)]})
     later = RowsInput({"a": [row(100 * S)], "b": [row(100 * S)]})
-    place.ran([given, later], join, sources=("a", "b"), downstream=window)
+    place.ran([earlier, later], join, sources=("a", "b"), downstream=window)
     with sw.open_state(place.where) as view:
         assert view.fetch("k")["n"].to_list() == [1], "the session of the first two pairs is closed"
         assert view.scan()["left_user"].unique().to_list() == ["k"]
@@ -226,14 +226,14 @@ def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
 def test_earlier_epochs(place: Place) -> None:
     place.ran([RowsInput({"a": [row(n * S // 10)]}) for n in range(KEPT_EPOCHS + 3)])
     with sw.open_state(place.where) as view:
-        kept = view.epochs()
+        epochs = view.epochs()
         newest = KEPT_EPOCHS + 2
         assert view.fetch("k")["n"].to_list() == [newest + 1]
-        for epoch in kept:
+        for epoch in epochs:
             assert view.as_of(epoch).fetch("k").select("n", "_epoch").rows() == [(epoch + 1, epoch)]
         with pytest.raises(StateError, match="epoch 99 is not kept; there is"):
             view.as_of(99)
-        assert kept == ([newest] if place.where.startswith("postgres") else list(range(kept[0], newest + 1)))
+        assert epochs == ([newest] if place.where.startswith("postgres") else list(range(epochs[0], newest + 1)))
         with (
             pytest.raises(StateError, match=r"epoch 99 is not kept in .*; there is epoch"),
             place.store().peek(99),
@@ -259,7 +259,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]
-    batches = [RowsInput({"a": [row(at * S // 10, user) for user in users]}) for at in range(60)]
+    batches = [RowsInput({"a": [row(batch * S // 10, user) for user in users]}) for batch in range(60)]
     place.ran(batches[:2])
     failed: list[BaseException] = []
 
@@ -276,13 +276,13 @@ def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     with sw.open_state(place.where) as view:
         while reads < 1000 or runner.is_alive():
             if reads % 4:
-                found = view.fetch(users[reads % 40])
-                assert found.height == 1
+                frame = view.fetch(users[reads % 40])
+                assert frame.height == 1
             else:
-                found = view.scan()
-                assert found.height == 40
-            (epoch,) = found["_epoch"].unique().to_list()
-            assert found["n"].unique().to_list() == found["total"].unique().to_list() == [epoch + 1]
+                frame = view.scan()
+                assert frame.height == 40
+            (epoch,) = frame["_epoch"].unique().to_list()
+            assert frame["n"].unique().to_list() == frame["total"].unique().to_list() == [epoch + 1]
             epochs.add(epoch)
             reads += 1
     runner.join()
@@ -356,8 +356,8 @@ def test_over_http(place: Place) -> None:
             def get(path: str, **headers: str) -> bytes:
                 url = f"http://127.0.0.1:{server.port}{path}"
                 with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
-                    found: bytes = answer.read()
-                    return found
+                    body: bytes = answer.read()
+                    return body
 
             about = json.loads(get("/"))
             assert (about["pipeline"], about["epoch"], about["paths"]) == (
@@ -401,10 +401,10 @@ def test_a_column_of_the_user_may_be_called_as_one_of_the_answer(name: str, tmp_
     rows = [{"ts": t * S, name: "a", "v": 1} for t in (0, 10)]
     run_local(window, [RowsInput({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))
     with StateView(FilesStore(tmp_path, "law")) as view:
-        found = view.scan()
-        assert found[name].to_list() == ["a", "a"]
-        assert f"_{name.casefold()}" in found.columns
-        assert found.columns[-1].endswith("_epoch")
-        assert view.fetch("a").equals(found)
+        frame = view.scan()
+        assert frame[name].to_list() == ["a", "a"]
+        assert f"_{name.casefold()}" in frame.columns
+        assert frame.columns[-1].endswith("_epoch")
+        assert view.fetch("a").equals(frame)
         assert view.find_sessions("a", 5 * S).height == 1
         assert view.scan(f"\"{name}\" = 'a'").height == 2

@@ -50,9 +50,11 @@ def window(kind: str, aggregations: list[Aggregation]) -> Window:
     return Window(kind=kind, group_by=["k"], aggregations=aggregations, **shape)
 
 
-def rows(*given: tuple[int, str, Any], column: str = "v") -> RowsInput:
-    of = Decimal if column == "d" else int
-    return RowsInput({"a": [{"ts": ts * SECOND, "k": k, column: None if v is None else of(v)} for ts, k, v in given]})
+def rows(*entries: tuple[int, str, Any], column: str = "v") -> RowsInput:
+    number_type = Decimal if column == "d" else int
+    return RowsInput(
+        {"a": [{"ts": ts * SECOND, "k": k, column: None if v is None else number_type(v)} for ts, k, v in entries]}
+    )
 
 
 def values(result: Any) -> list[tuple[str, Any, int]]:
@@ -65,9 +67,9 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
     make: Make, kind: str, column: str, large: Any, type_: str
 ) -> None:
     first, second = rows((0, "x", large), (0, "y", 5), column=column), rows((1, "x", large), (1, "y", 6), column=column)
-    told = rf'^law: "total": the sum of {column} does not fit {type_} for k=\'x\'; set on_overflow = "null" on'
+    message = rf'^law: "total": the sum of {column} does not fit {type_} for k=\'x\'; set on_overflow = "null" on'
     failing = window(kind, totals(column))
-    with pytest.raises(ValueRangeError, match=told):
+    with pytest.raises(ValueRangeError, match=message):
         run_local(failing, [first, second], SCHEMA, store=make)
     store = make()
     latest = store.open()
@@ -76,7 +78,7 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
         latest is not None and latest.epoch == 0 and latest.stages[0].counters["rows_used"] == 2
     )  # nothing of the second epoch
 
-    with pytest.raises(ValueRangeError, match=told):  # a start repeats the epoch
+    with pytest.raises(ValueRangeError, match=message):  # a start repeats the epoch
         run_local(failing, [second], SCHEMA, store=make)
     going = run_local(window(kind, totals(column, "null")), [second], SCHEMA, store=make)
     assert values(going) == [("x", None, 2), ("y", 11, 2)]
@@ -97,11 +99,11 @@ def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_o
 
 
 def test_a_sum_of_integers_comes_back_with_later_rows_however_they_are_batched(make: Make) -> None:
-    given = [(0, "x", BIG), (1, "x", BIG), (2, "x", -BIG), (2, "y", -(2**63)), (3, "y", -1)]
-    for script in ([rows(*given)], [rows(r) for r in given]):
-        found = run_local(window("tumbling", totals("v", "null")), script, SCHEMA, state_dir=None)
-        assert values(found) == [("x", BIG, 3), ("y", None, 2)]
-    assert values(run_local(window("tumbling", totals("v")), [rows(*given[:3])], SCHEMA)) == [("x", BIG, 3)]
+    entries = [(0, "x", BIG), (1, "x", BIG), (2, "x", -BIG), (2, "y", -(2**63)), (3, "y", -1)]
+    for script in ([rows(*entries)], [rows(r) for r in entries]):
+        result = run_local(window("tumbling", totals("v", "null")), script, SCHEMA, state_dir=None)
+        assert values(result) == [("x", BIG, 3), ("y", None, 2)]
+    assert values(run_local(window("tumbling", totals("v")), [rows(*entries[:3])], SCHEMA)) == [("x", BIG, 3)]
 
 
 def test_the_policy_may_change_both_ways(make: Make) -> None:
@@ -116,7 +118,7 @@ def test_the_policy_may_change_both_ways(make: Make) -> None:
 
 def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "slackwater"):
-        found = run_local(
+        result = run_local(
             window("tumbling", totals("v", "null")),
             [rows((0, "x", BIG), (1, "x", BIG), (0, "y", -BIG), (0, "y", -BIG), (0, "y", -1)), rows((30, "z", 1))],
             SCHEMA,
@@ -124,24 +126,24 @@ def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCap
     (line,) = [r.getMessage() for r in caplog.records if "on_overflow" in r.getMessage()]
     assert line.startswith("law: epoch 1: 2 results do not fit the type of the column, emitted as NULL")
     assert '"total" of k=' in line
-    assert found.counters.overflows == 2
+    assert result.counters.overflows == 2
 
 
 @pytest.mark.parametrize("agg", ["sum", "avg"])
 def test_decimals_beyond_38_digits(agg: str) -> None:
     """Near the ends of 38 digits and of 128 bits, of which both are passed; an average has four digits after the point."""
-    of = {
+    numbers = {
         "x": [WIDE, WIDE],
         "y": [WIDE, WIDE.copy_negate()],
         "z": [WIDE.copy_negate()] * 7,
         "u": [10**33, 10**33],
         "n": [None, None],
     }
-    script = [rows(*((0, k, v) for k, vs in of.items() for v in vs), column="d")]
-    found = {k: v for k, v, _ in values_of(run_local(window("tumbling", totals("d", "null", agg)), script, SCHEMA))}
+    script = [rows(*((0, k, v) for k, vs in numbers.items() for v in vs), column="d")]
+    results = {k: v for k, v, _ in values_of(run_local(window("tumbling", totals("d", "null", agg)), script, SCHEMA))}
     whole = {"x": None, "y": 0, "z": None, "u": 2 * 10**33 if agg == "sum" else 10**33, "n": None}
-    assert found == whole
-    one_by_one = [rows((0, k, v), column="d") for k, vs in of.items() for v in vs]
+    assert results == whole
+    one_by_one = [rows((0, k, v), column="d") for k, vs in numbers.items() for v in vs]
     again = run_local(window("tumbling", totals("d", "null", agg)), one_by_one, SCHEMA)
     assert {k: v for k, v, _ in values_of(again)} == whole
 
@@ -170,8 +172,8 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
-    kept = [Agg(a, field if a.column else None) for a in totals("v")]
-    assert from_results.lost_aggregations(kept) == []
+    aggregations = [Agg(a, field if a.column else None) for a in totals("v")]
+    assert from_results.lost_aggregations(aggregations) == []
     assert from_results.lost_aggregations([Agg(a, field if a.column else None) for a in totals("v", "null")]) == [
         '"total" (sum)'
     ]

@@ -33,14 +33,14 @@ from slackwater.ui.blocks.join_buffers import build_buffers
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Makes the same store again and again."""
-    made: list[Any] = []
+    stores: list[Any] = []
 
     def files() -> FilesStore:
         return FilesStore(tmp_path / "state", "p")
 
     def postgres() -> PostgresStore:
-        made.append(PostgresStore(url, "public", "p"))
-        return made[-1]  # type: ignore[no-any-return]
+        stores.append(PostgresStore(url, "public", "p"))
+        return stores[-1]  # type: ignore[no-any-return]
 
     if request.param == "files":
         yield files
@@ -51,7 +51,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
         return
     url = request.getfixturevalue("postgres").database(f"peek_{abs(hash(request.node.name)):x}")
     yield postgres
-    for store in made:
+    for store in stores:
         store.close()
 
 
@@ -115,8 +115,8 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
                 store.runner()
                 with store.peek() as snapshot:
                     if snapshot is not None:
-                        found, epoch = users(snapshot), snapshot.commit.epoch
-                        assert found == [str(n) for n in range(epoch % 7 + 1)], (epoch, found)
+                        seen_users, epoch = users(snapshot), snapshot.commit.epoch
+                        assert seen_users == [str(n) for n in range(epoch % 7 + 1)], (epoch, seen_users)
             except BaseException as error:
                 wrong.append(error)
 
@@ -203,14 +203,14 @@ def test_why_says_the_same_of_both_stores(
     clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
     story = [*states.STORY, RowsInput({"web": states.rows_at("u3", *clocks)})]
     window = toml.loads(config).transform.window
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "lateness_ms": {"web": 30_000},
         "clock_us": states.NOON,
         "state_dir": "state",
         "flush": False,
     }
     for store in (None, lambda: PostgresStore(url, "public", "law")):
-        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **given)
+        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **options)
 
     def say(file: str, *arguments: str) -> str:
         Path(file).write_text(stores[file])
@@ -234,17 +234,17 @@ def test_why_says_the_same_of_both_stores(
 
 
 def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:
-    """Of replaced and deleted units, too; over several segments."""
+    """Replaced and deleted units count, too; the outline covers several segments."""
     store = running(make)
     last = None
-    for there in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
-        last = go_on(store, last, *there)
+    for names in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
+        last = go_on(store, last, *names)
         with make().peek() as snapshot:
             reader = snapshot.reader(0, LOGIC)
-            found, whole = reader.outline(), reader.scan()
-            assert found.schema == {n: whole.schema[n] for n in OUTLINE}
-            assert sorted(found.rows()) == sorted(whole.select(OUTLINE).rows())
-            assert found.height == len(there)
+            outline, whole = reader.outline(), reader.scan()
+            assert outline.schema == {n: whole.schema[n] for n in OUTLINE}
+            assert sorted(outline.rows()) == sorted(whole.select(OUTLINE).rows())
+            assert outline.height == len(names)
     store.close()
 
 
@@ -253,7 +253,7 @@ def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kin
     """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
     script = joined_stories.story(11)
     url = postgres.database(f"join_{kind}")
-    found = []
+    buffers = []
     for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
         joined_stories.run(kind, script, store=make)
         store = make()
@@ -261,7 +261,7 @@ def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kin
             assert snapshot is not None
             for file in (tmp_path / "law" / "segments").glob("*"):
                 file.unlink()
-            found.append(build_buffers(snapshot, joined_stories.SOURCES))
+            buffers.append(build_buffers(snapshot, joined_stories.SOURCES))
         store.close()
-    assert found[0] is not None and found[0].sides[0].rows > 0
-    assert found[0] == found[1]
+    assert buffers[0] is not None and buffers[0].sides[0].rows > 0
+    assert buffers[0] == buffers[1]

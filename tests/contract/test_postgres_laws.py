@@ -123,11 +123,11 @@ def test_open_sessions_can_be_read_with_sql(url: str) -> None:
         flush=False,
     )
     with psycopg.connect(url) as db:
-        found = db.execute(
+        rows = db.execute(
             'SELECT pipeline_name, "user", window_start::text, last_event::text, "n.n" FROM state."slackwater_windows_shop-1"'
             " ORDER BY 2"
         ).fetchall()
-        assert [(r[0], r[1], r[4]) for r in found] == [("shop-1", "a", 2), ("shop-1", None, 1)]
+        assert [(r[0], r[1], r[4]) for r in rows] == [("shop-1", "a", 2), ("shop-1", None, 1)]
         assert db.execute("SELECT epoch, state_version, open_windows FROM state.slackwater_pipelines").fetchall() == [
             (1, FORMAT, 2)
         ]
@@ -207,7 +207,7 @@ def test_three_windows_in_a_row(seed: int, url: str) -> None:
     """Each stage has tables of its own, under the deaths and other shards that the seed draws."""
     window_chain.check(seed, store=lambda: PostgresStore(url, "public", "law"))
     with psycopg.connect(url) as db:
-        found = db.execute(
+        rows = db.execute(
             "SELECT tablename FROM pg_tables WHERE tablename LIKE 'slackwater_state%' ORDER BY 1"
         ).fetchall()
-    assert [name for (name,) in found] == [f"slackwater_state_law{stage}" for stage in ("", "#2", "#3")]
+    assert [name for (name,) in rows] == [f"slackwater_state_law{stage}" for stage in ("", "#2", "#3")]

@@ -56,25 +56,25 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def plain(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
-    """One epoch of a window over these seconds; what came out."""
+    """Run one epoch of a window over these seconds. Return the window starts and counts."""
     rows = RowsInput({"a": [{"ts": 1_000_000 * s, "k": "u"} for s in seconds]})
-    found = run_local(
+    result = run_local(
         WINDOW,
         [rows] if seconds else [],
         {"k": "string"},
         store=lambda: PostgresStore(url, "public", name),
         flush=flush,
     )
-    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
+    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in result.rows)
 
 
 def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tuple[int, int]]:
-    """The same of a join with a window behind it."""
+    """Run one epoch of a join with a window behind it. Return the window starts and counts."""
     rows = {s: [{"ts": 1_000_000 * t, "k": "u"} for t in seconds] for s in "ab"}
     store: Callable[[], Any] = lambda: PostgresStore(url, "public", name)  # noqa: E731
     script = [RowsInput(rows)] if seconds else []
-    found = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store)
-    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in found.rows)
+    result = run_local(JOIN, script, {"k": "string"}, sources=("a", "b"), downstream=THEN, flush=flush, store=store)
+    return sorted((r["window_start"] // 1_000_000, r["n"]) for r in result.rows)
 
 
 def wrong(store: PostgresStore) -> list[str]:
@@ -102,22 +102,22 @@ def test_a_pipeline_in_stages_and_one_named_like_its_second_stage_leave_each_oth
 
 
 def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> None:
-    made: dict[str, tuple[str, int]] = {}
+    owners: dict[str, tuple[str, int]] = {}
     for name in NAMES:
         for stage in range(3):
             t = TableNames("public", name, stage)
-            found = [t.name_of(w) for w in ("state", "staged", "windows")]
-            found += [*(t.name_of("state", i) for i in ("pkey", "due")), t.name_of("staged", "token")]
-            for one in found:
+            names = [t.name_of(w) for w in ("state", "staged", "windows")]
+            names += [*(t.name_of("state", i) for i in ("pkey", "due")), t.name_of("staged", "token")]
+            for one in names:
                 assert len(one.encode()) <= 63
-                assert made.setdefault(one, (name, stage)) == (name, stage)
+                assert owners.setdefault(one, (name, stage)) == (name, stage)
     # what a long name is cut to is nobody's name
     cut = TableNames("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
         plain(url, name, 0)
     before = relations(url)
-    assert set(before) <= set(made)  # the names that Postgres would choose for indexes are none of ours
+    assert set(before) <= set(owners)  # the names that Postgres would choose for indexes are none of ours
     for name in NAMES:
         assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
     assert relations(url) == before
@@ -158,7 +158,7 @@ def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "owner"),
+    ("statement", "owner"),
     [
         ("CREATE TABLE slackwater_state_mine (x int)", "somebody else, as it has no pipeline_name"),
         ("CREATE TABLE slackwater_state_mine (pipeline_name text DEFAULT 'theirs')", 'pipeline "theirs"'),
@@ -172,9 +172,9 @@ def test_a_state_put_aside_is_whole_under_its_new_name(url: str) -> None:
         ),
     ],
 )
-def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, made: str, owner: str) -> None:
+def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, statement: str, owner: str) -> None:
     with psycopg.connect(url) as db:
-        db.execute(made)  # type: ignore[arg-type]
+        db.execute(statement)  # type: ignore[arg-type]
     before = relations(url)
     with pytest.raises(
         StateError, match=rf"slackwater_\w+_mine\" belongs to {owner}.*nothing was changed; start that pip"
@@ -188,16 +188,18 @@ def as_before(url: str, name: str, stages: int) -> None:
     with psycopg.connect(url) as db:
         for stage in range(stages):
             new, old = TableNames("public", name, stage), TableNames("public", name, stage, former=frozenset({stage}))
-            for what, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
-                if db.execute("SELECT to_regclass(%s)", (client.quote_name(new.name_of(what)),)).fetchone() == (None,):
+            for table_kind, kind in (("windows", "VIEW"), ("staged", "TABLE"), ("state", "TABLE")):
+                if db.execute("SELECT to_regclass(%s)", (client.quote_name(new.name_of(table_kind)),)).fetchone() == (
+                    None,
+                ):
                     continue
-                if what == "staged":
+                if table_kind == "staged":
                     db.execute(f"DROP INDEX IF EXISTS {client.quote_name(new.name_of('staged', 'token'))}")  # type: ignore[arg-type]
                     db.execute(f"ALTER TABLE {client.quote_name(new.name_of('staged'))} SET UNLOGGED")  # type: ignore[arg-type]
-                db.execute(f"COMMENT ON {kind} {client.quote_name(new.name_of(what))} IS NULL")  # type: ignore[arg-type]
-                if new.name_of(what) != old.name_of(what):
+                db.execute(f"COMMENT ON {kind} {client.quote_name(new.name_of(table_kind))} IS NULL")  # type: ignore[arg-type]
+                if new.name_of(table_kind) != old.name_of(table_kind):
                     db.execute(
-                        f"ALTER {kind} {client.quote_name(new.name_of(what))} RENAME TO {client.quote_name(old.name_of(what))}"
+                        f"ALTER {kind} {client.quote_name(new.name_of(table_kind))} RENAME TO {client.quote_name(old.name_of(table_kind))}"
                     )  # type: ignore[arg-type]
 
 
@@ -208,8 +210,8 @@ def test_former_names_are_read_as_they_are_and_renamed_by_the_next_start(url: st
     as_before(url, name, 2)
     assert set(relations(url)) != set(today)
     store = PostgresStore(url, "public", name)
-    with store.peek() as found:
-        assert found is not None
+    with store.peek() as snapshot:
+        assert snapshot is not None
     assert wrong(store) == []  # reads every row
     copy = fork_store(store, "copy")
     assert copy is not None
@@ -256,11 +258,11 @@ def test_a_state_that_an_earlier_version_wrote_gets_todays_names(url: str, numbe
     assert wrong(store()) == []
     make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
     with psycopg.connect(url) as db:
-        found = db.execute(
+        rows = db.execute(
             "SELECT relname::text FROM pg_class WHERE relnamespace = 'chained'::regnamespace AND relkind IN ('r', 'v', 'i')"
             " AND relname ~ 'law' ORDER BY 1"
         ).fetchall()
-    assert {r[0] for r in found} == {
+    assert {r[0] for r in rows} == {
         *(f"slackwater_{w}_law" for w in ("state", "staged")),
         *(f"slackwater_{w}_law#2" for w in ("state", "staged", "windows")),
         *(f"slackwater_state_law{s}#{i}" for s in ("", "#2") for i in ("pkey", "due")),
@@ -309,13 +311,13 @@ def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
             for item in script
         ]  # fmt: skip
         space = f"s{number}{odd}" if where == "schema" else "public"
-        made = lambda space=space, number=number: PostgresStore(url, space, f"p{number}")  # noqa: E731
+        make_store = lambda space=space, number=number: PostgresStore(url, space, f"p{number}")  # noqa: E731
         assert (
-            run_local(step, items, schema, sources, store=made, upserts=where != "join key").rows
+            run_local(step, items, schema, sources, store=make_store, upserts=where != "join key").rows
             == run_local(step, items, schema, sources, upserts=where != "join key").rows
         ), odd
-        assert wrong(made()) == [], odd
-        assert fork_store(made(), f"p{number}-2") is not None, odd
+        assert wrong(make_store()) == [], odd
+        assert fork_store(make_store(), f"p{number}-2") is not None, odd
     with psycopg.connect(url) as db:
         assert db.execute("SELECT count(*) FROM precious").fetchone() == (0,)
 

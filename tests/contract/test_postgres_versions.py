@@ -29,13 +29,13 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few rows wait, too."""
+    """Merge staged versions rarely, also when they hold few rows."""
     monkeypatch.setattr(version_merge, "FEW_ROWS", -1)
 
 
 @pytest.fixture(params=[True, False], ids=["copies", "no-copies"])
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether who reads has what was staged on the own machine."""
+    """Run a test twice: with copies of the staged rows on the machine of the reader, and without."""
     if not request.param:
         monkeypatch.setattr(local_cache, "find_copy", lambda meta: None)
 
@@ -49,8 +49,8 @@ def ask(url: str, query: str) -> list[Any]:
         return [row[0] for row in db.execute(query)]  # type: ignore[arg-type]
 
 
-def table(url: str, what: str = "state", name: str = "p") -> list[Any]:
-    return ask(url, f'SELECT "user" FROM "slackwater_{what}_{name}" ORDER BY 1')
+def table(url: str, table_kind: str = "state", name: str = "p") -> list[Any]:
+    return ask(url, f'SELECT "user" FROM "slackwater_{table_kind}_{name}" ORDER BY 1')
 
 
 def seen(url: str, name: str = "p") -> list[str]:
@@ -165,11 +165,11 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path))
     store = running(lambda: store_of(url))
     three_epochs(store)
-    kept = list(tmp_path.rglob("*.arrow"))
-    assert len(kept) == 3
+    copies = list(tmp_path.rglob("*.arrow"))
+    assert len(copies) == 3
     local_cache._open.clear()
     assert seen(url) == ["a", "c", "d"]
-    for path in kept:
+    for path in copies:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
@@ -181,12 +181,12 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
 def test_a_fork_has_all_rows(url: str) -> None:
     store = running(lambda: store_of(url))
     three_epochs(store)
-    made = store.fork("q")
-    assert made is not None
-    assert not version_merge.staged_segments(made.stages[0].segments)
+    fork = store.fork("q")
+    assert fork is not None
+    assert not version_merge.staged_segments(fork.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
     other = running(lambda: store_of(url, "q"))
-    go_on(other, made, "q")
+    go_on(other, fork, "q")
     other.close()
     assert (seen(url), seen(url, "q")) == (["a", "c", "d"], ["q"])
     store.close()
@@ -197,9 +197,9 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
     three_epochs(store)
     store.close()
     fresh = store_of(url)
-    told = fresh.start_over()
-    assert told is not None
-    aside = told.split('"')[1]
+    message = fresh.start_over()
+    assert message is not None
+    aside = message.split('"')[1]
     fresh.prepare(LOGIC)
     go_on(fresh, None, "new")
     assert (seen(url), seen(url, aside)) == (["new"], ["a", "c", "d"])

@@ -70,8 +70,8 @@ def publish(rabbit: Any, queue: str) -> Callable[..., None]:
             open_channel.confirm_delivery()
             for n in numbers:
                 named = {"message_id": f"m{n}"} if ids else {}
-                given = pika.BasicProperties(delivery_mode=2, **named, **properties)
-                open_channel.basic_publish("", queue, str(n).encode(), given)
+                message_properties = pika.BasicProperties(delivery_mode=2, **named, **properties)
+                open_channel.basic_publish("", queue, str(n).encode(), message_properties)
 
     return send
 
@@ -217,11 +217,11 @@ def test_a_batch_that_is_not_there_any_more(
     monkeypatch.setattr(source, "RETURN", 0.0)
     publish(range(3))
     gone = source.RabbitMessage(b"9", queue, "", "m9", None, False, None).identity
-    kept = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity
+    present = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity
     with pytest.raises(EpochError, match="gives 1 of the 2 messages of a batch to repeat"):
-        source.replay_messages(source.RabbitSettings(rabbit.url, queue), [kept, gone])
-    found = source.replay_messages(source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [kept, gone])
-    assert bodies(found) == [1]
+        source.replay_messages(source.RabbitSettings(rabbit.url, queue), [present, gone])
+    replayed = source.replay_messages(source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [present, gone])
+    assert bodies(replayed) == [1]
 
 
 # -- what cannot be read -----------------------------------------------------------------------------------------------
@@ -287,9 +287,9 @@ def test_what_is_no_address(source: Any, url: str) -> None:
     ],
 )
 def test_options(source: Any, options: dict[str, str], message: str) -> None:
-    given = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
+    settings = options if "url" in options or "queue" in options else {"url": "amqp://h", "queue": "q", **options}
     with pytest.raises(StartError, match=message):
-        source.RabbitSettings.from_options(given)
+        source.RabbitSettings.from_options(settings)
 
 
 # -- through Spark -----------------------------------------------------------------------------------------------------
@@ -405,8 +405,8 @@ def test_a_queue_deleted_under_a_query_is_told_in_one_line(
         open_channel.queue_delete(other)
     with pytest.raises(Exception, match="StartError") as raised:
         query.awaitTermination(60)
-    told = [line for line in str(raised.value).splitlines() if line.startswith("slackwater.errors.StartError: ")]
-    assert told and f'deleted queue "{other}" while it was read' in told[-1]
+    error_lines = [line for line in str(raised.value).splitlines() if line.startswith("slackwater.errors.StartError: ")]
+    assert error_lines and f'deleted queue "{other}" while it was read' in error_lines[-1]
     assert "guest" not in str(raised.value) and "guest" not in frame._jdf.queryExecution().toString()
 
 
@@ -455,8 +455,8 @@ def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
         warnings.simplefilter("ignore")
         exec(PIPELINE, program)
         program["run"](spark, rabbit.url, queue, str(tmp_path), True)
-    found = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
-    assert found.select("count", "sum").rows() == [(250, sum(range(250)))]
+    frame = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
+    assert frame.select("count", "sum").rows() == [(250, sum(range(250)))]
     assert left_over(rabbit, queue) == 0
 
 
@@ -497,10 +497,10 @@ def test_late_messages_are_read_again_for_their_letters(
         )
     assert last is not None
     assert last.counters.letters == {"late": 10}
-    kept = pl.read_parquet(tmp_path / "letters" / "*.parquet")
-    assert sorted(kept["value"]) == [str(n).encode() for n in range(10, 20)]
-    assert kept["source"].unique().to_list() == [queue]
-    headers = {h["key"]: base64.b64decode(h["value"]).decode() for h in json.loads(kept["headers"][0])}
+    letters = pl.read_parquet(tmp_path / "letters" / "*.parquet")
+    assert sorted(letters["value"]) == [str(n).encode() for n in range(10, 20)]
+    assert letters["source"].unique().to_list() == [queue]
+    headers = {h["key"]: base64.b64decode(h["value"]).decode() for h in json.loads(letters["headers"][0])}
     assert headers == {"kind": "clíck", "deep": '{"n":[1]}'}
 
 

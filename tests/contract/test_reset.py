@@ -25,18 +25,18 @@ Ask = Callable[..., str]
 
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
-    made: list[Any] = []
+    stores: list[Any] = []
     url = ""
     place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"reset_{abs(hash(request.node.name)):x}")
 
-    def of() -> Any:
-        made.append(PostgresStore(url, "public", "p") if url else FilesStore(place, "p"))
-        return made[-1]
+    def make_store() -> Any:
+        stores.append(PostgresStore(url, "public", "p") if url else FilesStore(place, "p"))
+        return stores[-1]
 
-    yield of
-    for store in made:
+    yield make_store
+    for store in stores:
         store.close()
 
 
@@ -47,13 +47,13 @@ def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def run(*offsets: str, dry: bool = False, where: str | None = None) -> str:
         store = make()
         place = where or (store.root if isinstance(store, FilesStore) else store._url)
-        given = [word for text in offsets for word in ("--offsets", text)]
-        arguments = ["slackwater", "state", "reset", place, *given, *(["--dry-run"] if dry else [])]
+        offset_arguments = [word for text in offsets for word in ("--offsets", text)]
+        arguments = ["slackwater", "state", "reset", place, *offset_arguments, *(["--dry-run"] if dry else [])]
         monkeypatch.setattr(sys, "argv", arguments)
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        return told.err if ended.value.code else told.out
+        captured = capsys.readouterr()
+        return captured.err if ended.value.code else captured.out
 
     return run
 
@@ -67,8 +67,8 @@ def begun(make: Callable[[], Any], **more: Any) -> None:
         "events": {"offsets": CLICKS, "rows": 112, "max_event_us": 5},
         "old": {"offsets": {"segments": [name], "count": 3}, "rows": 9},
     }
-    given = {"segments": first.stages[0].segments, "windows": (1,), "watermark_us": 4, "sources": sources}
-    store.commit(commit(1, **{**given, **more}))
+    defaults = {"segments": first.stages[0].segments, "windows": (1,), "watermark_us": 4, "sources": sources}
+    store.commit(commit(1, **{**defaults, **more}))
     store.close()
 
 
@@ -80,7 +80,7 @@ def sources(make: Callable[[], Any]) -> dict[str, Any]:
 def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
     before = make().stored_record().record
-    wanted = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
+    new_offsets = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
     lines = [
         "p: epoch 1; its windows and clocks stay as they are",
         "source  partition  goes on at    will go on at",
@@ -92,9 +92,9 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         "retained",
         "warning: rows that are skipped are lost: no window will have them",
     ]
-    assert ask(wanted, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
+    assert ask(new_offsets, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
     assert make().stored_record().record == before
-    assert ask(wanted).splitlines() == [*lines, "committed as epoch 2"]
+    assert ask(new_offsets).splitlines() == [*lines, "committed as epoch 2"]
     after = make().stored_record().record
     changed = {"epoch", "committed_us", "commit_id", "sources"}
     assert {k: v for k, v in after.items() if k not in changed} == {k: v for k, v in before.items() if k not in changed}
@@ -107,8 +107,8 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
         assert users(snapshot) == ["a"]
     if isinstance(make(), PostgresStore):
         with psycopg.connect(make()._url) as db:
-            found = db.execute('SELECT source, partition, "offset", epoch FROM slackwater_offsets ORDER BY 1, 2')
-            assert found.fetchall() == [
+            cursor = db.execute('SELECT source, partition, "offset", epoch FROM slackwater_offsets ORDER BY 1, 2')
+            assert cursor.fetchall() == [
                 ("events", "clicks-0", "42", 2), ("events", "clicks-1", "9", 2), ("events", "more-0", "5", 2),
                 ("old", "files", "0", 2),
             ]  # fmt: skip
@@ -183,10 +183,10 @@ def test_what_cannot_be_is_one_line_and_no_commit(
     make: Callable[[], Any], ask: Ask, offsets: list[str], message: str
 ) -> None:
     begun(make)
-    told = ask(*offsets)
-    assert message in told
-    assert told.startswith("error: ")
-    assert told.count("\n") == 1
+    output = ask(*offsets)
+    assert message in output
+    assert output.startswith("error: ")
+    assert output.count("\n") == 1
     assert make().stored_record().record["epoch"] == 1
 
 
@@ -204,8 +204,8 @@ def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> Non
 
 
 def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask) -> None:
-    found = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
-    begun(make, sources=found)
+    source_records = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
+    begun(make, sources=source_records)
     assert ask("events=latest").startswith(
         'error: p: source "queue" goes on by Spark\'s checkpoint only, which then holds the places of all sources; their '
         "offsets cannot be reset"
@@ -221,12 +221,12 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pyt
         assert ask("earliest", where=str(file), dry=dry).startswith("error: there is no state yet; it begins with")
     assert not (tmp_path / "s").exists()
     begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
-    given = '{"events": {"clicks": {"0": 1}}}'
+    offsets_json = '{"events": {"clicks": {"0": 1}}}'
     assert "it was never read, so the state does not know its partitions; give the" in ask(
-        given, where=str(tmp_path / "s")
+        offsets_json, where=str(tmp_path / "s")
     )
     assert "it reads files, which have no order" in ask("latest", where=str(file))
     assert "none read" in ask("earliest", where=str(file), dry=True)
     file.write_text(FILE.format(connection="bus", more="", state=tmp_path / "s"))
-    for wanted in (given, "latest"):
-        assert "Kafka at 127.0.0.1:1 cannot be reached" in ask(wanted, where=str(file))
+    for offsets in (offsets_json, "latest"):
+        assert "Kafka at 127.0.0.1:1 cannot be reached" in ask(offsets, where=str(file))

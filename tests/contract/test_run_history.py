@@ -32,17 +32,17 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
 
 @pytest.fixture
 def store(make: Make) -> Iterator[Any]:
-    found = make()
-    found.open()
-    yield found
-    found.close()
+    new_store = make()
+    new_store.open()
+    yield new_store
+    new_store.close()
 
 
 def event(is_set: bool = False) -> threading.Event:
-    found = threading.Event()
+    stop_event = threading.Event()
     if is_set:
-        found.set()
-    return found
+        stop_event.set()
+    return stop_event
 
 
 def run(started_us: int, **more: Any) -> Run:
@@ -63,9 +63,9 @@ def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) 
         pass
     with pytest.raises(RuntimeError), record_run(store, event(), lambda: 6, 5):
         raise RuntimeError("no\nroom\0 \ud800" + "x" * 5000)
-    found = make().runs()
-    assert [r.outcome for r in found] == ["finished", "stopped", "failed"]
-    error = found[-1].error
+    runs = make().runs()
+    assert [r.outcome for r in runs] == ["finished", "stopped", "failed"]
+    error = runs[-1].error
     assert error is not None
     assert error.startswith("no room")
     assert "\n" not in error
@@ -111,13 +111,13 @@ def test_a_damaged_history_is_none_and_stops_nobody(tmp_path: Path, damage: byte
 
 
 def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
-    found = FilesStore(tmp_path, "p")
-    found.open()
+    store = FilesStore(tmp_path, "p")
+    store.open()
     (tmp_path / "p" / "runs").mkdir()
-    with record_run(found, event(), lambda: 0, -1):
+    with record_run(store, event(), lambda: 0, -1):
         reached = True
     assert reached
-    found.close()
+    store.close()
 
 
 def test_one_line_is_short_and_whole() -> None:
@@ -129,10 +129,10 @@ def test_one_line_is_short_and_whole() -> None:
 def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:
     failed = run(2, ended_us=5, outcome="failed", last_epoch=3, error="no room").model_copy(update={"epoch": 1})
     noted_runs = [run(1), failed, run(9).model_copy(update={"epoch": 3})]
-    found = build_runs(noted_runs, "process 1 on here", 7)
-    assert [r.outcome for r in found.runs] == ["running", "failed", "killed"]
-    assert [(r.first_epoch, r.last_epoch, r.epochs) for r in found.runs] == [(4, 7, 4), (2, 3, 2), (0, 1, 2)]
-    assert found.failure is None
+    history = build_runs(noted_runs, "process 1 on here", 7)
+    assert [r.outcome for r in history.runs] == ["running", "failed", "killed"]
+    assert [(r.first_epoch, r.last_epoch, r.epochs) for r in history.runs] == [(4, 7, 4), (2, 3, 2), (0, 1, 2)]
+    assert history.failure is None
     killed = build_runs(noted_runs, None, 7).failure
     assert killed is not None
     assert killed.outcome == "killed"

@@ -33,7 +33,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 def config(home: Path, url: str, state: str, letters: bool = True) -> Path:
     """A pipeline into a table; state in files, or in the database of the table."""
-    kept = (
+    state_store = (
         f'kind = "files"\npath = "{home}/state"'
         if state == "files"
         else f'kind = "postgres"\nurl = "{url}"\npath = "{home}/state"'
@@ -67,7 +67,7 @@ aggregations = [{{agg = "count", as = "n"}}]
 connection = "db"
 table = "public.out"
 [state_store]
-{kept}
+{state_store}
 """
         + (f'[dead_letter]\nconnection = "lake"\npath = "{home}/letters"\n' if letters else "")
     )
@@ -154,10 +154,10 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 does not wait to be published; the one that does is 1" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
-    kept = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
-    assert set(kept["reason"]) == {"not published"}
-    assert set(kept["epoch"]) == {1}
-    names = [bytes(v).decode() for v in kept["value"]]
+    letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
+    assert set(letters["reason"]) == {"not published"}
+    assert set(letters["epoch"]) == {1}
+    names = [bytes(v).decode() for v in letters["value"]]
     assert any("wrong" in n for n in names)
     assert ask(monkeypatch, "show", stuck) == 0
     assert "nothing waits" in capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())) == kept.height
+    assert len(dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())) == letters.height
 
 
 def test_into_a_directory(
@@ -207,10 +207,10 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
 
     pipeline = toml.load(stuck)
     with skip_publish.locked_pending(pipeline, 1) as (store, commit):
-        found = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
-        skip_publish._write_letters(pipeline, commit, found, None)
+        pending = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
+        skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == found.total > 0
+    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == pending.total > 0
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

@@ -42,28 +42,26 @@ def said(
 def test_the_rows_in_the_order_of_their_windows(
     place_at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = place_at(place)
-    nothing = (
-        f"p: nothing published yet; it has not run: slackwater run {there.file}; then what it waits for: slackwater why"
-    )
-    code, out, err = said(monkeypatch, capsys, there.file)
+    output = place_at(place)
+    nothing = f"p: nothing published yet; it has not run: slackwater run {output.file}; then what it waits for: slackwater why"
+    code, out, err = said(monkeypatch, capsys, output.file)
     assert (code, out) == (0, "")
     assert err.startswith(nothing)
-    there.publish((2, "b", 5), (2, None, 1))
-    there.publish((0, "a", 10), (1, "\x1b[2Jc", 2))
-    code, out, err = said(monkeypatch, capsys, there.file)
+    output.publish((2, "b", 5), (2, None, 1))
+    output.publish((0, "a", 10), (1, "\x1b[2Jc", 2))
+    code, out, err = said(monkeypatch, capsys, output.file)
     assert (code, err) == (0, "")
     head, *rows = out.splitlines()
-    assert head.split() == [f.name for f in there.logic.output]
+    assert head.split() == [f.name for f in output.logic.output]
     users = [r.split()[head.split().index("user")] for r in _without_spaces(rows)]
     assert users == ["a", r"\x1b[2Jc", "NULL", "b"], "oldest window first; nothing that a terminal obeys"
     assert "2024-03-01_09:00:00Z" in _without_spaces(rows)[0]
-    code, out, err = said(monkeypatch, capsys, there.file, "--limit", 3, "--json")
-    found = [json.loads(line) for line in out.splitlines()]
-    assert [(r["user"], int(r["n"])) for r in found] == [("\x1b[2Jc", 2), (None, 1), ("b", 5)]
-    assert found[0]["window_start"] == "2024-03-01T09:01:00Z"
-    assert said(monkeypatch, capsys, there.file, "-n", 3)[2] == "(the newest 3 rows of 4; more with --limit)\n"
-    assert said(monkeypatch, capsys, there.file, "-n", 4)[2] == ""
+    code, out, err = said(monkeypatch, capsys, output.file, "--limit", 3, "--json")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [(r["user"], int(r["n"])) for r in records] == [("\x1b[2Jc", 2), (None, 1), ("b", 5)]
+    assert records[0]["window_start"] == "2024-03-01T09:01:00Z"
+    assert said(monkeypatch, capsys, output.file, "-n", 3)[2] == "(the newest 3 rows of 4; more with --limit)\n"
+    assert said(monkeypatch, capsys, output.file, "-n", 4)[2] == ""
 
 
 def test_what_is_not_counted_to_its_end_is_told_so(
@@ -92,28 +90,28 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], place: str) -> None:
     """Whole new rows only: neither what was shown, nor what a merge rewrote next to them."""
-    there = place_at(place)
-    results = result_reader(there.pipeline)
+    output = place_at(place)
+    results = result_reader(output.pipeline)
     assert results.latest(10) is None
 
     def fresh() -> list[tuple[Any, int]]:
-        found = results.poll()
-        return [] if found is None else sorted(((u, int(n)) for u, n in found.select("user", "n").iter_rows()), key=str)
+        frame = results.poll()
+        return [] if frame is None else sorted(((u, int(n)) for u, n in frame.select("user", "n").iter_rows()), key=str)
 
     assert fresh() == []
-    there.publish((0, "a", 1), (0, "b", 1))
+    output.publish((0, "a", 1), (0, "b", 1))
     assert fresh() == [("a", 1), ("b", 1)]
     assert fresh() == []
-    there.publish((1, "a", 2))
-    there.publish((1, "b", 3))
+    output.publish((1, "a", 2))
+    output.publish((1, "b", 3))
     assert fresh() == [("a", 2), ("b", 3)]
     if place in ("delta", "iceberg", "postgres", "kafka"):
-        there.publish((0, "b", 9), gone=[(1, "a", 2)])
+        output.publish((0, "b", 9), gone=[(1, "a", 2)])
         assert fresh() == [("b", 9)]
-        again = result_reader(there.pipeline)
-        found = again.latest(10)
-        assert found is not None
-        assert sorted(found.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
+        again = result_reader(output.pipeline)
+        frame = again.latest(10)
+        assert frame is not None
+        assert sorted(frame.select("user", "n").rows()) == [("a", 1), ("b", 3), ("b", 9)]
         again.close()
     assert fresh() == []
     results.close()
@@ -123,9 +121,9 @@ def test_following_prints_what_is_published(
     place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Columns keep their places; Ctrl-C ends it without a word."""
-    there = place_at("parquet")
-    there.publish((0, "somebody", 1))
-    script = iter([lambda: there.publish((1, "a", 2)), lambda: None, lambda: there.publish((2, "b", 12345))])
+    output = place_at("parquet")
+    output.publish((0, "somebody", 1))
+    script = iter([lambda: output.publish((1, "a", 2)), lambda: None, lambda: output.publish((2, "b", 12345))])
 
     def pause() -> None:
         step = next(script, None)
@@ -134,7 +132,7 @@ def test_following_prints_what_is_published(
         step()
 
     monkeypatch.setattr(show, "_pause", pause)
-    code, out, err = said(monkeypatch, capsys, there.file, "--follow")
+    code, out, err = said(monkeypatch, capsys, output.file, "--follow")
     assert (code, err) == (130, "")
     head, *rows = out.splitlines()
     assert len(rows) == 3
@@ -143,9 +141,9 @@ def test_following_prints_what_is_published(
 
 
 def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[str], Place]) -> None:
-    there = place_at("parquet")
-    there.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
-    command = [sys.executable, "-m", "slackwater.cli.main", "show", str(there.file), "--limit", "5000"]
+    output = place_at("parquet")
+    output.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
+    command = [sys.executable, "-m", "slackwater.cli.main", "show", str(output.file), "--limit", "5000"]
     shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert shown.stdout is not None and shown.stderr is not None
     shown.stdout.readline()
@@ -156,22 +154,22 @@ def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[st
 
 
 def test_another_pipeline_in_the_same_directory_is_not_shown(place_at: Callable[[str], Place], tmp_path: Path) -> None:
-    there = place_at("parquet")
-    there.publish((0, "a", 1))
+    output = place_at("parquet")
+    output.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
         (tmp_path / "out" / f"{name}.parquet").write_bytes((tmp_path / "out" / "p-000000000.parquet").read_bytes())
-    found = result_reader(there.pipeline).latest(10)
-    assert found is not None
-    assert found.height == 1
+    rows = result_reader(output.pipeline).latest(10)
+    assert rows is not None
+    assert rows.height == 1
 
 
 def test_beside_a_writer_no_row_is_missed_or_shown_twice(place_at: Callable[[str], Place], postgres: Any) -> None:
     """Transactions that overlap the looks: each row comes out of exactly one."""
-    there = place_at("postgres")
-    there.publish((0, "a", 0))
-    results = result_reader(there.pipeline)
+    output = place_at("postgres")
+    output.publish((0, "a", 0))
+    results = result_reader(output.pipeline)
     seen = [] if (first := results.latest(10_000)) is None else first["n"].to_list()
-    url, done = str(there.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
+    url, done = str(output.pipeline.connections["out"].url), threading.Event()  # type: ignore[union-attr]
 
     def write(worker: int) -> None:
         with psycopg.connect(url) as db:
@@ -190,22 +188,22 @@ def test_beside_a_writer_no_row_is_missed_or_shown_twice(place_at: Callable[[str
     while not done.is_set():
         if not any(w.is_alive() for w in writers):
             done.set()
-        found = results.poll()
-        seen += [] if found is None else found["n"].to_list()
+        new_rows = results.poll()
+        seen += [] if new_rows is None else new_rows["n"].to_list()
     assert sorted(seen) == list(range(301))
 
 
 def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
-    """Of a join: the table's order is that of the transactions. A column may be called as a helper is."""
+    """Rows of a join come in the order of their transactions. A column may have the name of an internal helper."""
     url = postgres.database(f"show{uuid.uuid4().hex[:8]}")
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("CREATE TABLE joined (top int, s text)")
         for n in (3, 1, 2, 9, 5):
             db.execute("INSERT INTO joined VALUES (%s, 'x')", (n,))
         results = PostgresResults(url, "joined", None)
-        found = results.latest(3)
-        assert found is not None
-        assert in_order(found, None)["top"].to_list() == [1, 2, 9, 5], (
+        newest = results.latest(3)
+        assert newest is not None
+        assert in_order(newest, None)["top"].to_list() == [1, 2, 9, 5], (
             "one more than asked for says that there are more"
         )
         db.execute("INSERT INTO joined VALUES (4, 'y')")
@@ -223,14 +221,14 @@ def test_what_stands_in_the_way_is_one_line(
     code, out, err = said(monkeypatch, capsys, place_at("console").file)
     assert (code, out) == (1, "")
     assert err == "error: p: its target is the console, which keeps nothing; name another connection in [target]\n"
-    there = place_at("parquet")
+    output = place_at("parquet")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "p-000000000.parquet").write_bytes(b"PAR1 no")
-    code, out, err = said(monkeypatch, capsys, there.file)
+    code, out, err = said(monkeypatch, capsys, output.file)
     assert code == 1
     assert err.startswith(f"error: {tmp_path}/out/p-000000000.parquet: cannot be read as parquet (")
     assert err.count("\n") == 1
-    text = there.file.read_text()
+    text = output.file.read_text()
     (tmp_path / "far.toml").write_text(
         text.replace('[connections.out]\nkind = "files"', '[connections.out]\nkind = "postgres"\nurl = "postgresql://me:hunter2@127.0.0.1:1/x"')
         .replace(f'path = "{tmp_path}/out"\nformat = "parquet"', 'table = "t"')
@@ -243,15 +241,15 @@ def test_what_stands_in_the_way_is_one_line(
 
 
 def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
-    there = place_at("parquet")
-    there.publish((0, "a", 1))
+    output = place_at("parquet")
+    output.publish((0, "a", 1))
     code = (
         "import sys; sys.argv = ['slackwater', 'show', sys.argv[1]]\n"
         "from slackwater.cli.main import app\n"
         "try: app()\n"
         "finally: assert not [m for m in sys.modules if m.split('.')[0] in ('pyspark', 'sqlglot')]"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(there.file)], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(output.file)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2024-03-01 09:00:00Z" in done.stdout
 
@@ -259,13 +257,13 @@ def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place]) -> None:
     """Whatever the target, and a NULL key is a key too."""
-    found = place_at(place)
-    found.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
-    found.publish((1, "u1", 5), (3, "it's", 6))
+    output = place_at(place)
+    output.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
+    output.publish((1, "u1", 5), (3, "it's", 6))
 
     def counts(user: str | None, limit: int = 5) -> list[int]:
         key = pl.DataFrame({"user": [user]}, schema={"user": pl.String})
-        (results,) = key_history.history_of(found.pipeline, "transform", found.logic.keys, key, limit).results
+        (results,) = key_history.history_of(output.pipeline, "transform", output.logic.keys, key, limit).results
         assert results.problem is None
         return [int(row["n"]) for row in results.rows]
 
@@ -274,7 +272,7 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place
 
 
 def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], Place]) -> None:
-    found = place_at("console")
+    output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
-    history = key_history.history_of(found.pipeline, "transform", found.logic.keys, key)
+    history = key_history.history_of(output.pipeline, "transform", output.logic.keys, key)
     assert "its target is the console, which keeps nothing" in str(history.results[0].problem)

@@ -61,9 +61,9 @@ def test_an_epoch_whose_connection_was_cut_before_the_commit_is_committed_once(u
     store.commit(staged(store, 1, "a", "c"))
     store.close()
     again = PostgresStore(url, "public", "p")
-    found = again.open()
-    assert found is not None
-    assert found.epoch == 1
+    reopened = again.open()
+    assert reopened is not None
+    assert reopened.epoch == 1
     again.close()
 
 
@@ -87,8 +87,8 @@ def test_a_commit_whose_answer_was_lost_is_found_done(url: str, monkeypatch: pyt
     store = opened(url)
     transact = PostgresStore._transact
 
-    def lose_the_answer(self: PostgresStore, *given: Any) -> Commit:
-        transact(self, *given)
+    def lose_the_answer(self: PostgresStore, *arguments: Any) -> Commit:
+        transact(self, *arguments)
         kill_backend(url, self)
         self._db.execute("SELECT 1")
         raise AssertionError("the connection is dead")
@@ -251,10 +251,10 @@ def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
 
 def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: str, tmp_path: Path) -> None:
     store = opened(url)
-    kept = store.checkpoint
-    assert kept.is_dir()
+    checkpoint = store.checkpoint
+    assert checkpoint.is_dir()
     store.close()
-    assert not kept.exists()
+    assert not checkpoint.exists()
     named = opened(url, path=tmp_path)
     named.close()
     assert (tmp_path / "p" / "checkpoint").is_dir()
@@ -279,11 +279,11 @@ def test_workers_use_their_connection_again(url: str) -> None:
     with psycopg.connect(url) as db:
         query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         for _ in range(50):
-            if (left := db.execute(query).fetchone()) == (0,):
+            if (other_connections := db.execute(query).fetchone()) == (0,):
                 break
             db.execute("SELECT pg_sleep(0.1)")
             db.rollback()
-        assert left == (0,)
+        assert other_connections == (0,)
 
 
 def test_who_asks_many_databases_does_not_hold_a_connection_to_each(postgres: Any) -> None:

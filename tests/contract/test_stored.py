@@ -43,7 +43,7 @@ ROWS = pl.DataFrame(
 
 @pytest.fixture(params=["postgres", "delta", "iceberg"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    def made(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget | IcebergTarget:
+    def make(identity: tuple[str, ...]) -> PostgresTarget | DeltaTarget | IcebergTarget:
         table = TargetTable("p", FIELDS, identity)
         if request.param == "delta":
             return DeltaTarget(str(tmp_path / "-".join(identity)), "merge", table)
@@ -52,13 +52,13 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         url = request.getfixturevalue("postgres").database(f"stored{time.time_ns()}")
         return PostgresTarget(url, "out", table)
 
-    return made
+    return make
 
 
 def opened(target: Any, *identity: str) -> Any:
-    found = target(identity)
-    found.open()
-    return found
+    new_target = target(identity)
+    new_target.open()
+    return new_target
 
 
 def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> None:
@@ -70,9 +70,9 @@ def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> 
         schema={"key": pl.String, "f": pl.Float64, "__low": pl.Int64, "__high": pl.Int64},
         orient="row",
     )
-    found = place.read_ranges(ranges, "at")
-    assert found.schema == SCHEMA
-    assert found.sort("n").rows() == ROWS.filter(pl.col("n").is_in([1, 3])).rows()
+    rows = place.read_ranges(ranges, "at")
+    assert rows.schema == SCHEMA
+    assert rows.sort("n").rows() == ROWS.filter(pl.col("n").is_in([1, 3])).rows()
     assert place.read_ranges(ranges.clear(), "at").is_empty()
     place.close()
 
@@ -80,8 +80,8 @@ def test_rows_come_back_by_key_and_time_with_null_equal_to_null(target: Any) -> 
 def test_without_keys_the_time_alone_chooses(target: Any) -> None:
     place = opened(target, "at")
     place.publish(0, ROWS.head(2))
-    found = place.read_ranges(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
-    assert found["n"].to_list() == [2]
+    rows = place.read_ranges(pl.DataFrame({"__low": [US + 2], "__high": [US + 10**8]}), "at")
+    assert rows["n"].to_list() == [2]
     place.close()
 
 
@@ -144,6 +144,6 @@ def test_what_the_values_do_not_say_is_named() -> None:
     aggs = [Agg(Aggregation(agg=a, column="v", as_=f"my_{a}"), column) for a in calls]
     lost = ['"my_avg" (avg)', '"my_first" (first)', '"my_var" (var)', '"my_count_distinct" (count_distinct)']
     assert from_results.lost_aggregations(aggs) == lost
-    found = from_results.restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
-    assert found["my_avg.hi"].to_list() == [None]
-    assert found.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]
+    accumulators = from_results.restore_accumulators(aggs, pl.DataFrame({"my_sum": [3]}))
+    assert accumulators["my_avg.hi"].to_list() == [None]
+    assert accumulators.select("my_sum.n", "my_sum.lo").rows() == [(1, 3)]

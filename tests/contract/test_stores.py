@@ -56,11 +56,11 @@ class Prepared(postgres_store.PostgresStore):
     """With the tables of a window, as a driver would make them."""
 
     def open(self) -> Commit | None:
-        found = super().open()
+        commit = super().open()
         count = Aggregation(agg="count", as_="n")
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
         self.prepare(SessionLogic("p", window, (Field("k", "string"),), (Agg(count, None),)))
-        return found
+        return commit
 
 
 def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
@@ -70,10 +70,10 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
     committed = store.commit(commit(1, watermark_us=77, panes={5: (1,)}))
     store.close()
     again = make()
-    found = again.open()
-    assert found == committed
-    (stage,) = found.stages  # with what a store in a database adds about its table
-    without = found.model_copy(update={"stages": (stage.model_copy(update={"table": None}),)})
+    reopened = again.open()
+    assert reopened == committed
+    (stage,) = reopened.stages  # with what a store in a database adds about its table
+    without = reopened.model_copy(update={"stages": (stage.model_copy(update={"table": None}),)})
     assert without == commit(1, watermark_us=77, panes={5: (1,)})
     again.close()
 
@@ -109,9 +109,9 @@ def test_output_and_lists_come_back(make: Make) -> None:
     store.collect_garbage()
     store.close()
     again = make()
-    found = again.open()
-    assert found is not None
-    assert again.output(found.output[0]).equals(frame)
+    reopened = again.open()
+    assert reopened is not None
+    assert again.output(reopened.output[0]).equals(frame)
     assert again.read_list(name) == ["a b", "ü"]
     again.close()
 
@@ -122,7 +122,7 @@ def test_what_several_shards_staged_comes_in_their_order(make: Make) -> None:
     frames = [pl.DataFrame({"n": [shard] * 3}) for shard in range(20)]
     metas = [store.shard(shard, 20, 0, ()).write_output(frame) for shard, frame in enumerate(frames)]
     store.commit(commit(0, output=tuple(metas)))
-    assert [found["n"].to_list() for found in store.outputs(metas)] == [f["n"].to_list() for f in frames]
+    assert [output["n"].to_list() for output in store.outputs(metas)] == [f["n"].to_list() for f in frames]
     assert store.outputs([]) == []
     store.close()
 
@@ -136,8 +136,8 @@ def test_of_an_object_store_staged_output_is_fetched_several_at_once(
     metas = [store.shard(shard, 8, 0, ()).write_output(pl.DataFrame({"n": [shard]})) for shard in range(8)]
     place, held = type(store.storage), type(store.storage).local_path
     monkeypatch.setattr(place, "is_remote", True)
-    monkeypatch.setattr(place, "local_path", lambda self, wanted: (meeting.wait(60), held(self, wanted))[1])
-    assert [found["n"].to_list() for found in store.outputs(metas)] == [[shard] for shard in range(8)]
+    monkeypatch.setattr(place, "local_path", lambda self, name: (meeting.wait(60), held(self, name))[1])
+    assert [output["n"].to_list() for output in store.outputs(metas)] == [[shard] for shard in range(8)]
     monkeypatch.undo()
     store.close()
 
@@ -181,9 +181,12 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
     (root / "segments" / f"{KEPT_EPOCHS + 3:09d}-000-y.arrow").write_text("of the epoch in progress")
     (root / "segments" / "000000009-000-z.arrow").write_text("of a task that ran twice")
     store.collect_garbage()
-    kept = [f"{e:09d}-000-x.arrow" for e in range(3, KEPT_EPOCHS + 3)]
-    assert sorted(p.name for p in (root / "outputs").iterdir()) == kept
-    assert sorted(p.name for p in (root / "segments").iterdir()) == [*kept, f"{KEPT_EPOCHS + 3:09d}-000-y.arrow"]
+    needed_files = [f"{e:09d}-000-x.arrow" for e in range(3, KEPT_EPOCHS + 3)]
+    assert sorted(p.name for p in (root / "outputs").iterdir()) == needed_files
+    assert sorted(p.name for p in (root / "segments").iterdir()) == [
+        *needed_files,
+        f"{KEPT_EPOCHS + 3:09d}-000-y.arrow",
+    ]
     assert len(list((root / "manifests").iterdir())) == KEPT_EPOCHS
     store.close()
 
@@ -346,6 +349,6 @@ def test_a_store_keeps_units_that_are_of_no_window(make: Make) -> None:
     again = make()
     again.open()
     again.prepare(tally)
-    found = again.shard(0, 1, 2, segments).reader(tally).scan()
-    assert dict(found.select("k", "seen").iter_rows()) == {"a": 1, "b": 7, "c": 3}
+    rows = again.shard(0, 1, 2, segments).reader(tally).scan()
+    assert dict(rows.select("k", "seen").iter_rows()) == {"a": 1, "b": 7, "c": 3}
     again.close()

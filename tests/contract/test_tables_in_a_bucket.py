@@ -48,9 +48,9 @@ class InBucket:
     """A table of either format, all of whose files lie in a bucket."""
 
     def __init__(self, kind: str, home: Path, s3: S3) -> None:
-        self.bucket, given = s3.bucket(f"t{uuid.uuid4().hex}").removesuffix("/state"), s3.options()
+        self.bucket, s3_options = s3.bucket(f"t{uuid.uuid4().hex}").removesuffix("/state"), s3.options()
         if kind == "delta":
-            self.options = {f"aws_{name}": value for name, value in given.items()} | {"aws_allow_http": "true"}
+            self.options = {f"aws_{name}": value for name, value in s3_options.items()} | {"aws_allow_http": "true"}
             self.table: Any = _Delta(home, self.bucket, self.options)
             self.query = f"{self.bucket}/a table"
             return
@@ -60,7 +60,7 @@ class InBucket:
             "secret_access_key": "secret-access-key",
             "region": "region",
         }
-        self.options = {f"s3.{names[name]}": value for name, value in given.items()}
+        self.options = {f"s3.{names[name]}": value for name, value in s3_options.items()}
         self.options |= {"uri": f"sqlite:///{home}/catalog.db", "warehouse": f"{self.bucket}/warehouse"}
         self.table = Iceberg(home)
         self.table.lake.options = self.options
@@ -101,24 +101,24 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> InBucket:
     return InBucket(request.param, tmp_path, s3)
 
 
-def planned(source: Any, at: TableOffsets | None = None) -> tuple[list[str], TableOffsets | None]:
+def planned(source: Any, offsets: TableOffsets | None = None) -> tuple[list[str], TableOffsets | None]:
     """The files of the next epochs, and the place behind them."""
-    planner, found = TablePlanner(source, SourceRecord(offsets=at)), list[str]()
+    planner, paths = TablePlanner(source, SourceRecord(offsets=offsets)), list[str]()
     while (part := planner.next()) is not None:
-        found += [f.path for f in part.files]
-        at = part.offsets_after
-    return found, at
+        paths += [f.path for f in part.files]
+        offsets = part.offsets_after
+    return paths, offsets
 
 
 def test_versions_and_files_are_told_with_the_addresses_that_spark_takes(table: InBucket) -> None:
     days = ["a b", "ä/c%+", None]
     table.table.append([row(n, days[n % 3]) for n in range(6)])
-    files, at = planned(table.source(max_files_per_trigger=2))
+    files, offsets = planned(table.source(max_files_per_trigger=2))
     place = re.escape(table.bucket.replace("s3://", "s3a://"))
     assert len(files) == 3
     assert all(re.fullmatch(rf"{place}/(a table|warehouse/.*)/.*\.parquet", f) for f in files)
     table.table.append([row(n, days[n % 3]) for n in range(6, 9)])
-    more, behind = planned(table.source(), at)
+    more, behind = planned(table.source(), offsets)
     assert len(more) == 3
     assert not {*files} & {*more}
     assert planned(table.source(), behind) == ([], behind)

@@ -28,9 +28,9 @@ def opened(path: Path, table: TargetTable, mode: str = "merge") -> DeltaTarget:
 
 
 def content(path: Path) -> pl.DataFrame:
-    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
-    assert isinstance(found, pl.DataFrame)
-    return found.sort(pl.all())
+    frame = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table()))
+    assert isinstance(frame, pl.DataFrame)
+    return frame.sort(pl.all())
 
 
 def narrow(key: str | None, n: int) -> tuple[object, ...]:
@@ -96,10 +96,10 @@ def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
 
 def test_a_merge_reads_only_files_that_may_hold_its_keys(tmp_path: Path) -> None:
     target = opened(tmp_path, TargetTable("p", NARROW, ("at", "key")))
-    at = [AT.replace(day=day, tzinfo=dt.UTC) for day in range(1, 6)]
-    for epoch, day in enumerate(at):
+    days = [AT.replace(day=day, tzinfo=dt.UTC) for day in range(1, 6)]
+    for epoch, day in enumerate(days):
         target.publish(epoch, frame(NARROW, (day, "a", 0)))
-    target.publish(9, frame(NARROW, (at[2], "a", 1), (at[2], "b", 1)))
+    target.publish(9, frame(NARROW, (days[2], "a", 1), (days[2], "b", 1)))
     metrics = DeltaTable(tmp_path).history(1)[0]["operationMetrics"]
     assert (metrics["num_target_files_scanned"], metrics["num_target_files_skipped_during_scan"]) == (1, 4)
     assert content(tmp_path)["n"].to_list() == [0, 0, 1, 1, 0, 0]
@@ -123,8 +123,13 @@ def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
 
 
 def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> None:
-    there = [Field("at", "timestamp_ntz"), Field("key", "string"), Field("d", "decimal(10,2)"), Field("extra", "int")]
-    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(there)))
+    existing_fields = [
+        Field("at", "timestamp_ntz"),
+        Field("key", "string"),
+        Field("d", "decimal(10,2)"),
+        Field("extra", "int"),
+    ]
+    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(existing_fields)))
     fields = (*NARROW, Field("d", "decimal(12,2)"))
     with pytest.raises(StartError) as caught:
         opened(tmp_path, TargetTable("p", fields, ("at",)))

@@ -89,8 +89,8 @@ def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptur
         *((day, key, 0) for day in (1, 3) for key in ("a", "b", None)),
         (2, "a", 1), (2, "b", 0), (2, "c", 1),
     }  # fmt: skip
-    told = "epoch 1 replaces rows: 1 file rewritten with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
-    assert told in caplog.text
+    message = "epoch 1 replaces rows: 1 file rewritten with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
+    assert message in caplog.text
     files = len(list(lake.table().scan().plan_files()))
     assert files == 3, "the days that were not touched keep their files, and the touched one has one again"
     target.publish(2, frame(NARROW), frame(NARROW[:2], *(narrow(k, 0, 2)[:2] for k in ("a", "b", "c"))))
@@ -107,9 +107,9 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     for epoch in range(2):
         target.publish(epoch, keys.to_frame().with_columns(n=pl.lit(epoch, pl.Int64)))
     target.publish(10, keys.drop_nulls().to_frame().with_columns(n=pl.lit(9, pl.Int64)))
-    found = lake.content().with_columns(pl.col(field.name).cast(field.polars)).sort(pl.all())
-    assert found.select(field.name).equals(keys.to_frame().sort(pl.all()))
-    assert sorted(found["n"]) == [1, 9, 9]
+    rows = lake.content().with_columns(pl.col(field.name).cast(field.polars)).sort(pl.all())
+    assert rows.select(field.name).equals(keys.to_frame().sort(pl.all()))
+    assert sorted(rows["n"]) == [1, 9, 9]
 
 
 def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
@@ -117,8 +117,8 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
     target = open_(lake, TargetTable("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
     for epoch in range(2):
         target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
-    found = lake.content().select(pl.col(f.name).cast(f.polars) for f in fields)
-    assert found.sort(pl.all()).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
+    rows = lake.content().select(pl.col(f.name).cast(f.polars) for f in fields)
+    assert rows.sort(pl.all()).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
     assert len(list(lake.table().scan().plan_files())) == 3, "one for each day, and one for none"
 
 
@@ -133,14 +133,19 @@ def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> 
     fields = (*(Field(name, "timestamp" if name == "a.b" else "int") for name in names), *nested)
     target = open_(lake, TargetTable("p", fields, names), day_of=None)
     values = ([1, None], {"a": "x", "b": [0.5]}, [{"key": "k", "value": 2}])
-    at = AT.replace(tzinfo=dt.UTC)
+    event_time = AT.replace(tzinfo=dt.UTC)
     target.publish(
-        0, frame(fields, (at, *range(1, len(names)), *values), (at, *range(2, len(names) + 1), None, None, None))
+        0,
+        frame(
+            fields,
+            (event_time, *range(1, len(names)), *values),
+            (event_time, *range(2, len(names) + 1), None, None, None),
+        ),
     )
-    target.publish(1, frame(fields, (at, *range(1, len(names)), [7], None, None)))
-    found = read_all(lake.table()).sort("Two Words")
-    assert found["list"].to_list() == [[7], None] and found.columns == [f.name for f in fields]
-    target.publish(2, frame(fields, (at, *range(1, len(names)), *values)))
+    target.publish(1, frame(fields, (event_time, *range(1, len(names)), [7], None, None)))
+    rows = read_all(lake.table()).sort("Two Words")
+    assert rows["list"].to_list() == [[7], None] and rows.columns == [f.name for f in fields]
+    target.publish(2, frame(fields, (event_time, *range(1, len(names)), *values)))
     assert read_all(lake.table()).sort("Two Words").select("list", "pair").row(0) == values[:2]
 
 
@@ -171,8 +176,8 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
     if mode == "merge":
         target.publish(1, rows.head(1), rows.select("k")[1:2])
         rest = rows.filter(pl.col("k") != 1)
-    found = lake.content().sort("k")
-    assert found["v"].to_list() == rest["v"].to_list()
+    stored = lake.content().sort("k")
+    assert stored["v"].to_list() == rest["v"].to_list()
     assert sorted(map(repr, lake.duck("v IS NULL"))) == sorted(map(repr, zip(rest["v"].is_null())))
 
 
@@ -184,7 +189,7 @@ def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
         dt.datetime(1, 1, 1, tzinfo=dt.UTC),
         AT.replace(tzinfo=dt.UTC),
     ]
-    target.publish(0, frame(fields, *((at, "a", 0, "x") for at in days), (None, "a", 0, "x")))
+    target.publish(0, frame(fields, *((day, "a", 0, "x") for day in days), (None, "a", 0, "x")))
     target.publish(1, frame(fields, (days[0], "a", 1, "x")))
     assert [f.name for f in lake.table().spec().fields] == ["at_day_"], "no column's name"
     assert len({str(t.file.partition) for t in lake.table().scan().plan_files()}) == 4
@@ -260,27 +265,27 @@ def test_a_marker_that_comes_late_is_refused(lake: Lake) -> None:
     """As a request that lay somewhere on the way while the runner asked again and went on."""
     target = open_(lake, mode="append")
     target.publish(0, frame(NARROW, narrow("a", 0)))
-    asked = caught(target)
+    requests = caught(target)
     target.publish(1, frame(NARROW))
     target.publish(2, frame(NARROW, narrow("a", 2)))
     table = lake.table()
     with pytest.raises(CommitFailedException):
-        table.catalog.commit_table(table, *asked[0])
+        table.catalog.commit_table(table, *requests[0])
     assert open_(lake, mode="append").last_epoch() == 2
 
 
 def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
     """What is asked of the catalog, as it is asked."""
-    asked: list[tuple[Any, Any]] = []
+    requests: list[tuple[Any, Any]] = []
     catalog: Any = target._tables.catalog
     real = catalog.commit_table
 
     def commit(table: Any, requirements: Any, updates: Any) -> Any:
-        asked.append((requirements, updates))
+        requests.append((requirements, updates))
         return real(table, requirements, updates)
 
     catalog.commit_table = commit
-    return asked
+    return requests
 
 
 def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,13 +294,13 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
     real, times = IcebergTarget._commit_once, []
 
-    def between(self: IcebergTarget, *given: Any) -> None:
+    def between(self: IcebergTarget, *arguments: Any) -> None:
         if self is target and len(times) < 3:
             times.append(1)
             open_(lake, TargetTable("other", NARROW, ("at", "key"))).publish(
                 len(times), frame(NARROW, narrow("b", len(times)))
             )
-        real(self, *given)
+        real(self, *arguments)
 
     monkeypatch.setattr(IcebergTarget, "_commit_once", between)
     target.publish(1, frame(NARROW, narrow("a", 1)))
@@ -307,8 +312,8 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
 
 @pytest.fixture
 def door(rest_catalog: RestCatalog) -> Iterator[FaultyProxy]:
-    with FaultyProxy.in_front_of(rest_catalog.port) as found:
-        yield found
+    with FaultyProxy.in_front_of(rest_catalog.port) as faulty_proxy:
+        yield faulty_proxy
 
 
 def is_commit(method: str, path: str) -> bool:
@@ -339,10 +344,10 @@ def test_faults_on_the_way_to_the_catalog_change_nothing(
             lake.expire()
     assert len(door.faults) >= 3 and all(is_commit(m, p) for m, p, _ in door.faults)
     assert open_(lake, mode=mode).last_epoch() == 5
-    wanted = [("b0", 0), ("b1", 1), ("b2", 2), ("b3", 3), ("b4", 4), ("b5", 5)]
-    wanted = sorted([*wanted, *([("a", 5)] if mode == "merge" else [("a", n) for n in range(6)])])
-    assert sorted(r[1:] for r in lake.content().rows()) == wanted
-    assert sorted(r[1:] for r in lake.duck()) == wanted
+    expected = [("b0", 0), ("b1", 1), ("b2", 2), ("b3", 3), ("b4", 4), ("b5", 5)]
+    expected = sorted([*expected, *([("a", 5)] if mode == "merge" else [("a", n) for n in range(6)])])
+    assert sorted(r[1:] for r in lake.content().rows()) == expected
+    assert sorted(r[1:] for r in lake.duck()) == expected
 
 
 def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
@@ -449,15 +454,15 @@ def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: P
     from slackwater.config.connection import IcebergConnection
 
     uri = f"postgresql+psycopg://me:hush-hush-hush@127.0.0.1:1/{tmp_path.name}"
-    given = IcebergConnection(
+    connection = IcebergConnection(
         catalog="sql", options={"uri": uri, "warehouse": "/w", "s3.secret-access-key": "hidden-hidden"}
     )
     with pytest.raises(StartError, match=r"Iceberg table n\.t cannot be opened") as caught_:
         IcebergTarget(
-            IcebergTables("sql", "default", given.options), "n.t", "append", TargetTable("p", NARROW, None)
+            IcebergTables("sql", "default", connection.options), "n.t", "append", TargetTable("p", NARROW, None)
         ).open()
     assert "hush-hush" not in str(caught_.value) and len(str(caught_.value).splitlines()) == 1
-    assert "hush-hush" not in repr(given) and "hidden" not in repr(given)
+    assert "hush-hush" not in repr(connection) and "hidden" not in repr(connection)
 
 
 def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

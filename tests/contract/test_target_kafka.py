@@ -70,13 +70,13 @@ def topic(kafka: Any) -> str:
     return name
 
 
-def made(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
+def kafka_target(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
     table = TargetTable(topic, NARROW, ("key",))
     return KafkaTarget({"bootstrap.servers": kafka.address}, topic, table, "json", delivery, **({"timeout": 10} | more))
 
 
 def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) -> KafkaTarget:
-    target = made(kafka, topic, delivery, **more)
+    target = kafka_target(kafka, topic, delivery, **more)
     target.open()
     return target
 
@@ -111,14 +111,14 @@ target.publish({epoch}, pl.DataFrame({{"key": ["k1", "k2"], "n": [1, 2]}}))
 
 def test_json_of_every_type() -> None:
     full, empty = json_objects(wide())
-    assert json.loads(full) == {f.name: told for f, (_, told) in zip(FIELDS, WIDE.values(), strict=True)}
+    assert json.loads(full) == {f.name: expected for f, (_, expected) in zip(FIELDS, WIDE.values(), strict=True)}
     assert json.loads(empty) == dict.fromkeys(f.name for f in FIELDS)
 
 
 def test_json_of_floats_names_and_nothing() -> None:
     frame = pl.DataFrame({'a "b"}': [float("nan"), INF, -INF, 0.1, None]})
-    told = [b'{"a \\"b\\"}":' + v + b"}" for v in (b'"NaN"', b'"Infinity"', b'"-Infinity"', b"0.1", b"null")]
-    assert json_objects(frame) == told
+    expected = [b'{"a \\"b\\"}":' + v + b"}" for v in (b'"NaN"', b'"Infinity"', b'"-Infinity"', b"0.1", b"null")]
+    assert json_objects(frame) == expected
     assert json_objects(frame.clear()) == []
 
 
@@ -155,8 +155,8 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: 
     target.publish(5, narrow())
     target.close()
     assert target.guarantee == delivery.replace("_", " ")
-    first, *_ = found = list(messages(kafka.address, topic))
-    assert [json.loads(m.value())["n"] for m in found] == [1, 2, 3]
+    first, *_ = records = list(messages(kafka.address, topic))
+    assert [json.loads(m.value())["n"] for m in records] == [1, 2, 3]
     assert (first.key(), first.value()) == (b'{"key":"k1"}', b'{"key":"k1","n":1}')
     assert first.headers() == [("slackwater-pipeline", topic.encode()), ("slackwater-epoch", b"3")]
     again = opened(kafka, topic, delivery)

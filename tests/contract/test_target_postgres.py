@@ -41,8 +41,8 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
     yield postgres.database(f"target_{abs(hash(request.node.name)):x}")
 
 
-def opened(url: str, table: str = "public.out", given: TargetTable = TABLE) -> PostgresTarget:
-    target = PostgresTarget(url, table, given)
+def opened(url: str, table: str = "public.out", target_table: TargetTable = TABLE) -> PostgresTarget:
+    target = PostgresTarget(url, table, target_table)
     target.open()
     return target
 
@@ -71,8 +71,8 @@ def test_null_and_nan_keys_are_upserted_and_all_types_come_back(url: str) -> Non
     target.publish(0, frame(row(1), row(2, "a", float("nan")), row(3, "", 0.5)))
     target.publish(1, frame(row(4), row(5, "a", float("nan")), row(6, "", 0.5)))
     assert content(url) == [(None, None, 4), ("a", "NaN", 5), ("", "0.5", 6)]
-    found = content(url, "SELECT window_start, t, flag, raw, day, local, price, x, i FROM out WHERE n = 4")
-    assert found == [
+    rows = content(url, "SELECT window_start, t, flag, raw, day, local, price, x, i FROM out WHERE n = 4")
+    assert rows == [
         (AT, -1, True, b"\x00\xff", dt.date(1969, 1, 2), dt.datetime(2024, 1, 1), Decimal("1.50"), 1.5, None)
     ]
     target.close()
@@ -107,10 +107,10 @@ def test_an_existing_table_needs_a_unique_key(url: str) -> None:
     with pytest.raises(
         StartError, match=r'CREATE UNIQUE INDEX ON "public"."out" \("key", "window_start"\) NULLS NOT DISTINCT'
     ):
-        opened(url, given=small)
+        opened(url, target_table=small)
     with psycopg.connect(url) as db:
         db.execute("ALTER TABLE out ALTER key TYPE text, ALTER key SET NOT NULL, ALTER window_start SET NOT NULL")
-    opened(url, given=small).close()
+    opened(url, target_table=small).close()
 
 
 def test_names_are_quoted_and_schemas_created(url: str) -> None:
@@ -163,10 +163,10 @@ def test_the_password_is_in_no_message(url: str) -> None:
 
 
 def test_a_state_that_was_started_over_is_taken(url: str) -> None:
-    first = opened(url, given=TargetTable("p", FIELDS, TABLE.identity, "first"))
+    first = opened(url, target_table=TargetTable("p", FIELDS, TABLE.identity, "first"))
     first.publish(500, frame(row(1)))
     first.close()
-    second = opened(url, given=TargetTable("p", FIELDS, TABLE.identity, "second"))
+    second = opened(url, target_table=TargetTable("p", FIELDS, TABLE.identity, "second"))
     second.publish(0, frame(row(2)))
     second.publish(0, frame(row(3)))
     assert content(url) == [(None, None, 2)]

@@ -23,9 +23,10 @@ TABLE = TargetTable("p", tuple(FIELDS), ("window_start", "key"))
 
 
 def rows(n: int) -> pl.DataFrame:
-    at = dt.datetime(2024, 3, 1, 9, 0, 0, 250_000, dt.UTC)
+    event_time = dt.datetime(2024, 3, 1, 9, 0, 0, 250_000, dt.UTC)
     return pl.DataFrame(
-        {"window_start": [at], "key": [None], "raw": [b"\x01\xff"], "n": [n]}, schema={f.name: f.polars for f in FIELDS}
+        {"window_start": [event_time], "key": [None], "raw": [b"\x01\xff"], "n": [n]},
+        schema={f.name: f.polars for f in FIELDS},
     )
 
 
@@ -91,10 +92,10 @@ def test_a_bucket_takes_an_epoch_once_and_gives_back_what_a_directory_has(
         in_bucket(bucket, form).publish(epoch, rows(epoch))
         FilesTarget(tmp_path / "d", form, TABLE).publish(epoch, rows(epoch))
     assert in_bucket(bucket, form).last_epoch() == 4
-    here, there = open_directory(bucket).local_copy(), tmp_path / "d"
-    assert published(here) == published(there) != []
-    for name in published(there):
-        assert (here / name).read_bytes() == (there / name).read_bytes()
+    bucket_copy, directory = open_directory(bucket).local_copy(), tmp_path / "d"
+    assert published(bucket_copy) == published(directory) != []
+    for name in published(directory):
+        assert (bucket_copy / name).read_bytes() == (directory / name).read_bytes()
     again = open_directory(bucket)
     assert isinstance(again, BucketDirectory)
     again.local_copy()
@@ -136,8 +137,8 @@ def test_faults_on_the_way_to_a_bucket_change_nothing(bucket: str, s3: S3, fault
         for epoch in range(6):
             target.publish(epoch, rows(epoch))
         assert door.faults
-    found = pl.concat(pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet")))
-    assert found["n"].to_list() == list(range(6))
+    frame = pl.concat(pl.read_parquet(p) for p in sorted(open_directory(bucket).local_copy().glob("*.parquet")))
+    assert frame["n"].to_list() == list(range(6))
 
 
 def test_a_bucket_that_is_not_there_says_so_and_the_epoch_waits(bucket: str, s3: S3) -> None:

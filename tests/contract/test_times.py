@@ -42,17 +42,17 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
     ends = (-(2**63), -(2**63) + 1, EARLIEST_US - 1, LATEST_US + 1, 2**63 - 1)
     more = {"emit_metadata": True} if late == "standalone" else {}
     with caplog.at_level(logging.WARNING, "slackwater"):
-        found = run_local(
+        result = run_local(
             window(kind, late_data=late, max_future_ms=10**13, **more),
             [rows(*ends, 5 * S), rows(90 * S), rows(*ends, EARLIEST_US + S)],
             {"k": "string"},
             upserts=late != "standalone",
         )
-    assert found.counters.rows_bad == 10
-    assert found.counters.rows_in == 13
-    assert found.counters.rows_used + found.counters.rows_late == 3
-    told = [r.getMessage() for r in caplog.records if "bad rows" in r.getMessage()]
-    assert "5 with an event time outside of the years 1 to 9999" in told[0]
+    assert result.counters.rows_bad == 10
+    assert result.counters.rows_in == 13
+    assert result.counters.rows_used + result.counters.rows_late == 3
+    warnings = [r.getMessage() for r in caplog.records if "bad rows" in r.getMessage()]
+    assert "5 with an event time outside of the years 1 to 9999" in warnings[0]
 
 
 @pytest.mark.parametrize("kind", SHAPES)
@@ -62,12 +62,12 @@ def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
     script = [
         rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 102 * S, LATEST_US)
     ]
-    given = window(kind, max_future_ms=3 * 10**14)
-    found = run_local(
-        given, script, {"k": "string"}, on_publish=lambda rows: published.extend(rows.to_dicts()), flush=True
+    window_spec = window(kind, max_future_ms=3 * 10**14)
+    result = run_local(
+        window_spec, script, {"k": "string"}, on_publish=lambda rows: published.extend(rows.to_dicts()), flush=True
     )
-    assert found.counters.rows_bad == (1 if kind == "session" else 4)
-    assert found.counters.rows_used == 6 - found.counters.rows_bad
+    assert result.counters.rows_bad == (1 if kind == "session" else 4)
+    assert result.counters.rows_used == 6 - result.counters.rows_bad
     assert published
 
 
@@ -79,8 +79,8 @@ def test_a_pipeline_that_fails_on_bad_rows_says_why() -> None:
 @pytest.fixture
 def view(tmp_path: Path) -> Any:
     script = [rows(0), rows(10 * S), rows(20 * S + 5)]
-    given = window("session", lateness_ms="1h")
-    run_local(given, script, {"k": "string"}, flush=False, state_dir=str(tmp_path))
+    session = window("session", lateness_ms="1h")
+    run_local(session, script, {"k": "string"}, flush=False, state_dir=str(tmp_path))
     return sw.open_state(tmp_path)
 
 

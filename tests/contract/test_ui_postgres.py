@@ -21,34 +21,36 @@ from slackwater.ui.server import serve_pages
 OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
 
 
-def told(seen: PageModel) -> dict[str, Any]:
+def page_data(seen: PageModel) -> dict[str, Any]:
     """The blocks of a look, without what only tells where and when it was."""
-    found = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
-    found["rows"]["epochs"] = found["watermark"]["behind"] = None
+    blocks = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
+    blocks["rows"]["epochs"] = blocks["watermark"]["behind"] = None
     # what is over lies in files until they are merged, and is deleted from tables at once
     stages = [
-        {**s, "bytes": None, "rows": None, "open": s["open"] if s["kind"] != "join" else None} for s in found["stages"]
+        {**s, "bytes": None, "rows": None, "open": s["open"] if s["kind"] != "join" else None} for s in blocks["stages"]
     ]
-    return {**found, "stages": stages, "held": seen.top.held, "accounted": seen.top.accounted}
+    return {**blocks, "stages": stages, "held": seen.top.held, "accounted": seen.top.accounted}
 
 
 def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
     url = postgres.database("ui_stages")
     file = several_stages.ran(tmp_path)
-    given: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
-    with LocalPipeline(toml.load(file), several_stages.SCHEMA, **given) as test:
+    options: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
+    with LocalPipeline(toml.load(file), several_stages.SCHEMA, **options) as test:
         orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
         test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
         test.quiet("45s")
         test.pipe({"clicks": rows_at("u1", "10:21")})
-    (here,), (there,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)
-    (whole, each), (other, others) = look_at_all(here, NOON), look_at_all(there, NOON)
-    assert told(whole) == told(other)
-    assert [told(s) for s in each] == [told(s) for s in others]
+    (in_files,), (in_postgres,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)
+    (whole, each), (other, others) = look_at_all(in_files, NOON), look_at_all(in_postgres, NOON)
+    assert page_data(whole) == page_data(other)
+    assert [page_data(s) for s in each] == [page_data(s) for s in others]
     for stage in ("sessions", "minutes"):
-        one, two = (dataclasses.replace(load_key(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (here, there))
+        one, two = (
+            dataclasses.replace(load_key(w, {"user": "u1"}, NOON, stage), epoch=0) for w in (in_files, in_postgres)
+        )
         assert one == two
-    running = serve_pages([there], 0)
+    running = serve_pages([in_postgres], 0)
     try:
         for path in (
             "/",
@@ -57,9 +59,9 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
             "/stage/sessions/key?user=u2",
             "/stage/seen/ui/joins.json",
         ):
-            found = get(running, path)
-            assert found.status == 200, found.text
+            response = get(running, path)
+            assert response.status == 200, response.text
             if not path.endswith(".json"):
-                Tags(found.text)
+                Tags(response.text)
     finally:
         running.stop()

@@ -77,8 +77,8 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     types = {"ts": pl.Int64(), "k": pl.String(), "s": pl.String(), "at": pl.Int64(), "n": pl.Int64()}
-    found = pl.DataFrame([{**OK, **r} for r in rows], schema=types)
-    return found.with_columns(pl.from_epoch("at", time_unit="us").dt.replace_time_zone("UTC"))
+    table = pl.DataFrame([{**OK, **r} for r in rows], schema=types)
+    return table.with_columns(pl.from_epoch("at", time_unit="us").dt.replace_time_zone("UTC"))
 
 
 class Runner:
@@ -133,21 +133,21 @@ class Runner:
     def counters(self) -> dict[str, Any]:
         return dict(self.driver.state.stages[0].counters)
 
-    def kept(self) -> pl.DataFrame:
-        found = sorted((self.home / "letters").glob("*.parquet"))
-        return pl.concat([pl.read_parquet(f) for f in found]) if found else pl.DataFrame(schema={"reason": pl.String})
+    def dead_letters(self) -> pl.DataFrame:
+        paths = sorted((self.home / "letters").glob("*.parquet"))
+        return pl.concat([pl.read_parquet(f) for f in paths]) if paths else pl.DataFrame(schema={"reason": pl.String})
 
 
 @pytest.fixture
 def runner(url: str, tmp_path: Path) -> Iterator[Callable[..., Runner]]:
-    made: list[Runner] = []
+    runners: list[Runner] = []
 
     def make(place: str, **more: Any) -> Runner:
-        made.append(Runner(url, tmp_path / str(len(made)), place, **more))
-        return made[-1]
+        runners.append(Runner(url, tmp_path / str(len(runners)), place, **more))
+        return runners[-1]
 
     yield make
-    for one in made:
+    for one in runners:
         one.stop()
 
 
@@ -170,7 +170,7 @@ def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Cal
             run.epoch({"ts": 10**12 + 10_000_000})
             run.driver.flush()
             assert run.counters["rows_bad"] == 2, name
-            letters = run.kept()
+            letters = run.dead_letters()
             assert letters["reason"].to_list() == [*behind_sql, *behind_sql], name
             assert "value" not in letters.columns or letters["value"].null_count() == 0
 
@@ -209,7 +209,7 @@ def test_on_error_decides(runner: Callable[..., Runner]) -> None:
     dropping = runner("files, postgres", on_error="drop")
     dropping.epoch({}, {"k": "a\0"})
     assert dropping.counters["rows_bad"] == 1
-    assert dropping.kept().is_empty()
+    assert dropping.dead_letters().is_empty()
 
 
 def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> None:
@@ -257,12 +257,12 @@ def test_a_letter_whose_time_its_table_cannot_hold_is_kept(url: str) -> None:
     letters = PostgresTarget(url, "public.letters", TargetTable("law-letters", LETTER, None, "s"))
     letters.open()
     row = dict.fromkeys(f.name for f in LETTER) | {"reason": "late", "pipeline": "law", "epoch": 3, "value": b"{}"}
-    given = pl.DataFrame(
+    frame = pl.DataFrame(
         [row], schema={f.name: f.polars for f in LETTER if f.name not in ("event_time", "watermark")} | {}
     )
     far = pl.Series("event_time", [-157_000_000_000_000_000], dtype=pl.Datetime("us", "UTC"))
-    given = given.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
-    letters.publish(3, storable_letters(given, letters.capacity.time_range))
+    frame = frame.with_columns(far, far.alias("watermark")).select(f.name for f in LETTER)
+    letters.publish(3, storable_letters(frame, letters.capacity.time_range))
     with psycopg.connect(url) as db:
         assert db.execute("SELECT reason, event_time FROM letters").fetchall() == [("late", None)]
     letters.close()

@@ -45,10 +45,16 @@ class Place:
     make: Callable[[], Any]
 
     def run(self, case: str, begin: int, end: int, flush: bool = False) -> LocalResult:
-        given = corrupted.CASES[case]
+        case_spec = corrupted.CASES[case]
         items = corrupted.script(case)[begin:end]
         return run_local(
-            given.step, items, corrupted.SCHEMA, given.sources, flush=flush, downstream=given.then, store=self.make
+            case_spec.step,
+            items,
+            corrupted.SCHEMA,
+            case_spec.sources,
+            flush=flush,
+            downstream=case_spec.then,
+            store=self.make,
         )
 
     def say(self, *arguments: str, code: int = 0) -> str:
@@ -101,9 +107,9 @@ def test_a_sound_state_is_sound(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     text = place.say("verify", place.where)
     assert re.match(r"law: sound \(epochs? .*\d+ (files|tables), \d+ rows, .* KiB, \d+\.\d s\)", text), text
-    found = json.loads(place.say("verify", place.where, "--json"))
-    assert (found["problems"], found["unread"], found["sound"]) == ([], 0, CUT - 1)
-    assert found["rows"] > 3
+    report = json.loads(place.say("verify", place.where, "--json"))
+    assert (report["problems"], report["unread"], report["sound"]) == ([], 0, CUT - 1)
+    assert report["rows"] > 3
 
 
 def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
@@ -121,13 +127,13 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
 
     class Slow(FilesStore):
         def manifest(self, epoch: int) -> Commit:
-            found = super().manifest(epoch)
+            commit = super().manifest(epoch)
             if epoch == CUT - 1:
                 runner = FilesStore(tmp_path, NAME)
                 runner.open()
                 runner.collect_garbage()
                 runner.close()
-            return found
+            return commit
 
     report = verify_state(Slow(tmp_path, NAME))
     assert [*map(str, report.problems)] == []
@@ -137,10 +143,10 @@ def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_pat
 def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
-    of = {e: {m.file for m in store.manifest(e).metas} for e in store.epochs()}
-    latest = of.pop(CUT - 1)
-    new = min(latest - of[CUT - 2])
-    old = min(file for e in range(4, CUT - 1) for file in of[e] - of[e - 1] - latest)
+    files_by_epoch = {e: {m.file for m in store.manifest(e).metas} for e in store.epochs()}
+    latest = files_by_epoch.pop(CUT - 1)
+    new = min(latest - files_by_epoch[CUT - 2])
+    old = min(file for e in range(4, CUT - 1) for file in files_by_epoch[e] - files_by_epoch[e - 1] - latest)
     (home / new).unlink()
     (home / old).write_bytes(b"")
     (home / "manifests" / "copy of 3.json").write_text("{}")
@@ -184,13 +190,13 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
     for epoch in store.epochs()[:-1]:
         (home / "manifests" / f"{epoch:09d}.json").unlink()
     resealed(home / "manifests" / f"{CUT - 1:09d}.json", edit)
-    found = [*map(str, verify_state(store).problems)]
-    for wanted in (
+    problems = [*map(str, verify_state(store).problems)]
+    for pattern in (
         rf"{meta.file}: holds \d+ rows? whose hash is not that of their key, first row 0; restore it from .*no kept commit is",
         r"its rows have close -?\d+, the commit says -?\d+; ",
         r"manifests/000000011.json: shard 1 holds \d+ keys with \d+ open intervals, the commit says \d+ with \d+; ",
     ):
-        assert any(re.search(wanted, text) for text in found), (wanted, found)
+        assert any(re.search(pattern, text) for text in problems), (pattern, problems)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +220,8 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
         logic = restore_operator(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
     assert list(row_checks.check_segment(logic, "", frame, 0, 2)) == []
-    found = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
-    assert any(message in text for text in found) if message else found == []
+    problems = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
+    assert any(message in text for text in problems) if message else problems == []
     assert any("that are not of shard 1" in text for text in row_checks.check_segment(logic, "", frame, 1, 2))
     assert list(row_checks.check_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
@@ -277,12 +283,12 @@ def test_damaged_tables_are_told(damage: str, message: str, database: Place) -> 
 def test_outputs_that_wait_in_tables_are_looked_at(database: Place) -> None:
     database.run("sessions", 0, CUT)
     with psycopg.connect(database.where) as db:
-        found = Commit.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
+        commit = Commit.model_validate(db.execute("SELECT record FROM slackwater_pipelines").fetchone()[0])
         db.execute("UPDATE slackwater_pipelines SET published_epoch = -1")
-    assert found.output
+    assert commit.output
     assert "is missing; epoch 11 is not published yet" in database.say("verify", database.where, code=1)
     with psycopg.connect(database.where) as db:
-        for meta in found.output:
+        for meta in commit.output:
             db.execute("INSERT INTO slackwater_outputs VALUES (%s, 'law', 11, 'x')", (meta.file,))
     assert re.search(r"cannot be read \(ArrowInvalid\)", database.say("verify", database.where, code=1))
 
@@ -356,25 +362,25 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
 @pytest.mark.parametrize("case", some(["sessions", "stages"]))
 def test_sizes_add_up(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
-    found = measure_sizes(place.make(), 3)
+    sizes = measure_sizes(place.make(), 3)
     with place.make().peek() as snapshot:
         latest = snapshot.commit
-    assert {(s.stage, s.shard) for s in found.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
-    assert found.epoch == CUT - 1
+    assert {(s.stage, s.shard) for s in sizes.shards} == {(n, s) for n in range(len(latest.stages)) for s in (0, 1)}
+    assert sizes.epoch == CUT - 1
     text = place.say("sizes", place.where, "--hot-keys", "3")
     assert text.startswith(f"law, epoch {CUT - 1}: ")
-    if found.tables:
-        assert {t.table.split(".")[1] for t in found.tables} >= {'"slackwater_state_law"', '"slackwater_outputs"'}
-        assert all(t.bytes >= 0 for t in found.tables)
+    if sizes.tables:
+        assert {t.table.split(".")[1] for t in sizes.tables} >= {'"slackwater_state_law"', '"slackwater_outputs"'}
+        assert all(t.bytes >= 0 for t in sizes.tables)
         assert "a database keeps the latest only" in text
         return
     weights = place.make().storage.sizes("segments")
-    on_disk, known = sum(weights.values()), named(place)
-    garbage = sum(weight for name, weight in weights.items() if f"segments/{name}" not in known)
-    assert found.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in found.shards)
-    assert on_disk == found.state_bytes + found.only_kept[1] + garbage
-    assert found.kept == list(range(CUT))
-    assert json.loads(place.say("sizes", place.where, "--json"))["garbage"] == list(found.garbage)
+    on_disk, named_files = sum(weights.values()), named(place)
+    garbage = sum(weight for name, weight in weights.items() if f"segments/{name}" not in named_files)
+    assert sizes.state_bytes == latest.state_bytes == sum(s.bytes or 0 for s in sizes.shards)
+    assert on_disk == sizes.state_bytes + sizes.only_kept[1] + garbage
+    assert sizes.kept == list(range(CUT))
+    assert json.loads(place.say("sizes", place.where, "--json"))["garbage"] == list(sizes.garbage)
 
 
 def named(place: Place) -> set[str]:
@@ -388,10 +394,10 @@ def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     with place.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
-        found = hot_keys(place.make(), snapshot, 2)
+        hottest = hot_keys(place.make(), snapshot, 2)
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
-    assert sorted(k.rows for k in found[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
-    assert max(k.events or 0 for k in found) == counted["n.n"].max()
+    assert sorted(k.rows for k in hottest[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
+    assert max(k.events or 0 for k in hottest) == counted["n.n"].max()
 
 
 def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
@@ -401,11 +407,14 @@ def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
     base = [store.manifest(e) for e in store.epochs()]
     meta = base[0].stages[0].segments[0][0]
 
-    def of(sizes: list[int]) -> list[Commit]:
+    def commits_with_sizes(sizes: list[int]) -> list[Commit]:
         weights = [((meta.model_copy(update={"bytes": b}),), ()) for b in sizes]
         return [with_stage(m, segments=w).model_copy(update={"committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
 
-    grows, shrinks = forecast_growth(of([100, 110, 120, 130])), forecast_growth(of([130, 120, 110, 100]))
+    grows, shrinks = (
+        forecast_growth(commits_with_sizes([100, 110, 120, 130])),
+        forecast_growth(commits_with_sizes([130, 120, 110, 100])),
+    )
     assert grows is not None and shrinks is not None
     assert (round(grows.bytes_per_hour, 6), grows.over_us) == (10, 3 * HOUR_US)
     assert round(grows.hours or 0) == round((LARGE - 130) / 10)
@@ -445,10 +454,10 @@ def test_what_is_damaged_is_left_out_of_history(directory: Place, tmp_path: Path
 
 def everything(*results: LocalResult) -> list[dict[str, Any]]:
     """What a target got, without the numbers of the epochs."""
-    found = [
+    rows = [
         {**r, "is": kind} for result in results for kind in ("rows", "gone", "letters") for r in getattr(result, kind)
     ]
-    return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in found), key=repr)
+    return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in rows), key=repr)
 
 
 @pytest.mark.parametrize("case", some(corrupted.CASES))
