@@ -149,7 +149,7 @@ class _Run:
         self.driver.state = state.model_copy(update={"stages": (stage,)})
 
     def epoch(self, number: int) -> Mapping[str, tuple[float, float]]:
-        from slackwater.sources.base import batch_of
+        from slackwater.sources.base import combine_batches
         from slackwater.state.commit import BatchId
 
         self._newest = _NOW_US + number * _EPOCH_US
@@ -161,7 +161,7 @@ class _Run:
         record = self.driver.state.sources["events"]
         part_batch = part.read(None, self.store, number, record)  # type: ignore[arg-type]
         assert part_batch is not None
-        batch = batch_of(BatchId(checkpoint="c", batch=number), {"events": part_batch}, began)
+        batch = combine_batches(BatchId(checkpoint="c", batch=number), {"events": part_batch}, began)
         self.meter.switch_to("between")
         self.driver.run_batch(batch, 0)
         self.meter.switch_to("")

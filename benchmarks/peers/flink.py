@@ -104,7 +104,7 @@ FROM TUMBLE(TABLE events, DESCRIPTOR(event_time), INTERVAL '{LENGTH_S}' SECOND) 
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs it to its end, and what its environment needs next to ours."""
     jars = installed()
-    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.module_jar(*module)]
+    further = [jar for module in (GATEWAY, CONNECTOR) for jar in packages.fetch_jar(*module)]
     home.mkdir(parents=True)
     settings = SETTINGS | {"execution.checkpointing.dir": (home / "checkpoints").as_uri(), "io.tmp.dirs": str(home)}
     (home / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))

@@ -85,7 +85,7 @@ describe = build_plan  # the name that `slackwater` exports
 def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     step = pipeline.transform.step
     if isinstance(step, Join):
-        return kept_text(step, pipeline)
+        return retention_text(step, pipeline)
     if isinstance(step, Window):
         return [(state_size.projected_bytes(step), step.max_groups_per_window or 0)]
     return [step.summary().state]
@@ -266,7 +266,7 @@ def join_text(join: Join) -> str:
     return f'{join.join_type}{outer} join of "{join.left_source}" and "{join.right_source}"'
 
 
-def kept_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
+def retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     """Return for each side a text that says how long the join keeps its rows."""
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(

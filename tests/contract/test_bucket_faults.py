@@ -120,11 +120,11 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
     done = go_on(store, go_on(store, None, "a"), "b")
     writes: dict[str, list[Callable[[], None]]] = {
         "runs": [
-            lambda: store.note_run(Run(started_us=1, runner="r", epoch=-1)),
-            lambda: store.note_run(Run(started_us=1, runner="r", epoch=-1, ended_us=2, outcome="finished")),
+            lambda: store.save_run(Run(started_us=1, runner="r", epoch=-1)),
+            lambda: store.save_run(Run(started_us=1, runner="r", epoch=-1, ended_us=2, outcome="finished")),
         ],
-        "reached": [lambda: store.note_reached(1, "x"), lambda: store.note_reached(1, "y")],
-        "published": [lambda: store.note_published(0), lambda: store.note_published(1)],
+        "reached": [lambda: store.mark_delivered(1, "x"), lambda: store.mark_delivered(1, "y")],
+        "published": [lambda: store.mark_published(0), lambda: store.mark_published(1)],
     }
     before, after = writes[note]
     for _ in range(2):  # where there is none yet, and where there is one

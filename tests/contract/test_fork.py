@@ -196,7 +196,7 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
         fork_store(make("p"), "q")
     assert make("q").stored_record() is None
-    store.note_published(1)
+    store.mark_published(1)
     assert fork_store(make("p"), "q").output == ()
     store.close()
 
@@ -211,7 +211,7 @@ def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
     store = running(lambda: make("p"))
     waits = store.shard(0, 1, 0, ()).write_output(users_frame())
     store.commit(commit(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
-    timer = threading.Timer(0.3, store.note_published, [0])
+    timer = threading.Timer(0.3, store.mark_published, [0])
     timer.start()
     assert fork_store(make("p"), "q").epoch == 0
     timer.join()

@@ -63,7 +63,7 @@ def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Cal
     for act in (
         lambda: first.commit(done.model_copy(update={"epoch": 1})),
         first.collect_garbage,
-        lambda: first.note_published(0),
+        lambda: first.mark_published(0),
     ):
         with pytest.raises(FencedError, match="p was removed or replaced while it ran"):
             act()

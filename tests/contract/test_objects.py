@@ -106,7 +106,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     # and when it wakes, it is refused by name, whatever it wants to do
     for doing, act in (
         ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
-        ("note that epoch 0 is published", lambda: first.note_published(0)),
+        ("note that epoch 0 is published", lambda: first.mark_published(0)),
     ):
         with pytest.raises(FencedError, match=f"must not {doing}: process .* took over .*/p/lock"):
             act()
@@ -231,7 +231,7 @@ def test_a_fault_is_survived_and_changes_nothing(
             store.close()
             store = running(behind)
         done = go_on(store, done, "a", f"u{n}")
-        store.note_published(n)
+        store.mark_published(n)
     store.close()
     assert [f for _, _, f in door.faults] == [fault]
     door.judge = lambda method, path: ""
@@ -352,9 +352,9 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
             epoch, shards=shards, segments=segments, windows=(1,) * shards, groups=(1,) * shards, output=tuple(staged)
         )
         store.commit(next_commit)
-        assert listed and store.published_epoch() < epoch and store.reached_targets() == frozenset()
+        assert listed and store.published_epoch() < epoch and store.delivered_targets() == frozenset()
         assert sum(store.output(o).height for o in staged) == shards
-        store.note_published(epoch)
+        store.mark_published(epoch)
     request_counts = Counter(
         (method, path.split("?")[0].split("/p/")[-1].split("/")[0]) for method, path in door.seen[before:]
     )

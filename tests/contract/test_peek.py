@@ -78,7 +78,7 @@ def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> No
     """Its files are removed, its rows replaced and deleted, before they are read."""
     store = running(make)
     first = go_on(store, None, "a", "b", "c")
-    store.note_published(0)
+    store.mark_published(0)
     with make().peek() as snapshot:
         last = first
         for _ in range(KEPT_EPOCHS + 9):

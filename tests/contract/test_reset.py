@@ -196,7 +196,7 @@ def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> Non
     assert "epoch 1 was committed and its output is not published yet" in ask("old=earliest")
     runner = make()
     runner.open()
-    runner.note_published(1)
+    runner.mark_published(1)
     assert ask("old=earliest").startswith("error: pipeline is already running: process ")
     assert ask("old=earliest", dry=True).endswith("nothing was changed (--dry-run)\n")
     runner.close()

@@ -73,27 +73,27 @@ def test_a_run_is_noted_when_it_begins_and_when_it_ends(make: Make, store: Any) 
 
 
 def test_a_run_that_is_killed_has_no_end(make: Make, store: Any) -> None:
-    store.note_run(run(1))
-    store.note_run(run(2, ended_us=3, outcome="finished", last_epoch=0))
+    store.save_run(run(1))
+    store.save_run(run(2, ended_us=3, outcome="finished", last_epoch=0))
     assert [(r.started_us, r.outcome) for r in make().runs()] == [(1, None), (2, "finished")]
 
 
 def test_the_history_is_bounded(make: Make, store: Any) -> None:
     for n in range(MOST_RUNS + 7):
-        store.note_run(run(n))
+        store.save_run(run(n))
     assert [r.started_us for r in make().runs()] == list(range(7, MOST_RUNS + 7))
 
 
 def test_the_next_runner_goes_on_with_it(make: Make, store: Any) -> None:
-    store.note_run(run(1))
+    store.save_run(run(1))
     store.close()
     store.open()
-    store.note_run(run(2))
+    store.save_run(run(2))
     assert [r.started_us for r in make().runs()] == [1, 2]
 
 
 def test_a_state_that_is_put_aside_takes_it_along_and_a_removed_one_has_none(make: Make, store: Any) -> None:
-    store.note_run(run(1))
+    store.save_run(run(1))
     store.remove()
     assert make().runs() == ()
 

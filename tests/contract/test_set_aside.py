@@ -207,7 +207,7 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
 
     pipeline = toml.load(stuck)
     with skip_publish.locked_pending(pipeline, 1) as (store, commit):
-        pending = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
+        pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == pending.total > 0

@@ -41,7 +41,7 @@ def ended(config: Path, error: BaseException | None, is_killed: bool = False) ->
     except (BadRowError, KeyboardInterrupt):
         if is_killed:
             (run,) = store.runs()[-1:]
-            store.note_run(run.model_copy(update={"ended_us": None, "outcome": None, "last_epoch": None}))
+            store.save_run(run.model_copy(update={"ended_us": None, "outcome": None, "last_epoch": None}))
     finally:
         store.close()
 

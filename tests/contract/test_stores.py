@@ -158,7 +158,7 @@ def test_published_is_remembered(make: Make) -> None:
     store.open()
     assert store.published_epoch() == -1
     store.commit(commit(0))
-    store.note_published(0)
+    store.mark_published(0)
     store.close()
     again = make()
     again.open()

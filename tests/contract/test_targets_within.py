@@ -114,7 +114,7 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
             test.pipe(rows(10, "abc"))
             test.pipe(rows(60, "a"))
         store_ = test._driver.store
-        assert test._driver.state.missing(store_.reached_targets()) == ["hours"]
+        assert test._driver.state.missing(store_.delivered_targets()) == ["hours"]
         written = files(tmp_path)
         with pytest.raises(PublishError, match='target "hours"'):  # it holds the pipeline
             test.pipe(rows(90, "a"))

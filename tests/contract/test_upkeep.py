@@ -502,7 +502,7 @@ def test_compact_needs_the_lock(place: Place) -> None:
 
 def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path) -> None:
     directory.run("sessions", 0, CUT)
-    directory.make().note_published(CUT - 2)
+    directory.make().mark_published(CUT - 2)
     with pytest.raises(
         StateError, match="law: epoch 11 is committed and not yet published, and no commit may overtake it; start"
     ):

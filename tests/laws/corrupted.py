@@ -167,7 +167,7 @@ def _waiting(done: Stopped) -> Stopped:
     shutil.copytree(done.home, home, dirs_exist_ok=True)
     before = tuple(r for r in done.before if r["_epoch"] < done.last)
     store = FilesStore(home, NAME)
-    store.note_published(max(r["_epoch"] for r in before))
+    store.mark_published(max(r["_epoch"] for r in before))
     (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
     assert not verify_state(store).problems
     return Stopped(home, done.last - 1, before, done.whole)

@@ -38,7 +38,7 @@ def port() -> int:
         (home / name).mkdir()
     letters = watched(with_letters(home / "letters"))
     letters.store.open()
-    letters.store.note_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
+    letters.store.save_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
     letters.store.close()
     (stages,) = load_page_sources(
         str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"')))

@@ -101,7 +101,7 @@ class Story:
             assert f'target "{down}": ' in str(error)
             assert test.target(down).last == before[down]
             state = test._driver.state
-            assert state.missing(test._driver.store.reached_targets()) == [down], (
+            assert state.missing(test._driver.store.delivered_targets()) == [down], (
                 "the others have theirs, and that is noted"
             )
         else:

@@ -21,7 +21,7 @@ from tests.laws import seeds
 from tests.support import former_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.arrays import distinct_values, in_sorted
+from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
@@ -110,12 +110,12 @@ def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra:
 
 
 def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
-    return state.filter(pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
+    return state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
 
 
 def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     """The state with `new` in the place of these units."""
-    unchanged = state.filter(~pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
+    unchanged = state.filter(~pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
     return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 

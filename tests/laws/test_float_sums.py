@@ -139,7 +139,7 @@ def test_a_state_of_rounded_sums_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [{"ts": n, "k": "a", "v": v} for n, v in enumerate(numbers)]
 
     def former(spec: Any, columns: Any, keys: Any) -> Any:
-        kind = floats.FormerFloatTotal if spec.agg in ("sum", "avg") else floats.FormerMoments
+        kind = floats.LegacyFloatTotal if spec.agg in ("sum", "avg") else floats.LegacyMoments
         return kind(spec, columns, keys)
 
     with monkeypatch.context() as earlier:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, distinct_values, in_sorted
+from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.results import IngestResult, ResultCounts
@@ -89,7 +89,7 @@ def ingest(
         touched[unit.key[unit.kind == ROW]] = True
         # keys that share a hash share a unit, which is replaced as a whole
         unit_of_key = whole.frame["__h"].to_numpy()[first_of_each(whole.key)]
-        touched = in_sorted(unit_of_key, distinct_values(unit_of_key[touched]))
+        touched = is_in_sorted(unit_of_key, distinct_values(unit_of_key[touched]))
         touched_rows = touched[unit.key]
         unit, run, piece = chosen(unit, touched_rows), renumber(run[touched_rows]), renumber(piece[touched_rows])
         unit = as_told(logic, unit, piece) if logic.revises else unit

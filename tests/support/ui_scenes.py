@@ -48,7 +48,7 @@ def note(one: PageSource, *runs: Run) -> None:
     """Put down runs of a pipeline that nobody runs."""
     one.store.open()
     for run in runs:
-        one.store.note_run(run)
+        one.store.save_run(run)
     one.store.close()
 
 

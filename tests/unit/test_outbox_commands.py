@@ -157,7 +157,7 @@ def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pyt
 
     pipeline = toml.load(stuck)
     with skip_publish.locked_pending(pipeline, 0) as (store, commit):
-        pending = skip_publish._read_pending(store, commit, commit.missing(store.reached_targets()))
+        pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 0) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2

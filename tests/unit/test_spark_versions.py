@@ -55,4 +55,4 @@ def test_the_connector_is_of_the_line_of_spark(
         return
     with pytest.raises(StartError, match=spark):
         packages._newest(module, spark, packages._CONNECTORS)
-    assert asked == packages.candidates_of(spark, packages._CONNECTORS)
+    assert asked == packages.list_candidate_versions(spark, packages._CONNECTORS)

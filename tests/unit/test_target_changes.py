@@ -128,11 +128,11 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     ):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
-    assert commit.recipients == ["hours", "minutes"] and store.reached_targets() == {"hours"}
+    assert commit.recipients == ["hours", "minutes"] and store.delivered_targets() == {"hours"}
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
-        found = compare.compare_config(other, commit, missing=commit.missing(store.reached_targets()))
+        found = compare.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
         assert not found.startable and found.waits is not None and 'target "minutes"' in found.waits
         with pytest.raises(StartError, match=waits):
             test.restart(other)
@@ -155,7 +155,7 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
     with pytest.raises(PublishError):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
-    found = _read_pending(store, commit, commit.missing(store.reached_targets()))
+    found = _read_pending(store, commit, commit.missing(store.delivered_targets()))
     assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.has_one_target
 
 
@@ -163,13 +163,13 @@ def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path
     path = tmp_path / "reached"
     note = publish_markers.MarkerFile(LocalStorage(str(tmp_path)), "reached")
     assert publish_markers.delivered_targets(note, 3) == frozenset()
-    publish_markers.note_reached(note, 3, "a")
-    publish_markers.note_reached(note, 3, "b")
+    publish_markers.mark_delivered(note, 3, "a")
+    publish_markers.mark_delivered(note, 3, "b")
     assert (
         publish_markers.delivered_targets(note, 3) == {"a", "b"}
         and publish_markers.delivered_targets(note, 4) == frozenset()
     )
-    publish_markers.note_reached(note, 4, "c")
+    publish_markers.mark_delivered(note, 4, "c")
     assert (
         publish_markers.delivered_targets(note, 4) == {"c"}
         and publish_markers.delivered_targets(note, 3) == frozenset()

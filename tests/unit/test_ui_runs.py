@@ -35,7 +35,7 @@ def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
         assert "sentence good" not in top
         assert "403 Forbidden" in get(running, "/").text
         one.store.open()
-        one.store.note_run(a_run(12, outcome=None))
+        one.store.save_run(a_run(12, outcome=None))
     finally:
         running.stop()
     running = serve_pages([one], 0)

@@ -17,7 +17,7 @@ from slackwater.maintenance import reset_offsets
 from slackwater.query.locate_state import store_at
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
-from slackwater.state.maintenance_commit import edit_state, next_maintenance_commit, no_state
+from slackwater.state.maintenance_commit import edit_state, missing_state_error, next_maintenance_commit
 from slackwater.state.migrations import FORMAT, STEPS
 from slackwater.state.protocol import StateStore
 
@@ -28,7 +28,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
     with closing(store):
         stored = store.stored_record()
         if stored is None:
-            raise no_state()
+            raise missing_state_error()
         version, record = stored
         name, epoch = record["pipeline"], record["epoch"]
         if version == FORMAT:
@@ -88,7 +88,7 @@ def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema
     if dry_run:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:
-                raise no_state()
+                raise missing_state_error()
             _print_moves(snapshot.commit, reset_offsets.plan_moves(snapshot.commit, offsets, config))
         print("nothing was changed (--dry-run)")
         return

@@ -23,7 +23,7 @@ def run_starts(values: Int64s) -> Int64s:
     return np.flatnonzero(first)
 
 
-def in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
+def is_in_sorted(values: Int64s, sorted_values: Int64s) -> NDArray[np.bool_]:
     """Return a mask of the values that occur in `sorted_values`."""
     if not len(sorted_values):
         return np.zeros(len(values), dtype=bool)

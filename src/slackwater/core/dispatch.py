@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import NoReturn
 
 
-def unregistered(kind: object, question: str) -> NoReturn:
+def raise_unregistered(kind: object, question: str) -> NoReturn:
     """Raise TypeError: no implementation of `question` ("slackwater.room.module.function") is registered for this kind."""
     raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")

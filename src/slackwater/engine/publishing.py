@@ -109,7 +109,7 @@ class Publisher:
         stages, now, missing = (
             self.pipeline.former_names,
             self.with_targets(latest),
-            latest.missing(self.store.reached_targets()),
+            latest.missing(self.store.delivered_targets()),
         )
         growing = added_columns.targets_accepting_columns(self.pipeline)
         changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
@@ -173,7 +173,7 @@ class Publisher:
         A target that fails does not keep the others from their parts.
         """
         failed: list[str] = []
-        missing = commit.missing(self.store.reached_targets())
+        missing = commit.missing(self.store.delivered_targets())
         remaining = list(missing)
         self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
         for name in missing:
@@ -189,7 +189,7 @@ class Publisher:
                 self.hooks.on_waiting(PendingPublish.from_commit(commit, remaining))
             if name != missing[-1] or failed:  # the last success is recorded for all of them
                 with phase("note"):
-                    self.store.note_reached(commit.epoch, name)
+                    self.store.mark_delivered(commit.epoch, name)
         if failed:
             raise PublishError(f"{'; '.join(failed)}; if it never can be, see: slackwater outbox show")
         with phase("note"):
@@ -200,7 +200,7 @@ class Publisher:
         return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
     def _mark_published(self, commit: Commit) -> None:
-        self.store.note_published(commit.epoch)
+        self.store.mark_published(commit.epoch)
         self.hooks.on_waiting(None)
 
     def _write(self, commit: Commit, name: str) -> None:

@@ -17,7 +17,7 @@ from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_spec import StepSpec as Spec
 from slackwater.config.step_spec import allowed_ms
 from slackwater.config.window import Window
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
 from slackwater.evolution import added_columns, commit_from_config, migrate
@@ -260,7 +260,7 @@ def kind_name(kind: object) -> str:
 @singledispatch
 def _columns_read_by(operator: Operator) -> Mapping[str, Field]:
     """Return the columns of the rows that a window reads."""
-    unregistered(operator, "slackwater.evolution.compare_stage")
+    raise_unregistered(operator, "slackwater.evolution.compare_stage")
 
 
 @_columns_read_by.register(WindowOperator)
@@ -271,7 +271,7 @@ def _(operator: WindowOperator) -> Mapping[str, Field]:
 @singledispatch
 def _join_sides(operator: Operator) -> Sequence[JoinSide]:
     """Return the two sides of a join."""
-    unregistered(operator, "slackwater.evolution.compare_stage")
+    raise_unregistered(operator, "slackwater.evolution.compare_stage")
 
 
 @_join_sides.register(IntervalJoinOperator)

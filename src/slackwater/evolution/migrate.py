@@ -18,7 +18,7 @@ import polars as pl
 
 from slackwater.config.serialization import from_data
 from slackwater.config.window import Window
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import shard_of
 from slackwater.evolution import commit_from_config
 from slackwater.joins import interval_join
@@ -45,7 +45,7 @@ def stored_memory(state: StageState) -> dict[str, Any]:
 @singledispatch
 def with_history(operator: Operator, state: StageState) -> Operator:
     """Return the operator with what a state remembers of former configs."""
-    unregistered(operator, "slackwater.evolution.migrate.with_history")
+    raise_unregistered(operator, "slackwater.evolution.migrate.with_history")
 
 
 @with_history.register(WindowOperator)
@@ -61,7 +61,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 @singledispatch
 def migrated(operator: Operator, state: StageState) -> Operator:
     """Return the operator as it continues a state that is migrated to it."""
-    unregistered(operator, "slackwater.evolution.migrate.migrated")
+    raise_unregistered(operator, "slackwater.evolution.migrate.migrated")
 
 
 @migrated.register(WindowOperator)
@@ -132,7 +132,7 @@ class StageMigration:
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     """Stage the rows for these shards, and return the fields of the stage to commit."""
-    unregistered(operator, "slackwater.evolution.migrate.StageMigration")
+    raise_unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
 @_write_rows.register(WindowOperator)
@@ -187,7 +187,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     """Return the counts of the rows of each shard for the commit."""
-    unregistered(operator, "slackwater.evolution.migrate.StageMigration")
+    raise_unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
 @_count_rows.register
@@ -248,7 +248,7 @@ def _write_buffers(
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     """Read the whole state of a stage as this operator continues it. It changes nothing."""
-    unregistered(operator, "slackwater.evolution.migrate.read_stage")
+    raise_unregistered(operator, "slackwater.evolution.migrate.read_stage")
 
 
 @read_stage.register(WindowOperator)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, distinct_values, in_sorted, run_starts
+from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted, run_starts
 from slackwater.core.humanize import plural
 from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_references
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
@@ -272,15 +272,15 @@ def _evict_oldest(
     fields = list(side.schema)
     held = []
     for run in buffers.runs(side.which, hashes, int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)):
-        rows = run.take(np.flatnonzero(in_sorted(run.kh, hashes) & (side.due(run.ts) > watermark)))
+        rows = run.take(np.flatnonzero(is_in_sorted(run.kh, hashes) & (side.due(run.ts) > watermark)))
         gone = buffers.evicted(side.which, rows["__kh"].to_numpy(), rows["__id"].to_numpy())
         held.append(rows.select(fields).filter(pl.Series(~gone)))
     old = pl.concat(held) if held else change.rows.clear()
     old = old.with_columns(pl.Series("__matched", buffers.matched(side.which, old)))
     if change.matched.height:
-        now = pl.Series(in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
+        now = pl.Series(is_in_sorted(old["__id"].to_numpy(), np.sort(change.matched["__id"].to_numpy())))
         old = old.with_columns(pl.col("__matched") | now)
-    is_affected = pl.Series(in_sorted(change.rows["__kh"].to_numpy(), hashes))
+    is_affected = pl.Series(is_in_sorted(change.rows["__kh"].to_numpy(), hashes))
     every = pl.concat([old, change.rows.filter(is_affected)]).sort("__kh", "__ts", "__id")
     rank = pl.int_range(pl.len()).over("__kh")
     over = every.filter(rank < pl.len().over("__kh") - logic.max_rows_per_key)
@@ -291,8 +291,8 @@ def _evict_oldest(
         if lonely.height:
             sink(logic.unmatched_rows(side.which, lonely))
     ids = np.sort(over["__id"].to_numpy())
-    rows = change.rows.filter(pl.Series(~in_sorted(change.rows["__id"].to_numpy(), ids)))
-    buffered = over.filter(pl.Series(in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
+    rows = change.rows.filter(pl.Series(~is_in_sorted(change.rows["__id"].to_numpy(), ids)))
+    buffered = over.filter(pl.Series(is_in_sorted(over["__id"].to_numpy(), np.sort(old["__id"].to_numpy()))))
     return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
 
 

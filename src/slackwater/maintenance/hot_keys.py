@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -60,7 +60,7 @@ def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Ite
 def _shard_keys(
     operator: Operator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    unregistered(operator, "slackwater.maintenance.hot_keys")
+    raise_unregistered(operator, "slackwater.maintenance.hot_keys")
 
 
 @_shard_keys.register(WindowOperator)

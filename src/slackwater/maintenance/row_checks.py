@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.arrays import Int64s
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
@@ -56,7 +56,7 @@ def check_segment(
     `exact`: the rows were written with the current settings of emission; otherwise checks that depend on these are
     skipped.
     """
-    unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
+    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
 
 @check_segment.register(WindowOperator)
@@ -78,7 +78,7 @@ def _(
 @singledispatch
 def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     """Describe problems in the units, kinds and times of a window's state rows."""
-    unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
+    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
 
 
 @_check_units.register
@@ -112,7 +112,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 @singledispatch
 def visible_rows(operator: Operator, state: ShardState) -> pl.DataFrame | None:
     """Return the rows of a shard that a commit counts; None if it counts only the rows of segments."""
-    unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
+    raise_unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
 
 
 @visible_rows.register(WindowOperator)
@@ -130,7 +130,7 @@ def _(operator: Operator, state: ShardState) -> None:
 @singledispatch
 def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     """Describe differences between a commit's counts of a shard and its `rows`."""
-    unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
+    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
 
 
 @check_counts.register
@@ -226,7 +226,7 @@ def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMet
 
 @singledispatch
 def _segment_figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    unregistered(operator, "slackwater.maintenance.row_checks.check_segment_times")
+    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment_times")
 
 
 @_segment_figures.register(WindowOperator)

@@ -18,7 +18,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
@@ -191,7 +191,7 @@ class _TablesCheck:
     @singledispatchmethod
     def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
         """Describe problems in the positions of rows in their units."""
-        unregistered(operator, "slackwater.maintenance.verify_postgres")
+        raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_ordinal_problems.register(WindowOperator)
     @_ordinal_problems.register(KeyedOperator)
@@ -208,7 +208,7 @@ class _TablesCheck:
         self, operator: Operator, state: PostgresShard, stage: StageState, exact: bool
     ) -> Iterator[str]:
         """Describe problems in the rows of a shard, and differences from the counts in the record."""
-        unregistered(operator, "slackwater.maintenance.verify_postgres")
+        raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_shard_problems.register(WindowOperator)
     @_shard_problems.register(KeyedOperator)

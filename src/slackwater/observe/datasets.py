@@ -25,7 +25,7 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
 from slackwater.config.target import Target
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.secrets import mask_secrets
 
 Dataset = tuple[str, str]  # namespace, name
@@ -52,7 +52,7 @@ def target_dataset(pipeline: Pipeline, target: Target | None) -> Dataset | None:
 
 @singledispatch
 def _read(connection: Connection, query: str) -> Iterable[Dataset]:
-    unregistered(connection, "slackwater.observe.datasets.source_datasets")
+    raise_unregistered(connection, "slackwater.observe.datasets.source_datasets")
 
 
 @_read.register
@@ -89,7 +89,7 @@ def _(connection: PubSubConnection, query: str) -> Iterable[Dataset]:
 
 @singledispatch
 def _written(connection: Connection, target: Target) -> Dataset | None:
-    unregistered(connection, "slackwater.observe.datasets.target_dataset")
+    raise_unregistered(connection, "slackwater.observe.datasets.target_dataset")
 
 
 @_written.register

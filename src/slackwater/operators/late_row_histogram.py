@@ -11,7 +11,7 @@ from functools import singledispatch
 import polars as pl
 
 from slackwater.core import lateness_histogram
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.joins.logic import JoinLogic
 from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.logic import WindowLogic
@@ -29,7 +29,7 @@ def late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) 
 
 @singledispatch
 def _late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    unregistered(logic, "slackwater.operators.late_row_histogram.late_by")
+    raise_unregistered(logic, "slackwater.operators.late_row_histogram.late_by")
 
 
 @_late_by.register

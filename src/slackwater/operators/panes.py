@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, in_sorted
+from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
 from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
@@ -73,7 +73,7 @@ class PaneOperator(PaneLogic, WindowOperator):
             return EmitReport(shard=task.shard, segments=task.state.metas)
         if self.revises:
             more = pane_emission.sibling_units(self, due, task.since, task.watermark)
-            more = more[~in_sorted(more, distinct_values(due["__h"].to_numpy()))]
+            more = more[~is_in_sorted(more, distinct_values(due["__h"].to_numpy()))]
             due = pl.concat([due, task.state.reader(self).units(more)])
         done = pane_emission.emit_windows(self, due, task.since, task.watermark, task.early)
         return self.emit_report(task, done, due)

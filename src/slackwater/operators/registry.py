@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.stateless_step import StatelessStep as RowsSpec
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import KINDS_OF_WINDOW, Window
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
@@ -73,7 +73,7 @@ def find_type_by_step(step: StepSpec) -> OperatorType:
         (operator_type for operator_type in OPERATOR_TYPES if isinstance(step, operator_type.step)), None
     )
     if operator_type is None:
-        unregistered(step, "slackwater.operators.registry")
+        raise_unregistered(step, "slackwater.operators.registry")
     return operator_type
 
 

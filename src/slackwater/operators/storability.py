@@ -15,7 +15,7 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.core.capacity import YEARS, ValueLimits
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -109,7 +109,7 @@ class _StoredFields(NamedTuple):
 
 @singledispatch
 def _stored_fields(operator: Operator, which: int, capacity: ValueLimits) -> _StoredFields:
-    unregistered(operator, "slackwater.operators.storability.unstorable_reason")
+    raise_unregistered(operator, "slackwater.operators.storability.unstorable_reason")
 
 
 @_stored_fields.register
@@ -143,7 +143,7 @@ def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _Stored
 @singledispatch
 def usable_times(operator: Operator) -> tuple[int, int]:
     """Return the event times (µs, inclusive) whose windows all begin, end and become final in the years 1 to 9999."""
-    unregistered(operator, "slackwater.operators.storability.usable_times")
+    raise_unregistered(operator, "slackwater.operators.storability.usable_times")
 
 
 @usable_times.register

@@ -16,7 +16,7 @@ import polars as pl
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.arrays import Int64s, distinct_values
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError, StateError
@@ -201,7 +201,7 @@ def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage:
 @singledispatch
 def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
     """Return the hashes of the state units that may hold rows of a key. `key`: the hash of the key."""
-    unregistered(operator, "slackwater.query.inspect.rows_of")
+    raise_unregistered(operator, "slackwater.query.inspect.rows_of")
 
 
 @_unit_hashes.register
@@ -225,7 +225,7 @@ def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.D
     Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the window),
     and the accumulators. Times are in microseconds.
     """
-    unregistered(operator, "slackwater.query.inspect.open_windows")
+    raise_unregistered(operator, "slackwater.query.inspect.open_windows")
 
 
 @open_windows.register

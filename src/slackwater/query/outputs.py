@@ -31,7 +31,7 @@ from slackwater.config.connection import (
 from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import store_at
@@ -111,7 +111,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
 @singledispatch
 def _read_target(connection: Connection, target: Target) -> ResultOutput | None:
     """Read all rows of a target. Return None for one that cannot be read, or not as a whole."""
-    unregistered(connection, "slackwater.query.outputs")
+    raise_unregistered(connection, "slackwater.query.outputs")
 
 
 @_read_target.register

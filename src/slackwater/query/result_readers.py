@@ -28,7 +28,7 @@ from slackwater.config.connection import (
     PostgresConnection,
 )
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.new_rows import subtract_rows
@@ -97,7 +97,7 @@ def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
 
 @singledispatch
 def _reader_for(connection: Connection, pipeline: Pipeline) -> ResultReader:
-    unregistered(connection, "slackwater.query.result_readers.result_reader")
+    raise_unregistered(connection, "slackwater.query.result_readers.result_reader")
 
 
 @_reader_for.register

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.lateness_histogram import lateness_stats
 from slackwater.engine import next_commit
 from slackwater.errors import StartError
@@ -167,7 +167,7 @@ class StageInspector:
 
     @singledispatchmethod
     def _open_state(self, operator: Operator) -> OpenState:
-        unregistered(operator, "slackwater.query.stage_inspector")
+        raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_open_state.register
     def _(self, operator: PaneOperator) -> OpenState:
@@ -216,7 +216,7 @@ class StageInspector:
 
     @singledispatchmethod
     def _key_report(self, operator: Operator, texts: inspect.Texts) -> KeyReport:
-        unregistered(operator, "slackwater.query.stage_inspector")
+        raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_key_report.register
     def _(self, operator: PaneOperator, texts: inspect.Texts) -> KeyReport:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.operator_from_state import restore_window
@@ -224,7 +224,7 @@ class StateView(NotebookRepr):
 @singledispatch
 def _check_sessions(operator: Operator) -> None:
     """Raise StartError if the windows are not sessions."""
-    unregistered(operator, "slackwater.query.view._check_sessions")
+    raise_unregistered(operator, "slackwater.query.view._check_sessions")
 
 
 @_check_sessions.register

@@ -12,7 +12,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -62,7 +62,7 @@ def state_column_names(logic: WindowLogic) -> dict[str, str]:
 @singledispatch
 def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Return the windows of state rows as they would be emitted, with `__closes`, and for sessions with `__last`."""
-    unregistered(operator, "slackwater.query.windows.current_windows")
+    raise_unregistered(operator, "slackwater.query.windows.current_windows")
 
 
 @_assemble.register

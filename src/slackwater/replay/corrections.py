@@ -12,7 +12,7 @@ from functools import singledispatch
 
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.engine.driver import Driver
 from slackwater.operators.base import Operator, ShardTask
@@ -101,7 +101,7 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 @singledispatch
 def compute_corrections(operator: Operator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
     """Compute the corrections that rows cause."""
-    unregistered(operator, "slackwater.replay.corrections")
+    raise_unregistered(operator, "slackwater.replay.corrections")
 
 
 @compute_corrections.register(WindowOperator)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.engine.driver import Driver
 from slackwater.errors import StartError
 from slackwater.operators import storability
@@ -310,7 +310,7 @@ def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
     """Return whether all rows of a group were late, or none. Raises StartError if late rows can never be applied."""
-    unregistered(operator, "slackwater.replay.replay.late_rows")
+    raise_unregistered(operator, "slackwater.replay.replay.late_rows")
 
 
 @_all_late_together.register

@@ -33,7 +33,7 @@ from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import targets_of
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import RunComponents, Runner
-from slackwater.sources.base import SelfPlannedSource, batch_of, spark_error_reason
+from slackwater.sources.base import SelfPlannedSource, combine_batches, spark_error_reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import BatchId, Commit
@@ -159,7 +159,7 @@ class _HistoryRunner:
             if not available:
                 return
             in_range = {name: replace(p, frame=self._rows_of_range(name, p.frame)) for name, p in available.items()}
-            batch = batch_of(BatchId(checkpoint=run, batch=number), in_range)
+            batch = combine_batches(BatchId(checkpoint=run, batch=number), in_range)
             try:
                 self.driver.run_batch(batch, 0)
             except SlackwaterError:

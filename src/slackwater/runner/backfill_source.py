@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slackwater.core.offsets import FileOffsets, KafkaOffsets, by_topic
+from slackwater.core.offsets import FileOffsets, KafkaOffsets, group_by_topic
 from slackwater.runner.backfill_plan import BackfillRange
 from slackwater.sources import files
 from slackwater.sources.base import SelfPlannedSource, SourceBatch
@@ -90,9 +90,11 @@ class KafkaRangeReader:
         limit = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
         # every partition advances by its share, so that their event times stay close together
         end = {key: start[key] + -(-limit * n // total) for key, n in remaining.items()}
-        batch = self.source.read_between(self._session, by_topic(start), by_topic(end), record)
+        batch = self.source.read_between(self._session, group_by_topic(start), group_by_topic(end), record)
         if batch is None:  # the topic was created again and holds fewer records
-            batch = SourceBatch(self._session.createDataFrame([], self.source.schema), KafkaOffsets(by_topic(end)))
+            batch = SourceBatch(
+                self._session.createDataFrame([], self.source.schema), KafkaOffsets(group_by_topic(end))
+            )
         # a partition without records in the range would hold the watermark back
         active = {f"{t}-{p}" for (t, p), offset in self._start.items() if offset < self._end[t, p]}
         return replace(batch, partitions={p: n for p, n in batch.partitions.items() if p in active})

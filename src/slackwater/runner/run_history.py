@@ -51,7 +51,7 @@ def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[]
 
 def _write_run(store: StateStore, run: Run) -> None:
     try:
-        store.note_run(run)
+        store.save_run(run)
     except (SlackwaterError, OSError) as error:
         log.debug("the history of runs cannot be written: %s", error)
 

@@ -26,7 +26,7 @@ from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_marks
 from slackwater.runner.components import letters_of, set_aside_target, store_of
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.state.maintenance_commit import next_maintenance_commit, no_state
+from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
 from slackwater.targets.kafka_rows import json_objects
 
@@ -59,7 +59,7 @@ def pending_output(pipeline: Pipeline) -> PendingOutput | None:
     store = store_of(pipeline)
     with store.peek() as snapshot:
         if snapshot is None:
-            raise no_state()
+            raise missing_state_error()
         commit = snapshot.commit
         if not commit.staged or snapshot.published >= commit.epoch:
             return None
@@ -92,17 +92,17 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             "directory for them: --to DIR"
         )
     with locked_pending(pipeline, epoch) as (store, commit):
-        pending = _read_pending(store, commit, commit.missing(store.reached_targets()))
+        pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
         letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
         if to is None:
             location = _write_letters(pipeline, commit, pending, letters)
         else:
             location = _write_files(to, pipeline, commit, pending, letters)
-        skipped = [name for name in commit.missing(store.reached_targets()) if name != LETTERS or to is not None]
+        skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
         # the targets keep their marks: the next start expects these
         remaining_commit = without_parts(commit, skipped)
         store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
-        store.note_published(epoch)
+        store.mark_published(epoch)
         if store.published_epoch() < epoch:
             raise StartError(
                 f"{pipeline.name}: epoch {epoch} is set aside in {location} and could not be noted; repeat this"
@@ -122,13 +122,13 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
     """Lock the store and yield it with its latest commit, which is the pending epoch. Raises StartError, LockHeldError."""
     store = store_of(pipeline)
     if store.stored_record() is None:
-        raise no_state()
+        raise missing_state_error()
     latest = store.open()
     try:
         if latest is None:
-            raise no_state()
+            raise missing_state_error()
         check_pending(pipeline, latest, store.published_epoch(), epoch)
-        mismatches, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.reached_targets()))
+        mismatches, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
         if (refusal := target_marks.refuse_mismatches(pipeline, latest, mismatches)) is not None:
             raise refusal
         yield store, latest

@@ -215,7 +215,7 @@ def settle_marks(
     `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not help.
     """
     missing = (
-        commit.missing(store.reached_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
+        commit.missing(store.delivered_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
     )
     mismatches, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
     refusal = refuse_mismatches(pipeline, commit, mismatches)

@@ -74,7 +74,7 @@ class Batch:
     began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
 
 
-def batch_of(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
+def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
     """Combine the batches of the sources, by name, into one batch."""
     return Batch(
         id_,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
-from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, by_topic
+from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, group_by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, SourceBatch, SparkPlannedSource, checkpoint_line, spark_error_reason
@@ -316,8 +316,8 @@ class KafkaSource(SparkPlannedSource):
             assigned.setdefault(topic, []).append(part)
         read = self._reader(session).option("assign", json.dumps(assigned))
         start, end = ({p: bounds[i] for p, bounds in ranges.items()} for i in (0, 1))
-        read = read.option("startingOffsets", json.dumps(by_topic(start)))
-        records = read.option("endingOffsets", json.dumps(by_topic(end))).load()
+        read = read.option("startingOffsets", json.dumps(group_by_topic(start)))
+        records = read.option("endingOffsets", json.dumps(group_by_topic(end))).load()
         if not self.with_headers:
             records = records.selectExpr("*", "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>) AS headers")
         return self.decode(records)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slackwater.core.offsets import ByTopic, by_topic
+from slackwater.core.offsets import ByTopic, group_by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.base import SelfPlannedSource, SourceBatch, SourceUnavailableError
 from slackwater.sources.kafka import KafkaSource
@@ -79,7 +79,7 @@ class KafkaPlanner:
         if latest == self._position:
             return None
         start, self._position = self._position, limit_offsets(self._position, latest, self._max_records)
-        return OffsetRanges(self._source, by_topic(start), by_topic(self._position))
+        return OffsetRanges(self._source, group_by_topic(start), group_by_topic(self._position))
 
     def _latest(self) -> Offsets:
         """Return the end of each partition. A new partition begins at its first record."""

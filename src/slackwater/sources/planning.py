@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from slackwater.errors import StartError
-from slackwater.sources.base import Batch, PlannedBatch, Planner, SelfPlannedSource, SparkPlannedSource, batch_of
+from slackwater.sources.base import Batch, PlannedBatch, Planner, SelfPlannedSource, SparkPlannedSource, combine_batches
 from slackwater.sources.files import FileEntry
 from slackwater.sources.streaming_plan import AnySource, SourceSet
 from slackwater.state.commit import BatchId, Commit
@@ -49,7 +49,7 @@ class Planners:
         """Return the batch of these planned parts, which continues from `state`."""
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
-        return batch_of(id_, {name: batch for name, batch in batches.items() if batch is not None})
+        return combine_batches(id_, {name: batch for name, batch in batches.items() if batch is not None})
 
     @property
     def unplanned_files(self) -> int:

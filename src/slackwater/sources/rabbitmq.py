@@ -40,9 +40,9 @@ from slackwater.sources.rabbitmq_queue import (
     check_queue,
     close_connection,
     connect_queue,
-    connection_problem,
+    describe_connection_error,
     import_client,
-    message_of,
+    to_message,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[Ra
             if method is None:
                 break
             looked += 1
-            message = message_of(method, properties, body)
+            message = to_message(method, properties, body)
             if message.identity is not None and missing[message.identity] > 0:
                 missing[message.identity] -= 1
                 messages.append(message)
@@ -143,7 +143,7 @@ def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[Ra
                 break
     except import_client().exceptions.AMQPError as error:
         raise EpochError(
-            f"RabbitMQ at {broker_address(settings.url)} ended the connection ({connection_problem(error)}); "
+            f"RabbitMQ at {broker_address(settings.url)} ended the connection ({describe_connection_error(error)}); "
             "expected it to stay; look into the broker's log and start again"
         ) from None
     finally:

@@ -91,7 +91,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
-            f"RabbitMQ at {address} does not answer ({connection_problem(error)}); expected a broker; start it or correct url"
+            f"RabbitMQ at {address} does not answer ({describe_connection_error(error)}); expected a broker; start it or correct url"
         ) from None
     except (ValueError, TypeError):
         raise StartError(
@@ -109,14 +109,14 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
             raise StartError(
                 f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it or correct it'
             ) from None
-        reason = getattr(error, "reply_text", None) or connection_problem(error)
+        reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(
             f'RabbitMQ at {address} does not give queue "{queue}" ({reason}); expected a queue the user may read; grant it'
         ) from None
     return connection, channel, int(ready)
 
 
-def connection_problem(error: BaseException) -> str:
+def describe_connection_error(error: BaseException) -> str:
     """Return the cause of a connection error in a few words. pika nests causes and leaves its own text empty."""
     names: list[str] = []
     pending: list[Any] = [error]
@@ -142,7 +142,7 @@ def check_queue(url: str, queue: str) -> int:
     return ready
 
 
-def message_of(method: Any, properties: Any, body: bytes) -> RabbitMessage:
+def to_message(method: Any, properties: Any, body: bytes) -> RabbitMessage:
     headers = properties.headers
     return RabbitMessage(
         body,
@@ -199,7 +199,7 @@ class RabbitQueue:
                 except (connection_error, OSError) as error:
                     if attempt == 2:
                         raise EpochError(
-                            f"RabbitMQ at {broker_address(self._url)} ended the connection twice ({connection_problem(error)}); "
+                            f"RabbitMQ at {broker_address(self._url)} ended the connection twice ({describe_connection_error(error)}); "
                             "expected it to stay; look into the broker's log and start again"
                         ) from None
                     self._reopen()
@@ -215,7 +215,7 @@ class RabbitQueue:
             if delivery is None:
                 break
             method, properties, body = delivery
-            message = message_of(method, properties, body)
+            message = to_message(method, properties, body)
             if not self._was_handed_out(message, method.delivery_tag):
                 fetched.append((method.delivery_tag, message))
         if fetched:

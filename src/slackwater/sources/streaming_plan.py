@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.errors import StartError
 from slackwater.sources import spark_connect
-from slackwater.sources.base import Batch, Seekable, SourceBatch, SparkPlannedSource, batch_of
+from slackwater.sources.base import Batch, Seekable, SourceBatch, SparkPlannedSource, combine_batches
 from slackwater.state.commit import BatchId, Commit
 from slackwater.state.protocol import StateStore
 
@@ -145,7 +145,7 @@ class SourceSet:
             position += 1
             if part is not None:
                 batches[source.name] = part
-        return batch_of(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
+        return combine_batches(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:

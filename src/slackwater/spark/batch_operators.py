@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import mix
 from slackwater.core.humanize import plural
 from slackwater.engine.next_commit import late_text
@@ -46,7 +46,7 @@ def make_window_function(operator: Operator) -> ShardFunction:
 @singledispatch
 def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     """Compute the windows of a shard that close up to the watermark `end_watermark`."""
-    unregistered(operator, "slackwater.spark.batch_operators.make_window_function")
+    raise_unregistered(operator, "slackwater.spark.batch_operators.make_window_function")
 
 
 @_compute_windows.register(PaneOperator)
@@ -82,7 +82,7 @@ def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
 @singledispatch
 def make_join_function(operator: Operator) -> ShardFunction:
     """Return a function that computes the join of a shard from the rows of both sides."""
-    unregistered(operator, "slackwater.spark.batch_operators.make_join_function")
+    raise_unregistered(operator, "slackwater.spark.batch_operators.make_join_function")
 
 
 @make_join_function.register(IntervalJoinOperator)

@@ -46,13 +46,13 @@ from slackwater.spark.source_statistics import (
     FILE,
     FINGERPRINT,
     Facts,
-    count_unfit,
-    facts_from_footers,
+    count_unstorable,
+    find_newest_spans,
     needs_separate_job,
     newest_by_partition,
-    newest_spans,
     source_stats,
     statistics_columns,
+    statistics_from_footers,
 )
 from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
 from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
@@ -157,7 +157,9 @@ class SparkEngine:
             for input_path, tag, out in self.rows.outputs(read, name, timed, passing):
                 if (marked := self.rows.with_unfit_reason(input_path, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
-                    out = marked.observe(unfit[name][-1], count_unfit(marked)).where(f"{storability.UNFIT} IS NULL")
+                    out = marked.observe(unfit[name][-1], count_unstorable(marked)).where(
+                        f"{storability.UNFIT} IS NULL"
+                    )
                 frames.append(
                     self.rows.expressions.select(
                         out, self.rows.columns(input_path, tag, before), schema_key=input_path.key
@@ -190,7 +192,7 @@ class SparkEngine:
         counts_of = {name: sum(o.get["unfit"] or 0 for o in observations) for name, observations in unfit.items()}
 
         def spans(source: str, jump_us: int) -> Mapping[str, tuple[Span, ...]]:
-            return newest_spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
+            return find_newest_spans(read.timed[source], jump_us, bool(batch.partitions.get(source)))
 
         return IngestOutcome(
             reports,
@@ -211,7 +213,9 @@ class SparkEngine:
             if ask is None or plain is None or self.hints.aggregates(name):
                 continue
             column, unit_us = plain
-            facts = facts_from_footers(ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us)))
+            facts = statistics_from_footers(
+                ask(column), unit_us, first, min(last, self.rows.latest_allowed_us(clock_us))
+            )
             if facts is not None:
                 facts_by_source[name] = facts
         return facts_by_source

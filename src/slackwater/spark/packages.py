@@ -60,12 +60,12 @@ def connector_jars(name: str) -> list[Path]:
     raise StartError(f"found {name!a}, expected of: kafka, avro")
 
 
-def module_tree(organisation: str, module: str, version: str) -> list[Path]:
+def fetch_with_dependencies(organisation: str, module: str, version: str) -> list[Path]:
     """Return the jars of a module and all its dependencies."""
     return _fetch(organisation, module, version, transitive=True)
 
 
-def module_jar(organisation: str, name: str, version: str) -> list[Path]:
+def fetch_jar(organisation: str, name: str, version: str) -> list[Path]:
     """Return the jar of a module without dependencies."""
     return _fetch(organisation, name, version, transitive=False)
 
@@ -75,7 +75,7 @@ def modules_from_ivy(name: str, modules: str) -> list[Path]:
     return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
-def unpack_program(name: str, modules: str) -> Path:
+def fetch_program(name: str, modules: str) -> Path:
     """Return the folder of a program that is published as an archive. `modules`: an `ivy.xml`, as in `modules_from_ivy`."""
     _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
     return cache_directory() / "jars" / name
@@ -89,7 +89,7 @@ def _newest(
     A cached release is preferred if it is of Spark's line or the newest line before it. Other Spark versions may
     share the cache. Raises StartError if no release can be downloaded.
     """
-    candidates = candidates_of(spark_version, published)
+    candidates = list_candidate_versions(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}
     cached = [v for v in candidates if _is_cached(_cache_folder("org.apache.spark", module, v))]
     fitting = [v for v in cached if any_line or _version_numbers(v)[:2] in lines]
@@ -104,7 +104,7 @@ def _newest(
     raise StartError(failures[0])
 
 
-def candidates_of(spark_version: str, published: Sequence[str]) -> list[str]:
+def list_candidate_versions(spark_version: str, published: Sequence[str]) -> list[str]:
     """Return Spark's own version and the published ones before it, newest first."""
     return [spark_version, *(v for v in published if _version_numbers(v) < _version_numbers(spark_version))]
 

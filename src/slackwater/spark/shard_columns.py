@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @singledispatch
 def worker_aggregations(operator: Operator) -> Sequence[Agg]:
     """Return the aggregations whose modules are sent to the workers by value."""
-    unregistered(operator, "slackwater.spark.shard_columns.worker_aggregations")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.worker_aggregations")
 
 
 @worker_aggregations.register(WindowOperator)
@@ -48,7 +48,7 @@ def shard_columns(operator: Operator, source: str, tag: int | None, before: int 
 
     `before`, `end`: see `epoch_sql.row_columns`.
     """
-    unregistered(operator, "slackwater.spark.shard_columns.shard_columns")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.shard_columns")
 
 
 @shard_columns.register(WindowOperator)
@@ -74,7 +74,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
     """Return the columns that all sources of one input must have, with one type each."""
-    unregistered(operator, "slackwater.spark.shard_columns.required_columns")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.required_columns")
 
 
 @required_columns.register(WindowOperator)
@@ -96,7 +96,7 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     """Return the rows to shuffle: preaggregated, or as they are."""
-    unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
@@ -119,7 +119,7 @@ def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 @singledispatch
 def without_preaggregation(operator: Operator) -> Operator:
     """Return the operator for rows that are not preaggregated."""
-    unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
 
 
 @without_preaggregation.register
@@ -136,7 +136,7 @@ def _(operator: Operator) -> Operator:
 @singledispatch
 def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
     """Return the rows of `lift_rows` in one partition per shard, in order, possibly with further columns."""
-    unregistered(operator, "slackwater.spark.shard_columns.to_shards")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.to_shards")
 
 
 @to_shards.register(WindowOperator)
@@ -158,7 +158,7 @@ def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
 @singledispatch
 def typed_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     """Convert rows from Spark to the frame that `operator.ingest` takes, with typed keys and accumulators."""
-    unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
 
 
 @typed_rows.register(PaneOperator)
@@ -199,7 +199,7 @@ def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataF
 
     Rows of windows also have keys and accumulators; those without a usable gap are left out.
     """
-    unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
 
 
 @letter_rows.register(WindowOperator)

@@ -72,7 +72,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
     return aggregates
 
 
-def facts_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
+def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
     """Return the statistics of rows that were not read, from file footers, if the event time is a plain column.
 
     Args:
@@ -94,7 +94,7 @@ def facts_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last
     return {"rows": stats.rows, "bad": stats.nulls, "newest": newest, "place": stats.newest_file, **never}
 
 
-def count_unfit(rows: DataFrame) -> Any:
+def count_unstorable(rows: DataFrame) -> Any:
     return spark_connect.sql_functions(rows).count(storability.UNFIT).alias("unfit")
 
 
@@ -179,7 +179,7 @@ def _describe_location(
     return f"{topic}-{place >> _OF_PARTITION} at offset {place % (1 << _OF_PARTITION)}"
 
 
-def newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
+def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
     """Return the event times of the newest rows in spans shorter than `jump_us`, per partition and for the whole source."""
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"

@@ -46,7 +46,7 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
         time.sleep(0.05)
 
 
-def name_taken(name: str, epoch: int, place: str) -> StateError:
+def name_taken_error(name: str, epoch: int, place: str) -> StateError:
     """Return the error for a name that already has a state."""
     return StateError(f'"{name}" has a state already, epoch {epoch} {place}; choose another name')
 

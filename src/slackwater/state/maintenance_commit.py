@@ -19,18 +19,18 @@ from slackwater.state.protocol import StateStore
 def edit_state(store: StateStore) -> Iterator[Commit]:
     """Lock a state and yield its latest commit. Raises StartError if there is no state, LockHeldError, StateError."""
     if store.stored_record() is None:  # `open` would create one
-        raise no_state()
+        raise missing_state_error()
     latest = store.open()
     try:
         if latest is None:
-            raise no_state()
+            raise missing_state_error()
         check_published(latest, store.published_epoch())
         yield latest
     finally:
         store.close()
 
 
-def no_state() -> StartError:
+def missing_state_error() -> StartError:
     """Return the error for a missing state."""
     return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
 

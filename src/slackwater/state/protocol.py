@@ -2,10 +2,10 @@
 
 Commits have two phases, so that workers write in parallel and the driver makes an epoch visible at once:
 
-    workers   shard.stage(rows) ─▶ SegmentMeta         not visible yet
+    workers   shard.stage(rows) ─▶ SegmentMeta       not visible yet
     driver    store.commit(Commit)                   one atomic step; fenced: the previous epoch must be the latest
-    driver    store.note_reached(epoch, target)        after one of several targets holds its staged output
-    driver    store.note_published(epoch)              after the last target holds its output
+    driver    store.mark_delivered(epoch, target)    after one of several targets holds its staged output
+    driver    store.mark_published(epoch)            after the last target holds its output
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class StateStore(Protocol):
         """Return the recorded runs, oldest first; empty if the history is damaged. Raises StateError."""
         ...
 
-    def note_run(self, run: Run) -> None:
+    def save_run(self, run: Run) -> None:
         """Add a run to the history, or replace its entry. Raises SlackwaterError."""
         ...
 
@@ -304,15 +304,15 @@ class StateStore(Protocol):
         """Return the last epoch whose output reached all targets, -1 for none."""
         ...
 
-    def note_published(self, epoch: int) -> None:
+    def mark_published(self, epoch: int) -> None:
         """Record that all targets hold this epoch."""
         ...
 
-    def reached_targets(self) -> frozenset[str]:
+    def delivered_targets(self) -> frozenset[str]:
         """Return the targets that are recorded to hold the latest commit."""
         ...
 
-    def note_reached(self, epoch: int, target: str) -> None:
+    def mark_delivered(self, epoch: int, target: str) -> None:
         """Record that one of several targets holds this epoch, the latest, so that it is not written there again."""
         ...
 

@@ -1,7 +1,7 @@
 """The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
 
-    start, with the lock held     ──▶ note_run(run)              no end yet: it runs, or it was killed
-    end, before the lock is freed ──▶ note_run(run with its end) replaces the entry above
+    start, with the lock held     ──▶ save_run(run)              no end yet: it runs, or it was killed
+    end, before the lock is freed ──▶ save_run(run with its end) replaces the entry above
 
 Nothing depends on the history: a damaged one counts as empty, and a run continues if its entry cannot be written.
 """

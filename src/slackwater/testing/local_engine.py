@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.capacity import ANYTHING, ValueLimits
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
@@ -233,7 +233,7 @@ def _activity(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Sourc
 @singledispatch
 def prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     """Return rows of a source in the form that `operator.ingest` takes. On Spark, `spark.shard_columns` does this in SQL."""
-    unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
+    raise_unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
 
 
 @prepare_rows.register(WindowOperator)
@@ -244,7 +244,7 @@ def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | N
 @singledispatch
 def as_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Cast the columns that the SQL of an epoch selected to the types that the step was bound with."""
-    unregistered(operator, "slackwater.testing.local_engine.as_declared")
+    raise_unregistered(operator, "slackwater.testing.local_engine.as_declared")
 
 
 @as_declared.register(WindowOperator)
@@ -261,7 +261,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Return selected columns (`spark.shard_columns`) in the form that `operator.ingest` takes: windows lift their rows."""
-    unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
+    raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 
 @lift_inputs.register(IntervalJoinOperator)
@@ -338,7 +338,7 @@ def lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.Data
 
     Windows lift each row into accumulators and drop rows without a usable gap.
     """
-    unregistered(operator, "slackwater.testing.local_engine.lift_letters")
+    raise_unregistered(operator, "slackwater.testing.local_engine.lift_letters")
 
 
 @lift_letters.register(WindowOperator)

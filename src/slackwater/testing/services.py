@@ -117,7 +117,9 @@ class Kafka:
 
     @classmethod
     def _create(cls, directory: Path) -> Kafka:
-        classpath = ":".join(map(str, packages.module_tree("org.apache.kafka", "kafka_2.13", KAFKA_VERSION)))
+        classpath = ":".join(
+            map(str, packages.fetch_with_dependencies("org.apache.kafka", "kafka_2.13", KAFKA_VERSION))
+        )
         port, controller = free_port(), free_port()
         settings = {
             "process.roles": "broker,controller",

@@ -18,8 +18,8 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, in_sorted
-from slackwater.core.dispatch import unregistered
+from slackwater.core.arrays import distinct_values, is_in_sorted
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_of_each, mark_emitted
 from slackwater.windows.key_order import sorted_by_key
@@ -63,13 +63,13 @@ def touched_ranges(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
     Limits are window starts in µs, inclusive. `rows` has the columns that `correct_windows` expects. The ranges of a
     key are disjoint.
     """
-    unregistered(logic, "slackwater.windows.late_corrections.touched_ranges")
+    raise_unregistered(logic, "slackwater.windows.late_corrections.touched_ranges")
 
 
 @singledispatch
 def touched_units(logic: WindowLogic, rows: pl.DataFrame) -> Int64s:
     """Return the state units that these rows may touch, sorted and unique."""
-    unregistered(logic, "slackwater.windows.late_corrections.touched_units")
+    raise_unregistered(logic, "slackwater.windows.late_corrections.touched_units")
 
 
 @singledispatch
@@ -86,7 +86,7 @@ def correct_windows(
         watermark: The committed watermark in µs.
         lost: Why the stored accumulators cannot be merged with other rows; None if they can.
     """
-    unregistered(logic, "slackwater.windows.late_corrections.correct_windows")
+    raise_unregistered(logic, "slackwater.windows.late_corrections.correct_windows")
 
 
 # -- tumbling and hopping windows ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _(
     revived = revived.filter(~_may_be_cut(logic))
     ingested = sessions.ingest_sessions(retaining, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
-    settled = pl.Series(in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
+    settled = pl.Series(is_in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
     # sessions that no row touched exist only in the target, and stay as they are
     same = ["__kh", *logic.key_names, "__start", "__last", "__rev"]
@@ -198,7 +198,7 @@ def _(
     staying = final.filter(~gone)
     floor = ["__kh", *logic.key_names, "__last"]
     moved = revived.join(idle, on=same, how="anti", nulls_equal=True)
-    past = past.filter(pl.Series(in_sorted(past["__h"].to_numpy(), distinct_values(ingested["__h"].to_numpy()))))
+    past = past.filter(pl.Series(is_in_sorted(past["__h"].to_numpy(), distinct_values(ingested["__h"].to_numpy()))))
     past = past.join(moved, on=floor, how="anti", nulls_equal=True)
     past = pl.concat([past, idle, final.filter(gone)])
     after = _with_floors(
@@ -206,9 +206,11 @@ def _(
     )
     after = _drop_gone(logic, after, watermark)
     unit = distinct_values(ingested["__h"].to_numpy())
-    before = state.filter(pl.Series(in_sorted(state["__h"].to_numpy(), unit)))
+    before = state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), unit)))
     had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
-    emptied = before.filter(~pl.Series(in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy()))))
+    emptied = before.filter(
+        ~pl.Series(is_in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy())))
+    )
     dead = emptied.unique("__h", keep="first").with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
     changed = pl.concat([after, dead.select(logic.state_schema.keys())]).sort("__h", maintain_order=True)
     upserts = done.rows.with_columns((pl.col("__end") + logic.allowed_us).alias("__final"))
@@ -219,7 +221,7 @@ def _(
 def _drop_gone(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Drop sessions that have expired as fragments. As in any epoch, their fragments are merged first."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
-    visited = pl.Series(in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
+    visited = pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 

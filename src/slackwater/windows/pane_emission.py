@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, in_sorted
+from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.pane_revisions import pane_notes, with_notes
@@ -132,7 +132,7 @@ def _record_emissions(
 ) -> pl.DataFrame:
     """Return the new rows of units with DIRTY panes; a pane stays DIRTY while one of its windows has not been emitted."""
     hashes = panes["__h"].to_numpy()
-    units = panes.filter(pl.Series(in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
+    units = panes.filter(pl.Series(is_in_sorted(hashes, distinct_values(hashes[panes["__kind"].to_numpy() == DIRTY]))))
     pane, dirty = units["__start"].to_numpy(), units["__kind"].to_numpy() == DIRTY
     first, closed = first_window(logic, pane), last_closed(logic, watermark)
     waits = logic.updates and not early

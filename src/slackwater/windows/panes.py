@@ -27,7 +27,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, in_sorted
+from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.windows.key_order import order_by_unit
@@ -179,7 +179,7 @@ def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, wate
     total = int(n.sum())
     merged = _merge(logic, fresh, state, watermark)
     existing_units = distinct_values(state["__h"].to_numpy())
-    is_new = ~in_sorted(merged["__h"].to_numpy(), existing_units)
+    is_new = ~is_in_sorted(merged["__h"].to_numpy(), existing_units)
     starts, counts = np.unique(merged["__start"].to_numpy()[is_new], return_counts=True)
     return IngestResult(
         state=merged,

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, in_sorted
+from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import (
     Bools,
@@ -48,7 +48,7 @@ def emit_sessions(
     if early:
         unsettled |= (kind == WHOLE) & (due > watermark)
     visits = distinct_values(units["__h"].to_numpy()[unsettled])
-    settling = in_sorted(units["__h"].to_numpy(), visits)
+    settling = is_in_sorted(units["__h"].to_numpy(), visits)
     closing = (kind == WHOLE) & (due > since) & (due <= watermark) & ~settling
     direct = units if closing.all() else units[np.flatnonzero(closing)]
     whole = (kind == WHOLE) | (kind == EMITTED)

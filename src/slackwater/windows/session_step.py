@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct_values, in_sorted, run_starts
+from slackwater.core.arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, is_gone, mark_emitted
 from slackwater.windows.key_order import order_by_key
@@ -144,7 +144,7 @@ class SessionInput:
         unit = self.hashes[self.intervals.heads[:-1]]
         if touched.all() or len(run_starts(unit)) == len(unit):
             return touched
-        return in_sorted(unit, distinct_values(unit[touched]))
+        return is_in_sorted(unit, distinct_values(unit[touched]))
 
     def still_emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
         """Return a mask of the intervals that the target still holds unchanged, once they are part of these fragments."""

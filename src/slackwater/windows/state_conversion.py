@@ -24,7 +24,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import panes
 from slackwater.windows.intervals import (
@@ -57,7 +57,7 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
 @singledispatch
 def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Convert the unexpired state rows to the new window."""
-    unregistered(logic, "slackwater.windows.state_conversion.convert_state")
+    raise_unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
 @_convert_rows.register
@@ -79,7 +79,7 @@ def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
     """
     lacking = [a for a in logic.aggs if not set(a.accumulators) <= set(rows.columns)]
     former = [a for a in lacking if set(replace(a, is_former=True).accumulators) <= set(rows.columns)]
-    rows = rows.with_columns(c for a in former for c in a.from_former(rows))
+    rows = rows.with_columns(c for a in former for c in a.from_legacy(rows))
     added = [a for a in lacking if a not in former]
     if not added:
         return rows

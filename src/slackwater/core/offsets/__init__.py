@@ -15,7 +15,7 @@ from typing import Any
 
 from slackwater.core.offsets.base import NEEDS_FILE, ChangedFiles, OffsetChange, OffsetLookup, Offsets
 from slackwater.core.offsets.files import FileOffsets
-from slackwater.core.offsets.kafka import ByTopic, KafkaOffsets, by_topic
+from slackwater.core.offsets.kafka import ByTopic, KafkaOffsets, group_by_topic
 from slackwater.core.offsets.tables import TableOffsets
 
 KINDS: tuple[type[Offsets], ...] = (
@@ -47,6 +47,6 @@ __all__ = [
     "OffsetLookup",
     "Offsets",
     "TableOffsets",
-    "by_topic",
+    "group_by_topic",
     "parse_offsets",
 ]

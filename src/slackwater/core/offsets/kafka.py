@@ -19,7 +19,7 @@ _PARTITIONS = 8  # the maximum number of partitions in a description
 _IDS = "#ids"  # in the stored form, next to the topics: no topic has this name
 
 
-def by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
+def group_by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
     """Group values per (topic, partition) by topic, in the form that Spark writes."""
     topics: dict[str, dict[str, V]] = {}
     for (topic, partition), offset in offsets.items():

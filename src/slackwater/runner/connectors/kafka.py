@@ -19,7 +19,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
-from slackwater.core.offsets import KafkaOffsets, by_topic
+from slackwater.core.offsets import KafkaOffsets, group_by_topic
 from slackwater.errors import StartError
 from slackwater.runner.connectors.base import Connector, source_time_zone
 from slackwater.runner.dead_letter_filter import CHUNK, SCHEMA, LetterFilter
@@ -81,7 +81,7 @@ class KafkaConnector(Connector[KafkaConnection]):
                 p: bounds[("earliest", "latest").index(position)]
                 for p, bounds in broker.offset_ranges(partitions).items()
             }
-        return KafkaOffsets(by_topic(offsets), broker.topic_ids(topics))
+        return KafkaOffsets(group_by_topic(offsets), broker.topic_ids(topics))
 
     def question(self, spec: Source) -> Question:
         return partial(backlog.unread_records, KafkaBroker(self.connection), spec)

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import singledispatch
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.buffers import JoinWriter
@@ -30,7 +30,7 @@ StageShard = tuple[int, int]  # number of a stage, shard
 @singledispatch
 def merge_segments(logic: StageLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
     """Merge the piled-up segments of a shard."""
-    unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
+    raise_unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
 
 
 @merge_segments.register

@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, in_sorted, run_starts
+from slackwater.core.arrays import Int64s, is_in_sorted, run_starts
 from slackwater.joins.buffer import OUTLINE, BufferChange, Changes
 from slackwater.joins.logic import HIDDEN, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, bisect_ranges, sort_order
@@ -97,7 +97,7 @@ class FilesBuffers:
     def _is_listed(self, which: int, suffix: str, ids: Int64s) -> NDArray[np.bool_]:
         is_listed = np.zeros(len(ids), dtype=bool)
         for segment in self._segments_of(which, suffix):
-            is_listed |= in_sorted(ids, segment.column("__id"))
+            is_listed |= is_in_sorted(ids, segment.column("__id"))
         return is_listed
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
@@ -124,7 +124,7 @@ class FilesBuffers:
             counts += end - bisect_ranges(run.ts, begin, end, expired, True)
         for segment in self._segments_of(which, "-"):
             evicted = segment.column("__kh")[np.flatnonzero(side.due(segment.column("__ts")) > watermark)]
-            positions, hit = np.searchsorted(hashes, evicted), in_sorted(evicted, hashes)
+            positions, hit = np.searchsorted(hashes, evicted), is_in_sorted(evicted, hashes)
             np.subtract.at(counts, positions[hit], 1)
         return counts
 

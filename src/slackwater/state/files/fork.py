@@ -8,7 +8,7 @@ from typing import Protocol
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED, Storage
-from slackwater.state.fork import forked_commit, name_taken
+from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 ATTEMPTS = 5
@@ -37,7 +37,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
     """Copy a commit to another store, see `StateStore.fork`."""
     to = copy.storage
     if existing := copy.epochs():
-        raise name_taken(to.name, existing[-1], f"in {to.root}")
+        raise name_taken_error(to.name, existing[-1], f"in {to.root}")
     if not store.epochs():
         raise epoch_not_kept(epoch or 0, [], store.storage.root)
     fresh = to.is_fresh() or to.has(FORKING)
@@ -46,7 +46,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
     try:
         if existing := copy.epochs():  # created since the first check
             copied, fresh = [], False
-            raise name_taken(to.name, existing[-1], f"in {to.root}")
+            raise name_taken_error(to.name, existing[-1], f"in {to.root}")
         if to.has(FORKING):  # left by a fork that was killed: no commit references its files
             to.delete([f"{folder}/{file}" for folder in NAMED for file in to.sizes(folder)])
             to.delete([FORKING])

@@ -110,7 +110,7 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
 
-def note_reached(marker: MarkerFile, epoch: int, target: str) -> None:
+def mark_delivered(marker: MarkerFile, epoch: int, target: str) -> None:
     """Record that a target holds an epoch, in addition to those already recorded. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(marker, epoch, held=True), target})})
     marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
@@ -130,6 +130,6 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     return parse_runs((content or b"").decode(errors="replace").splitlines())
 
 
-def note_run(marker: MarkerFile, run: Run) -> None:
+def save_run(marker: MarkerFile, run: Run) -> None:
     """Add a run to the history, or replace its entry. Raises EpochError, StateError."""
     marker.write(encode_runs(with_run(read_runs(marker, held=True), run)).encode())

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct_values, in_sorted, run_starts
+from slackwater.core.arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
@@ -127,7 +127,7 @@ class SegmentReader:
             for newer in self.segments[age + 1 :]:
                 if not len(begin):
                     break
-                newest = ~in_sorted(segment.columns.h[begin], newer.columns.h)
+                newest = ~is_in_sorted(segment.columns.h[begin], newer.columns.h)
                 begin, end = begin[newest], end[newest]
             if len(begin):
                 frames.append(segment.rows(expand_ranges(begin, end)))
@@ -155,7 +155,7 @@ class SegmentReader:
             if 4 * len(seen) < len(c.h):  # few new units over many old ones
                 shown[expand_ranges(*self._hits(segment, seen))] = False
             elif len(seen):
-                shown &= ~in_sorted(c.h, seen)
+                shown &= ~is_in_sorted(c.h, seen)
             rows = np.flatnonzero(shown)
             frame = pl.DataFrame(
                 dict(zip(OUTLINE, (c.h, c.kind, c.start, c.due), strict=True)), schema=frames[0].schema
@@ -282,7 +282,7 @@ def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):
         hashes = frame["__h"].to_numpy()
-        visible.append(frame.filter(pl.Series(~in_sorted(hashes, seen))) if len(seen) else frame)
+        visible.append(frame.filter(pl.Series(~is_in_sorted(hashes, seen))) if len(seen) else frame)
         seen = distinct_values(np.concatenate([seen, hashes]))
     return visible[::-1]
 

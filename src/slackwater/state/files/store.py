@@ -196,9 +196,9 @@ class FilesStore:
     def runs(self) -> tuple[Run, ...]:
         return publish_markers.read_runs(publish_markers.MarkerFile(self.storage, publish_markers.RUNS))
 
-    def note_run(self, run: Run) -> None:
+    def save_run(self, run: Run) -> None:
         self._confirm("note how this run goes")
-        publish_markers.note_run(self._runs, run)
+        publish_markers.save_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return self._snapshots.peek(epoch)
@@ -258,7 +258,7 @@ class FilesStore:
         """Begin a state with this commit, of any epoch, whose files exist. Call it after an `open` that returned None."""
         self._verify(commit)
         self._put(commit)
-        self.note_published(commit.epoch)
+        self.mark_published(commit.epoch)
 
     def _put(self, commit: Commit) -> None:
         self._confirm(f"commit epoch {commit.epoch}")
@@ -280,16 +280,16 @@ class FilesStore:
     def published_epoch(self) -> int:
         return publish_markers.read_marker(self._published, held=self._lock is not None)
 
-    def note_published(self, epoch: int) -> None:
+    def mark_published(self, epoch: int) -> None:
         self._confirm(f"note that epoch {epoch} is published")
         publish_markers.write_marker(self._published, epoch)
 
-    def reached_targets(self) -> frozenset[str]:
+    def delivered_targets(self) -> frozenset[str]:
         return publish_markers.delivered_targets(self._reached, self._latest, held=self._lock is not None)
 
-    def note_reached(self, epoch: int, target: str) -> None:
+    def mark_delivered(self, epoch: int, target: str) -> None:
         self._confirm(f'note what target "{target}" has')
-        publish_markers.note_reached(self._reached, epoch, target)
+        publish_markers.mark_delivered(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import singledispatch
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
@@ -16,7 +16,7 @@ from slackwater.windows.state_rows import KeyedState
 @singledispatch
 def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
     """Map the columns of a stage's table to their types, without the columns that all state tables have."""
-    unregistered(logic, "slackwater.state.postgres.columns.column_types")
+    raise_unregistered(logic, "slackwater.state.postgres.columns.column_types")
 
 
 @column_types.register
@@ -37,7 +37,7 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 @singledispatch
 def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
     """Raise StartError for a column that Postgres cannot store and return unchanged."""
-    unregistered(logic, "slackwater.state.postgres.columns.check_columns")
+    raise_unregistered(logic, "slackwater.state.postgres.columns.check_columns")
 
 
 @check_columns.register

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError
 from slackwater.joins.logic import JoinLogic
@@ -174,7 +174,7 @@ class RowChange:
 
     @singledispatchmethod
     def _run(self, logic: StageLogic, state: StageState) -> Changed:
-        unregistered(logic, "slackwater.state.postgres.commit.RowChange")
+        raise_unregistered(logic, "slackwater.state.postgres.commit.RowChange")
 
     @_run.register
     def _(self, logic: KeyedState, state: StageState) -> Changed:

@@ -15,7 +15,7 @@ import psycopg
 from slackwater.errors import LockHeldError, StateError
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
-from slackwater.state.fork import forked_commit, name_taken
+from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.postgres import client, lock, table_ownership, version_merge
 from slackwater.state.postgres.snapshot import latest_commit, table_exists
 from slackwater.state.postgres.tables import TableNames
@@ -44,7 +44,7 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
     if not table_exists(db, new.pipelines):
         return
     if row := db.execute(f"SELECT epoch FROM {new.pipelines} WHERE pipeline_name = %s", (new.pipeline,)).fetchone():
-        raise name_taken(new.pipeline, row[0], location)
+        raise name_taken_error(new.pipeline, row[0], location)
 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StateError
 from slackwater.joins.logic import JoinLogic
 from slackwater.state import migrations
@@ -79,7 +79,7 @@ class SchemaSetup:
 
     @singledispatchmethod
     def _run(self, logic: StageLogic) -> list[str]:
-        unregistered(logic, "slackwater.state.postgres.schema_setup.SchemaSetup")
+        raise_unregistered(logic, "slackwater.state.postgres.schema_setup.SchemaSetup")
 
     @_run.register
     def _(self, logic: KeyedState) -> list[str]:

@@ -156,7 +156,7 @@ class PostgresStore:
         return runs.read_runs(self._url, self.tables, self._location)
 
     @report_database_errors
-    def note_run(self, run: Run) -> None:
+    def save_run(self, run: Run) -> None:
         runs.write_run(self._db, self.tables, run)
 
     @property
@@ -347,7 +347,7 @@ class PostgresStore:
     def published_epoch(self) -> int:
         return self._published
 
-    def note_published(self, epoch: int) -> None:
+    def mark_published(self, epoch: int) -> None:
         if epoch <= self._published:
             return
         try:
@@ -370,10 +370,10 @@ class PostgresStore:
             )
         self._published = epoch
 
-    def reached_targets(self) -> frozenset[str]:
+    def delivered_targets(self) -> frozenset[str]:
         return self._reached
 
-    def note_reached(self, epoch: int, target: str) -> None:
+    def mark_delivered(self, epoch: int, target: str) -> None:
         self._reached |= {target}
         try:
             self._db.execute(

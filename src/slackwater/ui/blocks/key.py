@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.dispatch import unregistered
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.compare_stage import kind_name
 from slackwater.evolution.operator_from_state import restore_window
@@ -113,7 +113,7 @@ def build_key(
 @singledispatch
 def _session_cap_us(operator: Operator) -> int | None:
     """Return the cap of sessions in µs; None if the windows are not sessions."""
-    unregistered(operator, "slackwater.ui.blocks.key")
+    raise_unregistered(operator, "slackwater.ui.blocks.key")
 
 
 @_session_cap_us.register

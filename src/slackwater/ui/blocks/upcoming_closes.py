@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import Int64s, distinct_values, in_sorted
-from slackwater.core.dispatch import unregistered
+from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted
+from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import mix
 from slackwater.core.humanize import plural
 from slackwater.evolution.operator_from_state import restore_operator
@@ -97,7 +97,7 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 @singledispatch
 def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
     """Return the noun of what closes, the closing times in any order, and the count at each time."""
-    unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
+    raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
 
 
 @_closing_times.register
@@ -120,7 +120,7 @@ def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64
         fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
         whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark)
         if len(fragments):
-            whole &= ~in_sorted(h, fragments)
+            whole &= ~is_in_sorted(h, fragments)
         close_times.append(due[whole])
         for hashes in _chunks(fragments):
             close_times.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
@@ -173,7 +173,7 @@ def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[Closin
 
 @singledispatch
 def _closing_keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
-    unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
+    raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
 @_closing_keys.register(WindowOperator)
@@ -201,7 +201,7 @@ def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
     """Yield hashes of the state units that may hold the first windows of a bin. Units of one window come together."""
-    unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
+    raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 
 @_candidate_hashes.register
@@ -225,7 +225,7 @@ def _(
     h, kind, _, due = (rows[c].to_numpy() for c in rows.columns)
     fragments = distinct_values(h[(kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)])
     whole = ((kind == WHOLE) | (kind == EMITTED)) & (due > watermark) & (due >= low) & (due < high)
-    chosen = np.flatnonzero(whole & ~in_sorted(h, fragments))
+    chosen = np.flatnonzero(whole & ~is_in_sorted(h, fragments))
     chosen = chosen[np.argsort(due[chosen], kind="stable")][:KEYS]
     yield distinct_values(h[chosen])
     yield from _chunks(fragments)

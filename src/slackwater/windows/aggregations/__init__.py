@@ -106,7 +106,7 @@ class Agg:
         problem = kind.problem()
         if problem is not None:
             raise StartError(f'aggregation "{self.name}": {problem}')
-        if self.is_former and (previous := kind.previous_form()) is not None:
+        if self.is_former and (previous := kind.legacy_form()) is not None:
             kind = previous
         object.__setattr__(self, "kind", kind)
 
@@ -162,9 +162,9 @@ class Agg:
         former = replace(self, is_former=True)
         return former if former.fingerprint() == fingerprint else self
 
-    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+    def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         """Convert accumulators stored by earlier versions."""
-        return self.kind.from_former(rows)
+        return self.kind.from_legacy(rows)
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
         """Return the accumulators of individual rows: expressions over a frame with the input columns, or series."""

@@ -84,17 +84,17 @@ class FloatTotal(SumKind):
         values = [round_to_double(t / k) for t, k in zip(self.total.fractions(some), some[self.part("n")], strict=True)]
         return averages.scatter(beyond.arg_true(), values)
 
-    def previous_form(self) -> AggregationKind:
-        return FormerFloatTotal(self.spec, self.columns, self.keys)
+    def legacy_form(self) -> AggregationKind:
+        return LegacyFloatTotal(self.spec, self.columns, self.keys)
 
-    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+    def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         return [rows[self.part("n")], *self.total.from_values(rows[self.part("sum")])]
 
     def details(self) -> list[str]:
         return ["lossless"]
 
 
-class FormerFloatTotal(SumKind):
+class LegacyFloatTotal(SumKind):
     """sum or avg in states of earlier versions: `n`, and a sum that was rounded at every addition."""
 
     @property
@@ -196,10 +196,10 @@ class Moments(_Moments):
         )  # the variance itself may exceed the largest double
         return round_to_double(Fraction(scaled) * Fraction(2) ** half)
 
-    def previous_form(self) -> AggregationKind:
-        return FormerMoments(self.spec, self.columns, self.keys)
+    def legacy_form(self) -> AggregationKind:
+        return LegacyMoments(self.spec, self.columns, self.keys)
 
-    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+    def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         """Convert to totals with the same variance: n * mean, and m2 + n * mean²."""
         n, mean, m2 = (rows[self.part(part)] for part in ("n", "mean", "m2"))
         square, total = pl.DataFrame(self.squares.from_squares(mean)), self.squares
@@ -210,7 +210,7 @@ class Moments(_Moments):
         return ["lossless"]
 
 
-class FormerMoments(_Moments):
+class LegacyMoments(_Moments):
     """var or stddev in states of earlier versions: `n`, `mean` (NULL without values), and `m2`, the sum of squared
     deviations.
     """

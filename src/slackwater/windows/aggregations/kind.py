@@ -159,12 +159,12 @@ class AggregationKind(ABC):
         """Return a mask of the groups whose result overflows its type; None if there are none."""
         return None
 
-    def previous_form(self) -> AggregationKind | None:
+    def legacy_form(self) -> AggregationKind | None:
         """Return this aggregation as earlier versions stored it; None if its accumulators have not changed."""
         return None
 
-    def from_former(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
-        """Convert accumulators stored in the `previous_form`."""
+    def from_legacy(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
+        """Convert accumulators stored in the `legacy_form`."""
         raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
