@@ -1,4 +1,4 @@
-"""Every command and example of docs/state.md, in its order, with the state in files and in Postgres."""
+"""Every command and example of the pages on the state, in order, with the state in files and in Postgres."""
 
 from __future__ import annotations
 
@@ -22,7 +22,19 @@ from tests.support.effort import long, some
 from tests.support.pages import ROOT, block
 
 pytestmark = pytest.mark.spark
-PAGE = "docs/state.md"
+PAGES = (
+    "docs/state/query.md",
+    "docs/state/serve.md",
+    "docs/state/change.md",
+    "docs/state/start-over.md",
+    "docs/state/verify.md",
+    "docs/state/size.md",
+    "docs/state/format.md",
+    "docs/state/rename.md",
+    "docs/state/offsets.md",
+    "docs/diff.md",
+    "docs/backfill.md",
+)
 IN_FILES = '[state_store]\nkind = "files"\npath = "state"\n'
 IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
 
@@ -52,9 +64,9 @@ def events(name: str, first: int, last: int) -> None:
 
 
 def commands() -> list[list[str]]:
-    """What the page lets one type, one command after the other."""
-    page = (ROOT / PAGE).read_text()
-    blocks = re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    """Return the commands of the pages, one after the other."""
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
+    blocks = re.findall(r"^```console\n(.*?)^```$", pages, re.DOTALL | re.MULTILINE)
     return [
         shlex.split(line[2:].split("  #")[0]) for text in blocks for line in text.splitlines() if line.startswith("$ ")
     ]
@@ -133,6 +145,6 @@ def test_the_page_in_python(where: str, monkeypatch: pytest.MonkeyPatch) -> None
     events("0.jsonl", 0, 9)
     assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
     known: dict[str, Any] = {}
-    exec(compile(block("python", page=PAGE), PAGE, "exec"), known)
+    exec(compile(block("python", page=PAGES[0]), PAGES[0], "exec"), known)
     for name in ("one", "some", "busy", "before"):
         assert known[name]["clicks"].to_list() == [9], name

@@ -18,7 +18,7 @@ from tests.support.pages import block
 from tests.support.tables import FORMATS, row
 
 pytestmark = pytest.mark.spark
-PAGE = "docs/sources.md"
+PAGE = "docs/sources/tables.md"
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 
 

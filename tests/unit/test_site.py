@@ -237,7 +237,7 @@ def test_what_errors_and_keys_name_is_there() -> None:
     """Places that the code names lead somewhere."""
     named = set[tuple[str, str]]()
     for path in (ROOT / "src").rglob("*.py"):
-        named |= set(re.findall(r"docs/([\w-]+\.md)#([\w-]+)", path.read_text()))
+        named |= set(re.findall(r"docs/([\w/-]+\.md)#([\w-]+)", path.read_text()))
     assert named
     for page, anchor in named:
         assert anchor in anchors((DOCS / page).read_text()), f"docs/{page}#{anchor}"

@@ -36,7 +36,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A backfill cannot be made so",
         START,
         "The range, the source or the target of a backfill does not allow it. Nothing was written.",
-        "See [backfill](state.md#backfill-the-same-pipeline-over-history).",
+        "See [backfill](backfill.md).",
         (
             "backfill",
             "is not before --to",
@@ -49,14 +49,14 @@ FAMILIES: Sequence[MessageFamily] = (
         "A batch cannot be made of this DataFrame",
         START,
         "`sw.batch` takes batch DataFrames of a classic Spark session.",
-        "Run a streaming DataFrame as a pipeline: [the same windows over a batch](state.md#the-same-windows-over-a-batch).",
+        "Run a streaming DataFrame as a pipeline: [the same windows over a batch](batch.md).",
         ("streaming DataFrame, expected", "Spark Connect"),
     ),
     MessageFamily(
         "A condition cannot be asked",
         START,
         "What `--where` (`where=`) holds is not one of the conditions that may be asked of a state, or takes too long.",
-        "See [looking](state.md#looking) for what it may hold.",
+        "See [looking](state/query.md) for what it may hold.",
         ("^where: ",),
     ),
     MessageFamily(

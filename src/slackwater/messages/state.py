@@ -42,7 +42,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("StateError", "StartError"),
         "What is in the state does not mean what the config means now: another window, other keys, other columns. It was not touched.",
         "`slackwater plan FILE` compares both, difference by difference. Change the config back, or start over with `--rebuild`, "
-        "which puts the state aside: [what may change](state.md#changing-a-pipeline).",
+        "which puts the state aside: [what may change](state/change.md).",
         (
             "was written for another",
             "does not describe its window",
@@ -99,7 +99,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
         "was emptied or restored. Going on would lose or double rows.",
-        "Choose one of the ways that the line names: [a state restored from a copy](state.md#a-state-restored-from-a-copy).",
+        "Choose one of the ways that the line names: [a state restored from a copy](state/restore.md).",
         ("the state and what it wrote do not fit",),
     ),
     MessageFamily(
@@ -115,7 +115,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "
         "everything a second time.",
-        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [another name](state.md#another-name).',
+        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [another name](state/rename.md#rename-a-pipeline).',
         ("Was it renamed", "which belongs to the name of the pipeline"),
     ),
     MessageFamily(
@@ -124,7 +124,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "
         "not sound is not gone on with.",
         "Restore what the line names from a copy. `slackwater state verify` says of all of it whether it is sound; "
-        "[starting over](state.md#starting-over) reads the sources again.",
+        "[starting over](state/start-over.md) reads the sources again.",
         (
             "damaged",
             "is missing",
@@ -138,7 +138,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("StateError", "StartError", "EpochError"),
         "The bucket that holds the state does not exist, does not let this process in, or could not be reached for a minute. What was "
         "committed stays, and a commit whose answer was lost is found by the next start.",
-        "Do what the line says, and start again: [in an object store](state.md#in-an-object-store).",
+        "Do what the line says, and start again: [in an object store](state/object-store.md).",
         (
             "there is no bucket",
             "no credentials were found",

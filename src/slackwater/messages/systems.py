@@ -18,7 +18,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Offsets that cannot be gone on at",
         START,
         "Offsets that were given for a source are not of a form, a partition or a place that it has. Nothing was committed.",
-        "See [other offsets](state.md#other-offsets).",
+        "See [other offsets](state/offsets.md).",
         (
             "--offsets",
             "expected an offset",
@@ -114,7 +114,7 @@ FAMILIES: Sequence[MessageFamily] = (
         START,
         "The Kafka client does not accept one of the `options` of the connection. The line names the setting. No broker was asked.",
         "Correct or remove the setting. Slackwater's own client (librdkafka) knows `sasl.username`, `sasl.password` and `ssl.ca.location` "
-        "where Java has other names: [Kafka](sources.md#kafka).",
+        "where Java has other names: [Kafka](sources/kafka.md).",
         ("a setting is refused",),
     ),
     MessageFamily(
@@ -122,7 +122,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("EpochError",),
         "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",
         'Begin with its first record by `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "skip"`: '
-        "[Kafka](sources.md#kafka).",
+        "[Kafka](sources/kafka.md).",
         ("are of the deleted one",),
     ),
     MessageFamily(
@@ -131,7 +131,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A table that is a source cannot be read from where the state stands: a version takes rows away or rewrites them, one that is "
         "needed is gone with its log, its snapshot or its files, or another table is in its place. Everything before it is committed.",
         "Restore what is gone, pass such versions over by `on_rewrite`, or say where to go on with `slackwater state reset`: "
-        "[Delta and Iceberg tables](sources.md#delta-and-iceberg-tables).",
+        "[Delta and Iceberg tables](sources/tables.md).",
         (
             "that were read cannot be removed again",
             "rows would be lost",
@@ -151,7 +151,7 @@ FAMILIES: Sequence[MessageFamily] = (
         (*START, "EpochError"),
         "A table that is a source has other columns than the run began with, or the state was first read with. Nothing of them was read.",
         'For new columns set `schema_changes`: `"add"` takes them, `"ignore"` goes on without; restore others: '
-        "[Delta and Iceberg tables](sources.md#new-columns).",
+        "[Delta and Iceberg tables](sources/new-columns.md).",
         ("its columns changed with", "columns are new with", "did not find columns that came"),
     ),
     MessageFamily(
@@ -159,7 +159,7 @@ FAMILIES: Sequence[MessageFamily] = (
         START,
         "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes next to its data, features or types "
         "that such a reader does not know, files of another format.",
-        "Rewrite its files without them, begin behind them, or read another table: [what is read](sources.md#delta-and-iceberg-tables).",
+        "Rewrite its files without them, begin behind them, or read another table: [what is read](sources/tables.md).",
         ("needs readers that know", "reader of Parquet", "holds files of the format", "which is binary"),
     ),
     MessageFamily(

@@ -107,11 +107,11 @@ def test_a_gap_and_an_event_time_by_sql_look_at_their_row_alone(expression: str,
 
 def test_every_pipeline_of_the_pages_is_right() -> None:
     names = re.findall(
-        r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+        r"\$\{(\w+)\}", "".join(p.read_text() for p in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
     )
     env = dict.fromkeys(names, "postgresql://h/d")
     seen = 0
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         for text in re.findall(r"^```toml\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE):
             if "[target]" in text and re.search(r"^name = ", text, re.MULTILINE) and 'agg = "shop:' not in text:
                 assert sql_check.check_sql(toml.loads(text, page.name, env)).problems == [], page.name
