@@ -194,15 +194,15 @@ def recreate(url: str, table: str) -> None:
 def test_the_marker_of_a_table_that_was_created_again_does_not_count(url: str) -> None:
     target = opened(url)
     target.publish(3, frame(row(1)))
-    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 3  # type: ignore[union-attr]
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("ALTER TABLE out ADD COLUMN mine int")
         db.execute("VACUUM FULL out")
-    assert target.read_mark("").epoch == 3, "a table that was rewritten is the same"  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 3, "a table that was rewritten is the same"  # type: ignore[union-attr]
     recreate(url, "out")
-    assert target.read_mark("") is None
+    assert target.read_marker("") is None
     target.publish(4, frame(row(2)))
-    assert target.read_mark("").epoch == 4  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 4  # type: ignore[union-attr]
     target.close()
 
 
@@ -212,7 +212,7 @@ def test_the_markers_of_a_restored_database_count(url: str) -> None:
     target.publish(3, frame(row(1)))
     recreate(url, "out")
     recreate(url, "slackwater_targets")
-    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 3  # type: ignore[union-attr]
     target.close()
 
 
@@ -223,11 +223,11 @@ def test_markers_of_an_earlier_version_count(url: str) -> None:
         db.execute(
             "ALTER TABLE slackwater_targets DROP COLUMN table_oid, DROP COLUMN marker_oid, DROP COLUMN commit_id"
         )
-    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 3  # type: ignore[union-attr]
     target.close()
     target = opened(url)
-    assert target.read_mark("").epoch == 3  # type: ignore[union-attr]
+    assert target.read_marker("").epoch == 3  # type: ignore[union-attr]
     target.publish(4, frame(row(2)))
     recreate(url, "out")
-    assert target.read_mark("") is None
+    assert target.read_marker("") is None
     target.close()

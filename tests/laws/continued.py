@@ -32,7 +32,7 @@ from slackwater.engine.stage import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.evolution.difference import REBUILD
 from slackwater.query.result_readers import result_reader
-from slackwater.runner import previous_name, previous_output, target_marks
+from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import store_of, targets_of
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
@@ -73,7 +73,7 @@ class Start(LocalPipeline):
                 latest = store.open()
             stored = latest
             if latest is not None:
-                latest, _ = target_marks.settle_marks(pipeline, store, latest, choice)
+                latest, _ = target_markers.resolve_mismatches(pipeline, store, latest, choice)
             elif not self._rebuild:
                 if (
                     choice != previous_output.KEEP
@@ -84,7 +84,7 @@ class Start(LocalPipeline):
             if latest is None and choice == previous_output.ASIDE:
                 previous_output.put_aside(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
-            found_marks = target_marks.unnamed_marks(pipeline, latest)
+            held_markers = target_markers.read_unrecorded_markers(pipeline, latest)
             self._targets = targets_of(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
             for target in self._targets.values():
                 target.open()
@@ -102,7 +102,7 @@ class Start(LocalPipeline):
                 for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
             ]
             hooks = Callbacks(lambda: self.now_us, faults=self._faults)
-            self._driver = Driver(pipeline, stages, store, self._targets, hooks, found_marks=found_marks)
+            self._driver = Driver(pipeline, stages, store, self._targets, hooks, held_markers=held_markers)
             self._driver.start(latest, self.shards, {}, state_id, branches=latest is not stored)
         except BaseException:
             store.close()

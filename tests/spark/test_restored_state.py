@@ -152,7 +152,7 @@ def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monk
     assert one.rows() == one.expected
 
 
-def unmarked(commit: Any, targets: Any, letters_to: Any, found_marks: Any = None) -> Any:
+def unmarked(commit: Any, targets: Any, letters_to: Any, held_markers: Any = None) -> Any:
     return commit.model_copy(update={"targets": targets, "letters_to": letters_to})
 
 

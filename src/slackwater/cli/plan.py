@@ -15,7 +15,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyChange
-from slackwater.runner import previous_name, previous_output, target_marks
+from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import store_of
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_changes import with_tables
@@ -75,8 +75,8 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
         commit = snapshot.commit
         comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
         comparison = with_tables(comparison, pipeline, commit)
-        wrong, _, unread = target_marks.find_mismatches(target_pipeline, commit, snapshot.missing)
-        refused = [_damage_text(snapshot), target_marks.refuse_mismatches(target_pipeline, commit, wrong)]
+        wrong, _, unread = target_markers.find_mismatches(target_pipeline, commit, snapshot.missing)
+        refused = [_damage_text(snapshot), target_markers.mismatch_error(target_pipeline, commit, wrong)]
         if target_pipeline is not pipeline and snapshot.missing:
             refused.append(pending_epoch_error(commit.pipeline, commit.epoch))
         pending_reason = "; ".join(str(why) for why in (comparison.waits, *refused) if why) or None

@@ -30,7 +30,7 @@ from slackwater.operators.base import ShardTask
 from slackwater.operators.dry_run import DryRunShard
 from slackwater.operators.reports import EmitReport
 from slackwater.sources.base import Batch, ReplayRecord
-from slackwater.state.commit import Commit, TargetMark
+from slackwater.state.commit import Commit, TargetMarker
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import TargetWriter
 from slackwater.watermark import SourceClock, advance_clock
@@ -54,12 +54,12 @@ class Driver:
         hooks: Callbacks,
         letters: TargetWriter | None = None,
         unavailable: Mapping[str, StartError] | None = None,
-        found_marks: Mapping[str, TargetMark | None] | None = None,
+        held_markers: Mapping[str, TargetMarker | None] | None = None,
     ) -> None:
         # configuration
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         bindings = bind_targets(pipeline, {s.name: s.operator for s in stages}, targets)
-        self.publishing = Publisher(pipeline, bindings, store, letters, hooks, unavailable or {}, found_marks or {})
+        self.publishing = Publisher(pipeline, bindings, store, letters, hooks, unavailable or {}, held_markers or {})
         held = value_limits_of(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [

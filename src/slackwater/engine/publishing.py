@@ -23,7 +23,7 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import added_columns, destinations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
-from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMark
+from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMarker
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
 from slackwater.targets.base import TargetWriter
 
@@ -66,7 +66,7 @@ class Publisher:
 
     `unavailable`: targets that could not be opened, with the error.
 
-    `found_marks`: see `destinations.with_targets`.
+    `held_markers`: see `destinations.with_targets`.
     """
 
     pipeline: Pipeline
@@ -75,7 +75,7 @@ class Publisher:
     letters: TargetWriter | None
     hooks: Callbacks
     unavailable: Mapping[str, StartError] = field(default_factory=dict)
-    found_marks: Mapping[str, TargetMark | None] = field(default_factory=dict)
+    held_markers: Mapping[str, TargetMarker | None] = field(default_factory=dict)
 
     @property
     def stages(self) -> set[str]:
@@ -94,7 +94,7 @@ class Publisher:
         """Add the destinations of its output to the commit; it can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = destinations.letter_location(self.pipeline)
-        return destinations.with_targets(commit, targets, letters, self.found_marks)
+        return destinations.with_targets(commit, targets, letters, self.held_markers)
 
     # -- a start -------------------------------------------------------------------------------------------------
 

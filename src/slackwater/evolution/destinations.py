@@ -10,7 +10,7 @@ from slackwater.config.target import Target
 from slackwater.config.window import Window
 from slackwater.evolution.change_messages import columns_text
 from slackwater.evolution.stage_matching import match_stages
-from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMark
+from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 
 TargetLocation = tuple[str | None, ...]
 
@@ -50,11 +50,11 @@ def with_targets(
     commit: Commit,
     targets: Mapping[str, TargetDestination],
     letters_to: TargetLocation | None,
-    found_marks: Mapping[str, TargetMark | None] | None = None,
+    held_markers: Mapping[str, TargetMarker | None] | None = None,
 ) -> Commit:
-    """Return the commit with these targets, each with the marks that it holds now and after its part of this commit.
+    """Return the commit with these targets, each with the markers that it holds now and after its part of this commit.
 
-    `found_marks`: the marks that the start read, for targets for which the commit has no marks of this writer and
+    `held_markers`: the markers that the start read, for targets for which the commit has no markers of this writer and
     destination. A target with a new writer keeps the former one until it gets rows, since its marker is that of the
     former writer.
     """
@@ -63,26 +63,26 @@ def with_targets(
     updated = commit.model_copy(update={"targets": targets, "letters_to": letters_to})
     parts = {*updated.recipients}
 
-    def next_marks(name: str, marks: tuple[TargetMark, ...]) -> tuple[TargetMark, ...]:
-        return (*marks[-1:], updated.mark) if name in parts else marks[-1:]
+    def next_markers(name: str, markers: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:
+        return (*markers[-1:], updated.marker) if name in parts else markers[-1:]
 
-    def marks_at_start(name: str) -> tuple[TargetMark, ...]:
-        mark = (found_marks or {}).get(name)
-        return () if mark is None else (mark,)
+    def markers_at_start(name: str) -> tuple[TargetMarker, ...]:
+        marker = (held_markers or {}).get(name)
+        return () if marker is None else (marker,)
 
-    def with_marks(name: str, target: TargetDestination) -> TargetDestination:
+    def with_markers(name: str, target: TargetDestination) -> TargetDestination:
         was = earlier.get(name)
         if was is None or was.place != target.place:
-            return target.model_copy(update={"marks": next_marks(name, marks_at_start(name))})
+            return target.model_copy(update={"marks": next_markers(name, markers_at_start(name))})
         if was.writer == target.writer:
-            return target.model_copy(update={"marks": next_marks(name, was.marks)})
+            return target.model_copy(update={"marks": next_markers(name, was.marks)})
         if name in parts:
-            return target.model_copy(update={"marks": next_marks(name, marks_at_start(name))})
+            return target.model_copy(update={"marks": next_markers(name, markers_at_start(name))})
         return target.model_copy(update={"writer": was.writer, "marks": was.marks[-1:]})
 
     update = {
-        "targets": {n: with_marks(n, t) for n, t in targets.items()},
-        "letters_marks": next_marks(LETTERS, commit.letters_marks if same_letters else marks_at_start(LETTERS)),
+        "targets": {n: with_markers(n, t) for n, t in targets.items()},
+        "letters_marks": next_markers(LETTERS, commit.letters_marks if same_letters else markers_at_start(LETTERS)),
     }
     return updated.model_copy(update=update)
 

@@ -14,10 +14,10 @@ from contextlib import suppress
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
-from slackwater.runner import target_marks
+from slackwater.runner import target_markers
 from slackwater.runner.components import store_of
 from slackwater.runner.connectors import connector_for
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
 from slackwater.state.rename import rename_state
@@ -44,7 +44,7 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
         return None
     previous_store = store_of(previous)
     with previous_store.peek() as snapshot:
-        if snapshot is not None and (refused := target_marks.check_marks(previous, snapshot)) is not None:
+        if snapshot is not None and (refused := target_markers.check_markers(previous, snapshot)) is not None:
             raise refused
     commit, aside = rename_state(previous_store, pipeline.name)
     return f"the state of {previous.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
@@ -64,9 +64,9 @@ def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
             f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
             f'Then add formerly = "{other}" to the config. {otherwise}'
         )
-    for mark, target in _results_without_state(pipeline):
+    for marker, target in _results_without_state(pipeline):
         return StateError(
-            f"{name}: there is no state of {name}, and {target} holds its results up to epoch {mark.epoch}: the state was removed or "
+            f"{name}: there is no state of {name}, and {target} holds its results up to epoch {marker.epoch}: the state was removed or "
             "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Restore "
             "the state, or start over with --rebuild. Nothing was changed"
         )
@@ -99,8 +99,8 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
                 break
 
 
-def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str]]:
-    """Yield the marks of an earlier state of this pipeline in targets that upsert.
+def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, str]]:
+    """Yield the markers of an earlier state of this pipeline in targets that upsert.
 
     For targets that only add rows see `previous_output`.
     """
@@ -110,14 +110,14 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMark, str
             connection.kind, target_pipeline.target_stage.transform.window
         ):
             continue
-        target = connector_for(connection).marking_target(
+        target = connector_for(connection).target_with_marker(
             target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
         )
         if target is None:
             continue
         with suppress(StartError):
-            if (mark := target.read_mark("")) is not None:
-                yield mark, target.description
+            if (marker := target.read_marker("")) is not None:
+                yield marker, target.description
 
 
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
@@ -129,7 +129,7 @@ def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
         target = None
         if connection is not None:
-            target = connector_for(connection).marking_target(
+            target = connector_for(connection).target_with_marker(
                 target_pipeline.target, TargetTable(target_pipeline.writer, (), None)
             )
         if target is None:

@@ -25,7 +25,7 @@ from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
 from slackwater.operators.base import Operator
-from slackwater.runner import error_boundary, run_log, target_marks
+from slackwater.runner import error_boundary, run_log, target_markers
 from slackwater.runner.components import (
     letters_of,
     source_of,
@@ -109,17 +109,17 @@ class Runner:
 
         Args:
             latest: the commit to continue from; None for a new state.
-            make_targets: creates the target writers. Marks are only checked exactly for the default.
-            former_output: the choice for targets that do not fit: see `target_marks.settle_marks`.
+            make_targets: creates the target writers. Markers are only checked exactly for the default.
+            former_output: the choice for targets that do not fit: see `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest
         is_exact = make_targets is targets_of
         if latest is not None:
-            latest, lines = target_marks.settle_marks(pipeline, self.store, latest, former_output, is_exact)
+            latest, lines = target_markers.resolve_mismatches(pipeline, self.store, latest, former_output, is_exact)
             for line in lines:
                 notice("warning", line)
-        found_marks = target_marks.unnamed_marks(pipeline, latest) if is_exact else {}
+        held_markers = target_markers.read_unrecorded_markers(pipeline, latest) if is_exact else {}
         spark = self._start_spark()
         if spark is None:
             return None
@@ -159,7 +159,7 @@ class Runner:
         self.reporter.observers.described(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
         letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         open_errors = self._open_targets(targets, letters)
-        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, found_marks)
+        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers)
         if self.stop.is_set():
             return None
         driver.start(latest, shards, schemas, state_id, branches=latest is not stored_commit)

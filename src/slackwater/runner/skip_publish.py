@@ -21,9 +21,9 @@ from slackwater.core.capacity import value_limits_of
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.evolution.target_marks import without_parts
+from slackwater.evolution.target_markers import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
-from slackwater.runner import target_marks
+from slackwater.runner import target_markers
 from slackwater.runner.components import letters_of, set_aside_target, store_of
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
@@ -99,7 +99,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         else:
             location = _write_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
-        # the targets keep their marks: the next start expects these
+        # the targets keep their markers: the next start expects these
         remaining_commit = without_parts(commit, skipped)
         store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
         store.mark_published(epoch)
@@ -128,8 +128,8 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
         if latest is None:
             raise missing_state_error()
         check_pending(pipeline, latest, store.published_epoch(), epoch)
-        mismatches, _, _ = target_marks.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
-        if (refusal := target_marks.refuse_mismatches(pipeline, latest, mismatches)) is not None:
+        mismatches, _, _ = target_markers.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
+        if (refusal := target_markers.mismatch_error(pipeline, latest, mismatches)) is not None:
             raise refusal
         yield store, latest
     finally:

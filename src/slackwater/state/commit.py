@@ -92,7 +92,7 @@ class OutputMeta(CommitModel):
     stage: str = ""
 
 
-class TargetMark(CommitModel):
+class TargetMarker(CommitModel):
     """The marker that a target stores with its rows: the last epoch it holds, and the state and commit that wrote it.
 
     `state` is the commit's `lineage`. `commit` is empty if an earlier version wrote the marker.
@@ -103,7 +103,7 @@ class TargetMark(CommitModel):
     commit: Id = ""
 
 
-Marks = Annotated[tuple[TargetMark, ...], Field(max_length=2)]
+Markers = Annotated[tuple[TargetMarker, ...], Field(max_length=2)]
 
 
 class TargetDestination(CommitModel):
@@ -122,7 +122,7 @@ class TargetDestination(CommitModel):
     place: Annotated[tuple[str | None, ...], Field(max_length=3)]
     columns: tuple[str, ...] | None = None
     upserts: StrictBool | None = None
-    marks: Marks = ()
+    marks: Markers = ()
 
 
 class PartitionRecord(CommitModel):
@@ -268,7 +268,7 @@ class Commit(CommitModel):
     letters: tuple[OutputMeta, ...] = ()
     targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
     letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # destination of dead letters
-    letters_marks: Marks = ()  # see `TargetDestination.marks`
+    letters_marks: Markers = ()  # see `TargetDestination.marks`
     reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS stands for dead letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
@@ -298,9 +298,9 @@ class Commit(CommitModel):
         return self.branch or self.state_id
 
     @property
-    def mark(self) -> TargetMark:
+    def marker(self) -> TargetMarker:
         """Return the marker that a target stores with its rows of this commit."""
-        return TargetMark(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
+        return TargetMarker(state=self.lineage, epoch=self.epoch, commit=self.commit_id)
 
     @property
     def staged(self) -> bool:

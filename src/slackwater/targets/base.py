@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,19 @@ class TargetWriter(Protocol):
     def close(self) -> None: ...
 
 
-class MarkingTarget(Protocol):
+class TargetWithMarker(Protocol):
     """A target that stores a marker with its rows, and can read it without being opened."""
 
     description: str
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """Return the last mark of this writer, whichever state wrote it. None if there is none, or the rows are gone.
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
+        """Return the last marker of this writer, whichever state wrote it. None if there is none, or the rows are gone.
 
         Args:
             state: The state that asks.
-            expected: Marks of this state that may be in the target.
+            expected: Markers of this state that may be in the target.
             fence: Also end what an earlier process of this writer left unfinished. Only for the holder of the state's
                 lock.
 

@@ -25,7 +25,7 @@ from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.sources.delta_log import delta_error_reason
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable
 
 _DELETE_FLAG = "__gone"
@@ -119,11 +119,13 @@ class DeltaTarget:
         epoch = own_commits[0].get("slackwater_epoch")
         return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """Return the last mark of this writer.
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
+        """Return the last marker of this writer.
 
         The transactions of a commit identify state and commit only by hashes, which are compared with the `expected`
-        marks.
+        markers.
         """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
@@ -133,7 +135,7 @@ class DeltaTarget:
                 return None
             last = tuple(delta.transaction_version(app) for app in self._apps)
             recognised = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
-            return recognised or self._last_mark(delta, state)
+            return recognised or self._last_marker(delta, state)
         except Exception as error:  # the library has no base class
             raise StartError(
                 f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
@@ -151,15 +153,15 @@ class DeltaTarget:
             ) from error
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
-    def _last_mark(self, delta: DeltaTable, state: str) -> TargetMark | None:
-        """Return the writer's last mark from recent commits, else that of `state`, whose commits may be older."""
+    def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
+        """Return the writer's last marker from recent commits, else that of `state`, whose commits may be older."""
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
             mark = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
-            return TargetMark(state=mark["state"], epoch=int(mark["epoch"]), commit=mark["commit"])
+            return TargetMarker(state=mark["state"], epoch=int(mark["epoch"]), commit=mark["commit"])
         epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
-        return None if epoch is None else TargetMark(state=state, epoch=epoch)
+        return None if epoch is None else TargetMarker(state=state, epoch=epoch)
 
     @property
     def _apps(self) -> tuple[str, str]:

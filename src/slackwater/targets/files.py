@@ -22,7 +22,7 @@ from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.core.json_text import TIME, apply_to_scalars, has_map, is_nested, json_text, object_text
 from slackwater.core.schema import arrow_schema
 from slackwater.errors import EpochError, PublishError, StartError, StateError
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable
 from slackwater.targets.output_directory import open_directory
 
@@ -58,7 +58,9 @@ class FilesTarget:
         marker = self._read_marker()
         return int(marker["epoch"]) if marker.get("state", "") == self._table.state else -1
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
         try:
             marker = self._read_marker()
         except PublishError as error:
@@ -69,7 +71,7 @@ class FilesTarget:
             ) from None
         if marker["epoch"] < 0:
             return None
-        return TargetMark(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
+        return TargetMarker(state=marker.get("state", ""), epoch=marker["epoch"], commit=marker.get("commit", ""))
 
     def writers(self) -> list[str]:
         try:
@@ -84,28 +86,28 @@ class FilesTarget:
         infix = f"{self._table.state[:8]}-"
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
-    def can_put_newer_aside(self, mark: TargetMark) -> bool:
-        """Return whether this state's files up to `mark` still exist and can be distinguished from those of another
+    def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
+        """Return whether this state's files up to `rollback` still exist and can be distinguished from those of another
         state.
         """
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True
         ending = "jsonl" if self._format == "json" else self._format
-        last = f"{self._table.writer}-{own_infix}{mark.epoch:09d}.{ending}"
+        last = f"{self._table.writer}-{own_infix}{rollback.epoch:09d}.{ending}"
         return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
-    def put_newer_aside(self, mark: TargetMark) -> str:
-        """Move the files written after `mark` to a directory that readers ignore, and restore `mark` as the marker.
+    def put_newer_aside(self, rollback: TargetMarker) -> str:
+        """Move the files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
 
         Returns the directory. It can be repeated after a crash. Raises StartError.
         """
         marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
-        newer = [name for name in self._files() if self._is_newer(name, mark.epoch, own_infix, marker)]
+        newer = [name for name in self._files() if self._is_newer(name, rollback.epoch, own_infix, marker)]
         to = self._aside_name("newer")
         try:
             self._folder.move(newer, to)
-            content = {"epoch": mark.epoch, "state": state, "infix": own_infix, "commit": mark.commit}
+            content = {"epoch": rollback.epoch, "state": state, "infix": own_infix, "commit": rollback.commit}
             self._folder.write_marker(self._marker, json.dumps(content).encode())
         except OSError as error:
             raise self._move_error(f"{self._shown}/{to}", error) from None

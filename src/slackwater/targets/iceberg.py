@@ -26,7 +26,7 @@ import pyarrow as pa
 from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.humanize import plural
 from slackwater.errors import PublishError, StartError
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.targets import iceberg_tables as iceberg
 from slackwater.targets.base import TargetTable as Columns
 from slackwater.targets.iceberg_tables import IcebergTables
@@ -114,7 +114,9 @@ class IcebergTarget:
             return None
         return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {epoch}'
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
         try:
             table = self._tables.load(self._name)
         except Exception as error:  # catalogs raise what their clients do
@@ -125,7 +127,7 @@ class IcebergTarget:
         wrote, _, epoch = table.properties.get(self._last, "").rpartition(" ")
         if not epoch:
             return None
-        return TargetMark(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
+        return TargetMarker(state=wrote, epoch=int(epoch), commit=table.properties.get(self._commit, ""))
 
     def writers(self) -> list[str]:
         try:

@@ -32,7 +32,7 @@ from confluent_kafka.admin import AdminClient
 from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.dead_letter import LETTER
 from slackwater.errors import FencedError, PublishError, StartError
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable
 from slackwater.targets.kafka_markers import EPOCHS_TOPIC, KafkaMarkers, kafka_error
 from slackwater.targets.kafka_rows import KafkaRows, LetterRows, Messages
@@ -117,8 +117,8 @@ class KafkaTarget:
             clients.append(producer)
             if self._exactly_once:
                 producer.init_transactions(self._timeout)
-                mark = self._markers.read(admin)
-                self._last = mark.epoch if mark is not None and mark.state == self._table.state else -1
+                marker = self._markers.read(admin)
+                self._last = marker.epoch if marker is not None and marker.state == self._table.state else -1
         except KafkaException as error:
             for client in clients:
                 client.poll(0)  # runs the error callback
@@ -130,8 +130,10 @@ class KafkaTarget:
             self._producer.flush(self._timeout)
             self._producer = None
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
-        """Return the last mark; it exists only with exactly_once. `fence` aborts an open transaction of a process that
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
+        """Return the last marker; it exists only with exactly_once. `fence` aborts an open transaction of a process that
         died.
         """
         try:
@@ -184,8 +186,8 @@ class KafkaTarget:
     def _transaction(self, producer: Producer, epoch: int, messages: Messages, commit: str) -> None:
         producer.begin_transaction()
         self._produce(producer, epoch, messages, lambda error, message: None)
-        mark = TargetMark(state=self._table.state, epoch=epoch, commit=commit)
-        value, headers = self._markers.record(mark)
+        marker = TargetMarker(state=self._table.state, epoch=epoch, commit=commit)
+        value, headers = self._markers.record(marker)
         self._send(producer, EPOCHS_TOPIC, value, self._markers.key, partition=0, headers=headers)
         end = time.monotonic() + self._timeout
         while True:

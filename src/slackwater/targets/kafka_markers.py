@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, Resou
 from confluent_kafka.cimpl import NewTopic
 
 from slackwater.errors import StartError
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 
 EPOCHS_TOPIC = "_slackwater_epochs"
 _COMMIT, _TOPIC_ID = "slackwater-commit", "slackwater-topic-id"
@@ -57,10 +57,10 @@ class KafkaMarkers:
     def brokers(self) -> str:
         return str(self.settings({}).get("bootstrap.servers", ""))
 
-    def record(self, mark: TargetMark) -> tuple[bytes, list[tuple[str, bytes]]]:
+    def record(self, marker: TargetMarker) -> tuple[bytes, list[tuple[str, bytes]]]:
         """Return the value and headers of a marker."""
-        headers = {_COMMIT: mark.commit, _TOPIC_ID: self._topic_id}
-        return f"{mark.state}:{mark.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
+        headers = {_COMMIT: marker.commit, _TOPIC_ID: self._topic_id}
+        return f"{marker.state}:{marker.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
         """Return the id of the topic with the rows; empty if unknown. A topic that was created again has another id."""
@@ -106,14 +106,14 @@ class KafkaMarkers:
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f'topic "{topic}" created but not seen'))
             time.sleep(0.05)
 
-    def read(self, admin: AdminClient, committed: bool = False) -> TargetMark | None:
+    def read(self, admin: AdminClient, committed: bool = False) -> TargetMarker | None:
         """Return the last committed marker of this writer. None if there is none, or if the topic was created again.
 
         `committed`: do not wait for open transactions.
         """
         self._topic_id = self._topic_id_of(admin)
         last = self._last_records(admin, committed).get(self.key)
-        return None if last is None else self._mark_of(last)
+        return None if last is None else self._parse_marker(last)
 
     def writers(self, admin: AdminClient) -> list[str]:
         """Return the writers that left a marker of this topic."""
@@ -169,13 +169,13 @@ class KafkaMarkers:
                 raise KafkaException(error)
         return last
 
-    def _mark_of(self, record: Message[Any, Any]) -> TargetMark | None:
+    def _parse_marker(self, record: Message[Any, Any]) -> TargetMarker | None:
         pairs: list[tuple[str, bytes | None]] = list(record.headers() or [])  # type: ignore[arg-type]
         headers = {name: (value or b"").decode() for name, value in pairs}
         if self._topic_id and headers.get(_TOPIC_ID, self._topic_id) != self._topic_id:
             return None
         state, _, epoch = bytes(record.value() or b"").decode().rpartition(":")
-        return TargetMark(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
+        return TargetMarker(state=state, epoch=int(epoch), commit=headers.get(_COMMIT, ""))
 
 
 def kafka_error(error: KafkaException) -> KafkaError:

@@ -18,7 +18,7 @@ import psycopg
 
 from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
-from slackwater.state.commit import TargetMark
+from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client
 from slackwater.targets.base import TargetTable, columns_text
 
@@ -126,7 +126,9 @@ class PostgresTarget:
             return None
         return f'rows of another state of "{self._columns.writer}" in {self.description}, up to epoch {row[0]}'
 
-    def read_mark(self, state: str, expected: Sequence[TargetMark] = (), fence: bool = False) -> TargetMark | None:
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
                 marker_columns = client.columns_of(db, self._marker)
@@ -145,7 +147,7 @@ class PostgresTarget:
                 ) from None
         if row is None or not _is_same_table(row[3:5], row[5:7]):
             return None
-        return TargetMark(state=row[0] or "", epoch=row[1], commit=row[2] or "")
+        return TargetMarker(state=row[0] or "", epoch=row[1], commit=row[2] or "")
 
     def writers(self) -> list[str]:
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:

@@ -17,7 +17,7 @@ from slackwater.sources.backlog import Question
 from slackwater.sources.streaming_plan import AnySource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.state.commit import SourceRecord
-from slackwater.targets.base import MarkingTarget, TargetTable, TargetWriter
+from slackwater.targets.base import TargetTable, TargetWithMarker, TargetWriter
 
 if TYPE_CHECKING:
     import polars as pl
@@ -89,7 +89,7 @@ class Connector(Generic[C]):
         """Return the target for a look at the output of another state; None if the system keeps no output."""
         return None
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> MarkingTarget | None:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
         """Return the target for reading its marker; None if it stores no marker."""
         return None
 

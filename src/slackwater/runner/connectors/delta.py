@@ -35,7 +35,7 @@ class DeltaConnector(TableConnector[DeltaConnection]):
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
         return self._target(spec, "append", table)
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> DeltaTarget:
         return self.existing_target(spec, table)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable) -> DeltaTarget:

@@ -50,7 +50,7 @@ class FilesConnector(Connector[FilesConnection]):
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
         return FilesTarget(spec.path or "", spec.format or "parquet", table, self.connection.options)
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> FilesTarget:
         return self.existing_target(spec, table)
 
     def check_target(self, spec: TargetSpec, key: str) -> None:

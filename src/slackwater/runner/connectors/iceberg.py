@@ -44,7 +44,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
         return self._target(spec, "append", table, None)
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> IcebergTarget:
         return self.existing_target(spec, table)
 
     def _target(self, spec: TargetSpec, mode: str, table: TargetTable, day_of: str | None) -> IcebergTarget:

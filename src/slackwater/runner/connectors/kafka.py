@@ -86,7 +86,7 @@ class KafkaConnector(Connector[KafkaConnection]):
     def question(self, spec: Source) -> Question:
         return partial(backlog.unread_records, KafkaBroker(self.connection), spec)
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
         """Return the target if it delivers exactly once; with at-least-once delivery a topic has no marker."""
         from slackwater.targets.kafka import KafkaTarget
 

@@ -30,7 +30,7 @@ class PostgresConnector(Connector[PostgresConnection]):
 
         return PostgresTarget(self.connection.url, spec.table or "", table)
 
-    def marking_target(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> PostgresTarget:
         return self.existing_target(spec, table)
 
     def check_target(self, spec: TargetSpec, key: str) -> None:

@@ -1,9 +1,9 @@
 """Before a start continues a state: check that each target holds what this state wrote last.
 
-latest commit ─▶ read the mark of each target ─▶ the expected one ─▶ continue
-                                              ─▶ another one ─┬─ refuse, and list what the user can do
-                                                              ├─ "aside": move files away that are newer than the state
-                                                              └─ "keep": continue the state under a new lineage
+latest commit ─▶ read the marker of each target ─▶ the expected one ─▶ continue
+                                                ─▶ another one ─┬─ refuse, and list what the user can do
+                                                                ├─ "aside": move files away that are newer than the state
+                                                                └─ "keep": continue the state under a new lineage
 """
 
 from __future__ import annotations
@@ -17,69 +17,76 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
-from slackwater.evolution.target_marks import AHEAD, BEHIND, ExpectedMarks, branch_off, expected_marks, find_mismatch
+from slackwater.evolution.target_markers import (
+    AHEAD,
+    BEHIND,
+    ExpectedMarkers,
+    branch_off,
+    expected_markers,
+    find_mismatch,
+)
 from slackwater.runner import previous_output
 from slackwater.runner.connectors import connector_for
-from slackwater.state.commit import LETTERS, Commit, TargetMark
+from slackwater.state.commit import LETTERS, Commit, TargetMarker
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.targets.base import MarkingTarget, TargetTable
+from slackwater.targets.base import TargetTable, TargetWithMarker
 from slackwater.targets.files import FilesTarget
 
 
 @dataclass(frozen=True)
-class MarkedTarget:
-    """A target of the config, or that of dead letters (LETTERS), with the marks that the state expects in it."""
+class CheckedTarget:
+    """A target of the config, or that of dead letters (LETTERS), with the markers that the state expects in it."""
 
     name: str
     title: str
-    target: MarkingTarget
-    expected: ExpectedMarks
+    target: TargetWithMarker
+    expected: ExpectedMarkers
     upserts: bool
 
 
 @dataclass(frozen=True)
-class MarkMismatch:
-    """A target whose mark does not fit the state.
+class MarkerMismatch:
+    """A target whose marker does not fit the state.
 
     Args:
-        marked: the target with the expected marks.
-        kind: AHEAD, BEHIND or another kind of `evolution.target_marks`.
-        mark: the mark in the target; None if it has none.
+        checked: the target with the expected markers.
+        kind: AHEAD, BEHIND or another kind of `evolution.target_markers`.
+        marker: the marker in the target; None if it has none.
     """
 
-    marked: MarkedTarget
+    checked: CheckedTarget
     kind: str
-    mark: TargetMark | None
+    marker: TargetMarker | None
 
     @property
     def is_movable(self) -> bool:
         """True if output that is newer than the state can be moved away."""
-        target = self.marked.target
+        target = self.checked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False
-        return target.can_put_newer_aside(self.marked.expected.rollback)
+        return target.can_put_newer_aside(self.checked.expected.rollback)
 
     def text(self, commit: Commit) -> str:
         """Return a sentence about what the target holds and what the state wrote."""
-        subject = f"{self.marked.title} ({self.marked.target.description})"
-        written = self.marked.expected.marks[-1:]
+        subject = f"{self.checked.title} ({self.checked.target.description})"
+        written = self.checked.expected.markers[-1:]
         if self.kind == BEHIND:
             holds = (
                 "nothing of it (emptied, or deleted and created again)"
-                if self.mark is None
-                else f"epoch {self.mark.epoch}"
+                if self.marker is None
+                else f"epoch {self.marker.epoch}"
             )
             return f"{subject} holds {holds}, and the state wrote epoch {written[0].epoch} there"
-        assert self.mark is not None, "only BEHIND has none"
+        assert self.marker is not None, "only BEHIND has none"
         if self.kind == AHEAD:
-            return f"{subject} holds epoch {self.mark.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
-        return f"{subject} holds epoch {self.mark.epoch} of another history: another state, or a copy of this one, wrote there"
+            return f"{subject} holds epoch {self.marker.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
+        return f"{subject} holds epoch {self.marker.epoch} of another history: another state, or a copy of this one, wrote there"
 
 
-def marked_targets(
+def list_checked_targets(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
-) -> Iterator[MarkedTarget]:
-    """Yield the targets that store a mark, with that of dead letters.
+) -> Iterator[CheckedTarget]:
+    """Yield the targets that store a marker, with that of dead letters.
 
     Args:
         missing: names of targets that may not have the output of the commit.
@@ -90,19 +97,19 @@ def marked_targets(
     missing_names = {current_names.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _target_specs(pipeline):
         location, record = destinations.target_location(spec), current.targets.get(name)
-        # after a rename the target has the mark of the previous name until it gets rows
+        # after a rename the target has the marker of the previous name until it gets rows
         previous_writer = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, previous_writer)):
-            target = _marking_target(pipeline, spec, writer, commit.lineage)
+            target = _target_with_marker(pipeline, spec, writer, commit.lineage)
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
-            assert connection is not None, "it is marked"
-            expected = expected_marks(current, name, location, writer, name in missing_names)
+            assert connection is not None, "it is checked"
+            expected = expected_markers(current, name, location, writer, name in missing_names)
             if not exact:
-                expected = ExpectedMarks(expected.rollback)
+                expected = ExpectedMarkers(expected.rollback)
             upserts = stage is not None and spec.upserts(connection.kind, stage.transform.window)
-            yield MarkedTarget(name, title, target, expected, upserts)
+            yield CheckedTarget(name, title, target, expected, upserts)
 
 
 def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, Pipeline | None]]:
@@ -122,17 +129,17 @@ def _target_specs(pipeline: Pipeline) -> list[tuple[str, str, TargetSpec, str, P
     return specs
 
 
-def _marking_target(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> MarkingTarget | None:
+def _target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, lineage: str) -> TargetWithMarker | None:
     connection = resolve_connection(spec.connection, pipeline.connections)
     return (
         None
         if connection is None
-        else connector_for(connection).marking_target(spec, TargetTable(writer, (), None, lineage))
+        else connector_for(connection).target_with_marker(spec, TargetTable(writer, (), None, lineage))
     )
 
 
-def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMark | None]:
-    """Return the marks of targets that the commit does not name; for a new state these are all targets.
+def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
+    """Return the markers of targets that the commit does not name; for a new state these are all targets.
 
     Targets that cannot be read are left out; the start opens them and fails then.
     """
@@ -141,7 +148,7 @@ def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, Target
         if commit is None
         else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     )
-    marks: dict[str, TargetMark | None] = {}
+    markers: dict[str, TargetMarker | None] = {}
     for name, _, spec, writer, _ in _target_specs(pipeline):
         location = destinations.target_location(spec)
         if current is not None:
@@ -150,37 +157,37 @@ def unnamed_marks(pipeline: Pipeline, commit: Commit | None) -> dict[str, Target
             if is_named or (name == LETTERS and current.letters_to == location):
                 continue
         lineage = "" if commit is None else commit.lineage
-        if (target := _marking_target(pipeline, spec, writer, lineage)) is not None:
+        if (target := _target_with_marker(pipeline, spec, writer, lineage)) is not None:
             with suppress(StartError):
-                marks[name] = target.read_mark(lineage)
-    return marks
+                markers[name] = target.read_marker(lineage)
+    return markers
 
 
 def find_mismatches(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True, fence: bool = False
-) -> tuple[list[MarkMismatch], dict[str, TargetMark | None], list[str]]:
-    """Return the targets that do not fit, the mark of each target, and why others could not be read.
+) -> tuple[list[MarkerMismatch], dict[str, TargetMarker | None], list[str]]:
+    """Return the targets that do not fit, the marker of each target, and why others could not be read.
 
-    The start opens targets that cannot be read, and fails then. `fence`: see `targets.base.MarkingTarget`.
+    The start opens targets that cannot be read, and fails then. `fence`: see `targets.base.TargetWithMarker`.
     """
-    mismatches: list[MarkMismatch] = []
-    marks: dict[str, TargetMark | None] = {}
+    mismatches: list[MarkerMismatch] = []
+    markers: dict[str, TargetMarker | None] = {}
     unreadable: list[str] = []
-    for marked in marked_targets(pipeline, commit, missing, exact):
+    for checked in list_checked_targets(pipeline, commit, missing, exact):
         try:
-            mark = marked.target.read_mark(commit.lineage, marked.expected.marks, fence)
+            marker = checked.target.read_marker(commit.lineage, checked.expected.markers, fence)
         except StartError as error:
-            unreadable.append(f"{marked.title}: {error}")
+            unreadable.append(f"{checked.title}: {error}")
             continue
-        if marked.expected.was_target or not exact:
-            marks[marked.name] = mark
-        kind = find_mismatch(commit, marked.expected, mark)
+        if checked.expected.was_target or not exact:
+            markers[checked.name] = marker
+        kind = find_mismatch(commit, checked.expected, marker)
         if kind is not None:
-            mismatches.append(MarkMismatch(marked, kind, mark))
-    return mismatches, marks, unreadable
+            mismatches.append(MarkerMismatch(checked, kind, marker))
+    return mismatches, markers, unreadable
 
 
-def refuse_mismatches(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkMismatch]) -> StateError | None:
+def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
     """Return the error that refuses a start and says what the user can do; None if all targets fit."""
     if not mismatches:
         return None
@@ -189,7 +196,7 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, mismatches: Sequence[M
     choices = ["restore the target" if behind else "restore the newer state"]
     if all(mismatch.is_movable for mismatch in mismatches):
         choices.append("move the newer files away and write them again with --put-aside-output")
-    elif not behind and all(mismatch.marked.upserts for mismatch in mismatches):
+    elif not behind and all(mismatch.checked.upserts for mismatch in mismatches):
         choices.append("write the newer rows again in their place with --keep-output")
     elif not behind:
         choices.append("write the newer rows a second time with --keep-output")
@@ -201,13 +208,13 @@ def refuse_mismatches(pipeline: Pipeline, commit: Commit, mismatches: Sequence[M
     )
 
 
-def check_marks(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
+def check_markers(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
     """Return the error that would refuse a start from this commit, or None. Takes no lock."""
     mismatches, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
-    return refuse_mismatches(pipeline, snapshot.commit, mismatches)
+    return mismatch_error(pipeline, snapshot.commit, mismatches)
 
 
-def settle_marks(
+def resolve_mismatches(
     pipeline: Pipeline, store: StateStore, commit: Commit, choice: str | None, exact: bool = True
 ) -> tuple[Commit, list[str]]:
     """Return the commit to continue from, and lines about what was done. The lock of the state must be held.
@@ -217,28 +224,28 @@ def settle_marks(
     missing = (
         commit.missing(store.delivered_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
     )
-    mismatches, marks, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
-    refusal = refuse_mismatches(pipeline, commit, mismatches)
+    mismatches, markers, _ = find_mismatches(pipeline, commit, missing, exact, fence=True)
+    refusal = mismatch_error(pipeline, commit, mismatches)
     if refusal is None:
         return commit, []
-    marks = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **marks}
+    markers = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **markers}
     if choice == previous_output.KEEP:
         lines = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
     elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in mismatches):
         lines = [_put_newer_aside(mismatch) for mismatch in mismatches]
         for mismatch in mismatches:
-            if not mismatch.marked.expected.was_target:
-                continue  # the commit has no marks of this target
-            marks[mismatch.marked.name] = (
-                mismatch.marked.expected.rollback if mismatch.marked.expected.rollback.epoch >= 0 else None
+            if not mismatch.checked.expected.was_target:
+                continue  # the commit has no markers of this target
+            markers[mismatch.checked.name] = (
+                mismatch.checked.expected.rollback if mismatch.checked.expected.rollback.epoch >= 0 else None
             )
     else:
         raise refusal
-    return branch_off(commit, uuid.uuid4().hex, marks, missing), lines
+    return branch_off(commit, uuid.uuid4().hex, markers, missing), lines
 
 
-def _put_newer_aside(mismatch: MarkMismatch) -> str:
-    target, mark = mismatch.marked.target, mismatch.marked.expected.rollback
+def _put_newer_aside(mismatch: MarkerMismatch) -> str:
+    target, marker = mismatch.checked.target, mismatch.checked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
-    location = target.put_newer_aside(mark)
-    return f"{mismatch.marked.title}: the files written after epoch {mark.epoch} are now in {location}; remove them when nobody needs them"
+    location = target.put_newer_aside(marker)
+    return f"{mismatch.checked.title}: the files written after epoch {marker.epoch} are now in {location}; remove them when nobody needs them"

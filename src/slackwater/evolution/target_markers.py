@@ -1,0 +1,113 @@
+"""Compare the marker that a target holds with the markers that a state expects there. Pure.
+
+state   … 5 ─ 6 ─ 7                      its commit names the marker of each target: here (state, 7, id of commit 7)
+target      … 6 ─ 7                      the same marker: continue
+target      … 6 ─ 7 ─ 8 ─ 9              AHEAD: the state is an older copy, and epochs 8 and 9 would be ignored
+target      … 6'─ 7'                     FOREIGN: another history of the state, or another state, wrote there
+target    … 5, or nothing                BEHIND: the output of the state was deleted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from slackwater.evolution.destinations import TargetLocation
+from slackwater.state.commit import LETTERS, Commit, TargetMarker
+
+AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
+
+
+@dataclass(frozen=True)
+class ExpectedMarkers:
+    """The markers of one target that fit a commit.
+
+    `is_exact`: the target holds one of these, or nothing if it `may_be_empty`. Otherwise the commit does not name a
+    marker, because an earlier version wrote it or the target has moved. `was_target`: the commit names this location.
+    """
+
+    rollback: TargetMarker  # what the target holds after the rollback of everything newer than the state and of its missing part
+    markers: tuple[TargetMarker, ...] = ()
+    may_be_empty: bool = True
+    is_exact: bool = False
+    was_target: bool = False
+
+
+def expected_markers(
+    commit: Commit, name: str, location: TargetLocation | None, writer: str, missing: bool
+) -> ExpectedMarkers:
+    """Return the markers that a target, or LETTERS, may hold.
+
+    `missing`: its part of this commit may not have reached it.
+    """
+    if name == LETTERS:
+        same, markers = commit.letters_to == location, commit.letters_marks
+    else:
+        target = commit.targets.get(name)
+        same = target is not None and (target.writer, target.place) == (writer, location)
+        markers = target.marks if target is not None else ()
+    earlier = TargetMarker(state=commit.lineage, epoch=commit.epoch - 1 if missing else commit.epoch)
+    if not same:
+        return ExpectedMarkers(earlier)
+    if missing and markers[-1:] == (commit.marker,):
+        # a single marker: nothing was written before, or by an earlier version
+        both = len(markers) == 2
+        return ExpectedMarkers(markers[0] if both else earlier, markers, not both, both, was_target=True)
+    return ExpectedMarkers(
+        markers[-1] if markers else earlier, markers[-1:], not markers, bool(markers), was_target=True
+    )
+
+
+def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker | None) -> str | None:
+    """Return AHEAD, FOREIGN or BEHIND; None if the state can continue with this target."""
+    if held is None:
+        return None if expected.may_be_empty else BEHIND
+    if any(_is_same(held, marker) for marker in expected.markers):
+        return None
+    if held.state != commit.lineage:
+        # the commit has the marker from when it began to write to this target, so another state has written since
+        return FOREIGN if expected.was_target else None
+    if held.epoch > commit.epoch:
+        return AHEAD
+    if any(held.epoch == marker.epoch for marker in expected.markers):
+        return FOREIGN
+    if not expected.is_exact:
+        return None
+    return BEHIND if held.epoch < min(marker.epoch for marker in expected.markers) else FOREIGN
+
+
+def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
+    """Compare state and epoch, and the commit where both have one: earlier versions stored none."""
+    commits = one.commit, other.commit
+    return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
+
+
+def branch_off(
+    commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
+) -> Commit:
+    """Return the commit as the first one of a branch, which is another state for the targets.
+
+    `held`: the current marker of each target.
+
+    The branch publishes the parts that are `missing`.
+    """
+    reached = {name for name in missing if held.get(name) == commit.marker}
+    branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
+
+    def markers(name: str) -> tuple[TargetMarker, ...]:
+        before = held.get(name)
+        return ((before,) if before else ()) + ((branched.marker,) if name in missing and name not in reached else ())
+
+    targets = {name: target.model_copy(update={"marks": markers(name)}) for name, target in branched.targets.items()}
+    return branched.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS)})
+
+
+def without_parts(commit: Commit, names: Collection[str]) -> Commit:
+    """Return the commit for targets that never get their parts: they keep the marker from before it."""
+    commit_markers = (commit.marker,)
+
+    def markers(name: str, current: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:
+        return current[:-1] if name in names and current[-1:] == commit_markers else current
+
+    targets = {n: t.model_copy(update={"marks": markers(n, t.marks)}) for n, t in commit.targets.items()}
+    return commit.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS, commit.letters_marks)})
