@@ -1,4 +1,4 @@
-"""Run epochs: read, ingest, commit and publish, without Spark. Log lines never contain known secrets."""
+"""Run epochs (read, ingest, commit and publish) without knowledge of Spark. Log lines never contain known secrets."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ for _name in (
     "slackwater",
     "py4j.clientserver",
     "py4j.java_gateway",
-):  # these log errors of a batch, with Spark's message
+):  # these loggers report errors of a batch, including Spark's message
     logging.getLogger(_name).addFilter(_Masked())

@@ -1,4 +1,4 @@
-"""Account for every row: bad, late, lost and refused rows are treated by their policy, and logged with where they are."""
+"""Account for every row: bad, late, lost and refused rows are handled by their policies and logged with their location."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ EVENT_TIME = "_event_ts"
 
 
 def enforce_rules(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    """Check that an epoch may be committed. Raises BadRowError, StartError or EpochError.
+    """Check whether an epoch may be committed. Raises BadRowError, StartError or EpochError if not.
 
-    `before` is the stage in the previous commit.
+    `before` is the stage's state in the previous commit.
     """
     _judge_bad_rows(pipeline, before, epoch, outcome)
     _check_letters(pipeline, epoch, outcome)
 
 
 def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch, outcome: IngestOutcome) -> None:
-    """Log the rows that an epoch did not use."""
+    """Log the rows of an epoch that were not used."""
     _log_lost(pipeline, epoch, batch)
     _log_units(pipeline, epoch, outcome)
     _log_late(pipeline, before, epoch, outcome)
@@ -44,7 +44,7 @@ def log_losses(pipeline: Pipeline, before: StageState, epoch: int, batch: Batch,
 
 
 def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport | EmitReport]) -> None:
-    """Log results that were emitted as NULL because they did not fit their type."""
+    """Log results that were emitted as NULL because they overflowed their type."""
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
@@ -85,7 +85,10 @@ def log_late_results(
 
 
 def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
-    """Raise BadRowError for bad rows if `on_error` is "fail", else log them. Raises StartError if no row is usable."""
+    """Log bad rows, or raise BadRowError for them if `on_error` is "fail".
+
+    Raises StartError if a source has had no usable row so far.
+    """
     step, of_rows = pipeline.transform.step, pipeline.transform.is_stateless
     for name, stats in outcome.sources.items():
         clock = before.clocks[name]
@@ -148,8 +151,9 @@ def _policy_text(pipeline: Pipeline) -> str:
 
 
 def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
-    """Raise EpochError if the number of letters differs from that of late rows: some windows read the batch twice to find
-    them.
+    """Raise EpochError if the numbers of late rows and of their dead letters differ.
+
+    Some windows read the batch a second time to find the late rows, so both numbers are counted separately.
     """
     late = sum(r.late + r.partly_late for r in outcome.reports)
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)

@@ -1,4 +1,4 @@
-"""Enforce `max_groups_per_window`, counted over all shards or divided among them."""
+"""Enforcement of `max_groups_per_window`, counted over all shards or divided among them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.state.commit import StageState
 
 
 def share(bound: int, shards: int, shard: int) -> int:
-    """Return a shard's share of a limit. Shares differ by at most one and add up to the limit."""
+    """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
     return bound // shards + (1 if shard < bound % shards else 0)
 
 

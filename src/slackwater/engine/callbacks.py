@@ -1,4 +1,4 @@
-"""Callbacks of a driver: what it reports, and the clock that it reads."""
+"""Callbacks of a driver: the reports it makes, and the clock it reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.engine.status import Status
 
 @dataclass
 class Callbacks:
-    """What a driver reports to its caller, and what it needs from it. `clock_us`: wall clock, in µs UTC."""
+    """What a driver reports to its caller, and what it needs from it. `clock_us` returns the wall clock in µs UTC."""
 
     clock_us: Callable[[], int]
     on_status: Callable[[Status], None] = lambda status: None

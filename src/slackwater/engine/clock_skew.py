@@ -1,6 +1,6 @@
-"""Warn of wrong clocks in the input: rows that a jump holds back, or a newest time that makes the other rows late.
+"""Warnings about wrong clocks in the input: jumps that are held back, or newest times that make other rows late.
 
-It only logs. Nothing here changes how a row is treated.
+This module only logs. It never changes how a row is treated.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slackwater.watermark import CONFIRMS, SourceClock, holder
 
 log = logging.getLogger("slackwater")
 
-FEW = 10  # fewer late rows are not a reason to warn
-APART_US = 3_600_000_000  # newest times that differ by less give one warning
+FEW = 10  # with fewer late rows, there is no warning
+APART_US = 3_600_000_000  # newest times that differ by less share one warning
 ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back, correct them at the source, or raise lateness"
 
 
 @dataclass
 class ClockSkewWarnings:
-    """What was observed since the watermark last moved, and which warnings were logged.
+    """Observations since the watermark last moved, and the warnings that were already logged.
 
-    It belongs to this process: after a restart, warnings are logged again.
+    They are not stored: after a restart, warnings are logged again.
     """
 
     pipeline: Pipeline
@@ -40,7 +40,7 @@ class ClockSkewWarnings:
     def check_late_rows(
         self, before: StageState, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome
     ) -> None:
-        """Warn if most rows of recent epochs are behind the watermark that was committed before them."""
+        """Warn if most rows of recent epochs are behind the watermark that was committed before those rows."""
         if before.watermark_us != self.watermark_us:
             self.watermark_us, self.rows, self.late = before.watermark_us, 0, 0
         self.rows += sum(r.rows for r in outcome.reports)
@@ -70,7 +70,10 @@ class ClockSkewWarnings:
         )
 
     def check_jumps(self, clocks: Mapping[str, SourceClock], epoch: int, outcome: IngestOutcome) -> None:
-        """Warn of event times that the clocks hold back because they jump too far, after the clocks processed an epoch."""
+        """Warn about event times that jump too far ahead, so that the clocks hold them back.
+
+        Call this after the clocks have processed the epoch.
+        """
         for source, clock in clocks.items():
             for name, partition_clock in {
                 source: clock,

@@ -1,10 +1,10 @@
-"""The driver turns batches into epochs, and epochs into commits. It is the only loop.
+"""The driver: turns batches into epochs, and epochs into commits.
 
     batch ─▶ ingest (shards) ─▶ watermark ─▶ emit (shards) ─▶ COMMIT ─▶ publish ─▶ note
              late? merge, cut   per source,  what is due,     one       from the
              stage state        minimum      staged           record    staged files
 
-A crash before COMMIT discards the epoch. A crash after COMMIT loses nothing: `start` publishes the epoch from the record.
+A crash before COMMIT discards the epoch. A crash after COMMIT loses nothing: `start` publishes the committed epoch.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from slackwater.state.protocol import StateStore
 from slackwater.targets.base import TargetWriter
 from slackwater.watermark import SourceClock, advance_clock
 
-GARBAGE_EVERY = 16  # epochs between two garbage collections
-PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the reported phases of an epoch
+GARBAGE_EVERY = 16  # epochs between garbage collections
+PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the phases of an epoch that are reported
 
 
 class Driver:
-    """One pipeline on one engine.
+    """Runs one pipeline on one engine.
 
     Call `start` first, then `run_batch`, `tick` and `flush` from one thread at a time.
     """
@@ -65,17 +65,17 @@ class Driver:
         self.stages = [
             replace(s, capacity=held & self.publishing.capacity(s.name), is_read=s.name in read) for s in stages
         ]
-        # not checkpointed: quiet times of ticks without a commit
+        # not checkpointed: quiet times of idle ticks that were not committed
         self._clocks: dict[str, dict[str, SourceClock]] = {}
         self._uncommitted_us = 0
-        # seconds per phase that the latest epoch spent after its commit; the next commit adds them
+        # seconds per phase that the latest epoch spent after its commit; the next commit includes them
         self._unreported_seconds: dict[str, float] = {}
         # checkpointed
         self.state: Commit
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage, whose rows dead letters are."""
+        """Return the first stage; dead letters contain its rows."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -88,13 +88,13 @@ class Driver:
         state_id: str = "",
         branches: bool = False,
     ) -> None:
-        """Publish an unpublished epoch, then adapt the state to the sources and shards of this config.
+        """Publish a pending epoch, then adapt the state to the sources and shards of this config.
 
         Args:
             latest: The commit that the store's `open` returned.
             shards: The number of shards.
             schemas: The schema of each source, in Spark's JSON format.
-            state_id: The id of a state that begins here.
+            state_id: The id of the state, if this start creates it.
             branches: True if `latest` is the first commit of a branch, which becomes a separate commit.
         """
         startup = Startup(self.pipeline, self.store, self.publishing, self.hooks)
@@ -129,10 +129,9 @@ class Driver:
         return {s.name: next_commit.input_clocks(s.pipeline, before) for s, before in stages}
 
     def commit_start_offsets(self, offsets: Mapping[str, Offsets], files_changed: int = 0) -> None:
-        """Commit the start positions of sources that were never read, so that "latest" is resolved only once.
+        """Commit the start positions of sources that have never been read, so that "latest" is resolved only once.
 
-        It also commits changed offsets of files that were modified after they were read; `files_changed` is their
-        number.
+        Also commits new offsets of files that changed after they were read; `files_changed` is their number.
         """
         counters = dict(self.state.counters)
         if files_changed:
@@ -145,9 +144,9 @@ class Driver:
     # -- epochs --------------------------------------------------------------------------------------------------
 
     def run_batch(self, batch: Batch, quiet_us: int) -> None:
-        """Run a data epoch: everything in `batch` becomes part of the state, or nothing.
+        """Run a data epoch: either all of `batch` becomes part of the state, or none of it.
 
-        A committed batch is skipped.
+        A batch that was already committed is skipped.
         """
         if batch.id is not None and self.state.batch is not None and _is_committed(self.state, batch):
             return
@@ -157,9 +156,9 @@ class Driver:
     def tick(self, quiet_us: int) -> bool:
         """Run an idle tick: all sources were polled for `quiet_us` and had no rows. Return whether it committed.
 
-        A watermark that only advances because the input is silent (`idle_close_ms`) is committed when something becomes
-        due, else once per checkpoint interval. Rows are judged by committed watermarks only, so an uncommitted advance
-        has no effect.
+        If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
+        becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,
+        so an uncommitted advance has no effect.
         """
         self.publishing.publish_pending(self.state)
         sources = {s.name for s in self.pipeline.sources}
@@ -175,7 +174,7 @@ class Driver:
         return True
 
     def flush(self) -> None:
-        """Commit a watermark, for all stages, just past the latest close of any open window."""
+        """Commit a watermark just past the latest close of any open window, for all stages."""
         self.publishing.publish_pending(self.state)
         if any(s.waiting or any(m.close > s.watermark_us for m in s.metas) for s in self.state.stages):
             self._epoch(replace(self._context(), flush=True))
@@ -187,7 +186,7 @@ class Driver:
     def _epoch(self, context: EpochContext) -> None:
         """Run one epoch.
 
-        If it fails, its staged files are removed immediately, so that a full disk has room for the next attempt.
+        If it fails, its staged files are removed immediately, so that a full disk has space for the next attempt.
         """
         try:
             self._advance(context)
@@ -198,7 +197,7 @@ class Driver:
             raise
 
     def _advance(self, context: EpochContext) -> None:
-        """Run all stages in the order in which rows pass them, with one commit for all of them."""
+        """Run all stages in dataflow order, and commit them together."""
         timer = Timer(self.hooks.faults, context.epoch, context.batch.began)
         done: dict[str, StageResult] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
@@ -226,10 +225,9 @@ class Driver:
         self._conclude(commit, outcomes, reports, timer, context.clock_us)
 
     def _flush_points(self, furthest: int) -> dict[str, int]:
-        """Return the watermark of each stage after a flush: no stage is behind one that reads it.
+        """Return the watermark of each stage after a flush: a stage is never behind the stages that read it.
 
-        A stage that is read is ahead of its readers by as much as its results may be behind its own watermark, as for
-        joins.
+        A stage is ahead of its readers by how far its results may be behind its own watermark, as for joins.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):
@@ -265,7 +263,7 @@ class Driver:
         self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
-        """Return what an epoch would do with this batch, by the same steps. Nothing is staged, logged or committed."""
+        """Return what an epoch would do with this batch. Nothing is staged, logged or committed."""
         context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
         tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
@@ -279,7 +277,7 @@ class Driver:
         timer: Timer,
         clock: int,
     ) -> None:
-        """Commit, publish, and report the status."""
+        """Commit and publish an epoch, and report the status."""
         commit = next_commit.with_phase_times(
             next_commit.with_target_counts(self.publishing.with_targets(commit)),
             {p: self._unreported_seconds.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},

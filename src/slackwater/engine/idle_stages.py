@@ -1,12 +1,12 @@
-"""Idle stages: a stage is idle while all sources of its rows are idle. Its watermark is carried along with those of active
-stages.
+"""Idle stages: a stage is idle while all sources of its rows are idle. Active stages carry its watermark along.
 
-    a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s for ever
-    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to where a is: its open windows close,
+    a (active) ────────────────────▶ r        r takes the minimum of its inputs, so it would wait for s forever
+    b (idle)  ─▶ s (idle, silent) ─▶ r        s is carried to the watermark of a: its open windows close,
                                               and later rows of b are late at s
 
-An idle source next to an active one is left out of the minimum. A stage cannot be left out, since its results would
-then be late for its reader. Therefore its own watermark moves, and late rows are late where they enter.
+The minimum ignores an idle source if another one is active. It cannot ignore an idle stage, since the stage's later
+results would then be late for its reader. Therefore the idle stage's own watermark moves, and late rows are late where
+they enter.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Protocol
 
 from slackwater.watermark import SourceClock
 
-Clocks = Mapping[str, Mapping[str, SourceClock]]  # by the name of a stage: the clocks of its inputs
+Clocks = Mapping[str, Mapping[str, SourceClock]]  # for each stage, the clocks of its inputs
 
 
 class IdleReader(Protocol):
-    """A stage with its name and its inputs: sources, and earlier stages."""
+    """A stage with its name and its inputs: sources and earlier stages."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class IdleReader(Protocol):
 
 
 def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]:
-    """Return for each stage whether it is idle."""
+    """Return whether each stage is idle."""
     idle: dict[str, bool] = {}
     for stage in stages:
         idle[stage.name] = all(idle[n] if n in idle else clocks[stage.name][n].idle for n in stage.inputs)
@@ -38,10 +38,10 @@ def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]
 
 
 def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
-    """Return how far the watermark of each idle stage may be carried: to the minimum of the active inputs of its readers.
+    """Return how far each idle stage's watermark may be carried: to the minimum of the active inputs of its readers.
 
-    All values are those of one commit. `promised` has the output watermarks. The result omits stages that are not
-    carried.
+    All arguments are from the same commit. `promised` has the output watermarks. Stages that are not carried are
+    omitted.
     """
     idle, carried = idle_stages(stages, clocks), dict[str, int]()
     for stage in reversed(stages):
@@ -61,7 +61,7 @@ def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping
 def _active_minimum(
     reader: IdleReader, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
-    """Return the minimum over the active inputs of a stage; there is at least one."""
+    """Return the minimum over the active inputs of a stage, which has at least one."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
     source_stages = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
     return min(of_stages + source_stages)

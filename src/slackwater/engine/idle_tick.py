@@ -1,4 +1,4 @@
-"""Decide whether an idle tick needs a commit: only if it changed something that others see or that rows are judged by."""
+"""Decides whether an idle tick needs a commit: only if it changed something that is visible or that affects rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from slackwater.watermark import global_watermark
 
 @dataclass(frozen=True)
 class IdleTick:
-    """What has happened since the last commit while the sources were polled and had no rows.
+    """What has changed since the last commit while the sources were polled and returned no rows.
 
     Args:
-        clocks: The clocks now.
+        clocks: The current clocks.
         committed: The clocks in the last commit.
         quiet_us: How long (µs) the sources have been silent.
         clock_us: Wall clock, in µs UTC.
@@ -31,9 +31,9 @@ class IdleTick:
     def needs_commit(self, pipeline: Pipeline, stages: Sequence[StageRunner], state: Commit) -> bool:
         """Return whether the tick needs a commit.
 
-        A commit is needed immediately if sources moved a watermark, a source became idle, a stage is carried along, changed
-        windows may be emitted by now, or windows become due. A watermark that only advances with the silence is
-        committed once per checkpoint interval.
+        A commit is needed immediately if sources moved a watermark, a source became idle, a stage is carried along,
+        windows become due, or it is time to emit changed windows. If the watermark advances only because the input is
+        silent, it is committed once per checkpoint interval.
         """
         reached, results = dict[str, int](), dict[str, StageOutput]()
         idle, carried = idle_stages(stages, self.clocks), carry_limits(stages, self.committed, state.promised)

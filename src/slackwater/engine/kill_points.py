@@ -1,9 +1,9 @@
-"""Named steps of an epoch at which the process can be killed, for tests that prove that a crash does no harm.
+"""Kill points: named steps of an epoch at which tests kill the process, to prove that a crash does no harm.
 
     read ─ ingest ( stage, in a worker ) ─ emit ─ commit ─ write ─ note ─ checkpoint
                                                            target  store   until the next plan, or Spark's own commit
 
-`SLACKWATER_CRASH_AT="commit.before@3"` kills the process (SIGKILL to itself) when epoch 3 reaches that step.
+`SLACKWATER_CRASH_AT="commit.before@3"` makes the process send itself SIGKILL when epoch 3 reaches that step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before"
 
 class FaultInjector(Protocol):
     def hit(self, step: str, epoch: int) -> None:
-        """Called at every step; does not return if the process is to die there."""
+        """Called at every step; does not return if the process is to be killed there."""
         ...
 
     def in_worker(self, epoch: int) -> Callable[[str], None] | None:
-        """Return what a worker calls at its steps (`stage`), which can be pickled; None if nothing happens there."""
+        """Return a picklable function that a worker calls at its steps (`stage`); None if no worker is to be killed."""
         ...
 
 
@@ -38,7 +38,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """Called in a worker on the same machine: kills the driver at this step, and then the worker."""
+    """Called in a worker on the same machine: kills the driver at this step, then the worker itself."""
 
     step: str
     driver: int
@@ -50,7 +50,7 @@ class KillDriver:
 
 
 class KillAt:
-    """Kills this process at one step of one epoch (of any epoch if none is named)."""
+    """Kills this process at one step of one epoch (of any epoch, if none is given)."""
 
     def __init__(self, spec: str) -> None:
         self.step, _, epoch = spec.partition("@")

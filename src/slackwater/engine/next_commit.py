@@ -1,4 +1,4 @@
-"""Build the next commit from the previous one and the reports of the shards. Pure, without I/O."""
+"""Build the next commit from the previous one and the reports of the shards, as pure functions without I/O."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ NOTHING = SourceActivity(0, None)
 
 
 def activity_of(stats: SourceStats | None) -> SourceActivity:
-    """Return the activity of a source from its statistics; NOTHING without statistics."""
+    """Return the activity of a source from its statistics; NOTHING if there are none."""
     return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
 
 
 def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
-    """Add the distribution of a source's newest event times to its statistics, if its clock needs it."""
+    """Add the spans of newest event times to the statistics of each source whose clock needs them to detect jumps."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
@@ -50,7 +50,7 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
 def total_counters(commit: Commit) -> Counters:
     """Return the cumulative counters of a commit.
 
-    Rows are counted by the stages that read sources, results by the stages whose results are published.
+    Rows are counted in the stages that read sources, results in the stages whose results are published.
     """
     totals: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.source_stages), commit.counters):
@@ -82,7 +82,7 @@ def _counters(commit: Commit, values: Mapping[str, Any]) -> Counters:
 
 
 def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Add counters and nested tables of counters."""
+    """Add up counters, including nested ones."""
     total = dict(one)
     for name, value in other.items():
         if isinstance(value, Mapping):
@@ -93,13 +93,13 @@ def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 
 
 def final_wait_us(pipeline: Pipeline) -> int:
-    """Return how long (µs) the watermark waits for late rows, so that results are final when they are emitted; else 0."""
+    """Return how long (µs) the watermark waits for late rows so that results are final; 0 for other emission modes."""
     window = pipeline.transform.window
     return 1000 * allowed_ms(window) if window and window.emit == "final" else 0
 
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
-    """Return the inputs of a stage with their committed clocks; `pipeline` describes this stage alone."""
+    """Return the inputs of a stage with their committed clocks; `pipeline` describes only this stage."""
     step, waits = pipeline.transform.step, final_wait_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(
@@ -112,7 +112,7 @@ def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock
 
 
 def late_cause(state: StageState) -> str:
-    """Return why rows are late for a stage whose source was not idle."""
+    """Return the cause of late rows in a stage whose source was not idle."""
     return "flush" if state.is_flushed else "lateness"
 
 
@@ -130,9 +130,9 @@ def after_ingest(
     watermark: int,
     late_results: int = 0,
 ) -> StageState:
-    """Return the state of a stage after an epoch's rows, before emission.
+    """Return the state of a stage after an epoch's rows were added, before emission.
 
-    `late_results` is the number of results of other stages that came late.
+    `late_results` is the number of late results from other stages.
     """
     segments, after = list(before.segments), operator.counts_after_ingest(stage_counts(before), outcome.reports)
     cause, holds = late_cause(before), list(before.holds or ())
@@ -193,7 +193,7 @@ def after_ingest(
 
 
 def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
-    """Return a commit that records applied and tried dead letters."""
+    """Return the commit with a record of the dead letters that were applied or tried."""
     counters = {**commit.counters, "replayed": commit.counters.get("replayed", 0) + replayed.count}
     if replayed.late:
         counters["replayed_late"] = counters.get("replayed_late", 0) + replayed.late
@@ -216,14 +216,14 @@ def next_commit(before: Commit, **changed: Any) -> Commit:
 
 
 def with_target_counts(commit: Commit) -> Commit:
-    """Add the rows of this epoch to the total of each existing target."""
+    """Add the rows of this epoch to the total of each target."""
     before = commit.counters.get("targets", {})
     counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
     return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
 
 
 def with_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
-    """Add the times (s) that epochs spent in their phases; for the latest epoch only in its finished phases."""
+    """Add the time (s) that epochs spent in each phase; for the latest epoch, only in phases that have finished."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
     return commit.model_copy(update={"counters": {**commit.counters, "spent_us": dict(spent)}})
@@ -264,8 +264,8 @@ def after_emission(
 ) -> StageState:
     """Return the state of a stage to commit, without expired panes and segments.
 
-    With `early`, changed open windows were emitted as well. `since` is the watermark that the previous epoch committed;
-    at it, nothing needs expired segments any more.
+    With `early`, changed open windows were emitted as well. `since` is the watermark that the previous epoch committed.
+    Segments that have expired by then are no longer needed.
     """
     segments, after = list(state.segments), operator.counts_after_emit(stage_counts(state), reports, state.watermark_us)
     watermark, holds = state.watermark_us, list(state.holds or ())
@@ -308,9 +308,9 @@ def build_status(
     clock_us: int,
     last_end_us: int | None,
 ) -> Status:
-    """Return the status to report after a commit.
+    """Build the status to report after a commit.
 
-    `operators` are those of the stages, `clocks` those of the sources, and `outcomes` are by stage.
+    `operators` and `outcomes` are by stage, `clocks` by source.
     """
     step, last = pipeline.transform.step, operators[-1]
     stages = tuple(_stage(commit, s, o, outcomes.get(s.name)) for s, o in zip(commit.stages, operators, strict=True))
@@ -379,7 +379,7 @@ def _buffer_counts(state: StageState, outcome: IngestOutcome | None) -> dict[str
 
 
 def late_text(sample: Mapping[str, object]) -> str:
-    """Return the key and the time of a late row for the log."""
+    """Format the key and time of a late row for the log."""
     event = sample["event_us"]
     keys = " ".join(f"{k}={v}" for k, v in sample.items() if k != "event_us")
     return f"{keys or '(no key)'} at {format_iso(event if isinstance(event, int) else 0)}"

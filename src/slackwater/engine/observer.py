@@ -1,4 +1,6 @@
-"""Observers of a run, such as metrics and lineage. They are notified of its start, of every commit and of its end.
+"""Observers of a run, such as metrics and lineage.
+
+They are notified when the run starts, at every commit, and when it ends.
 
 begun ─▶ waiting? ─▶ described ─▶ reading ─▶ ( waiting ─▶ status )* ─▶ ended
 """
@@ -17,7 +19,7 @@ from slackwater.state.commit import Commit
 
 @dataclass(frozen=True)
 class RunSchema:
-    """The columns that a run reads, by source, and those that it writes, by target."""
+    """The columns that a run reads, by source, and the columns that it writes, by target."""
 
     sources: Mapping[str, Sequence[Field]]
     output: Mapping[str, Sequence[Field]]
@@ -25,10 +27,10 @@ class RunSchema:
 
 @dataclass(frozen=True)
 class PendingPublish:
-    """A committed epoch whose output has not reached all of its targets yet.
+    """A committed epoch whose output has not reached all of its targets.
 
-    `rows`: the number of rows that each target gets (LETTERS for dead letters). `missing`: targets without their part.
-    `failed`: the target that has just failed.
+    `rows`: the number of rows for each target (LETTERS for dead letters). `missing`: the targets that have not been
+    written. `failed`: the target that has just failed.
     """
 
     epoch: int
@@ -46,36 +48,39 @@ class PendingPublish:
 
 
 class Observer:
-    """Base class of observers: override the methods that you need.
+    """Base class of observers. Override the methods that you need.
 
     The thread that runs the epochs calls them, so they must be quick. An exception that they raise ends the run.
     """
 
     def begun(self, pipeline: Pipeline) -> None:
-        """Called when a run begins; Spark has not started yet."""
+        """Called when a run begins, before Spark starts."""
 
     def described(self, columns: RunSchema) -> None:
-        """Called when the schemas and the SQL have been bound to each other."""
+        """Called when the SQL has been bound to the schemas."""
 
     def reading(self) -> None:
-        """Called when everything is open and pending output is published; from now on the sources are polled."""
+        """Called when all sources and targets are open and pending output is published.
+
+        The sources are polled from now on.
+        """
 
     def waiting(self, epoch: PendingPublish | None) -> None:
         """Called when an epoch is about to be published, by the run that committed it or by the next start.
 
-        It is called again after each target that failed, and after each success that leaves others without their part.
-        None: everything is published.
+        Called again after each target that fails, and after each success while other targets are still missing. None
+        means that everything is published.
         """
 
     def status(self, status: Status) -> None:
-        """Called after each commit, and once at a start with an existing state."""
+        """Called after each commit, and once at the start if there is already a state."""
 
     def ended(self, error: BaseException | None) -> None:
-        """Called when the run is over, also if it never ran an epoch."""
+        """Called when the run is over, even if it never ran an epoch."""
 
 
 class ObserverGroup(Observer):
-    """Several observers as one."""
+    """Several observers combined into one."""
 
     def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
         self._all = tuple(all_of_them)
@@ -106,7 +111,7 @@ class ObserverGroup(Observer):
 
     @contextmanager
     def observe_run(self, pipeline: Pipeline) -> Iterator[None]:
-        """Report the start and the end of a run."""
+        """Notify observers of the start and the end of a run."""
         self.begun(pipeline)
         try:
             yield

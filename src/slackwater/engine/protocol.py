@@ -1,4 +1,4 @@
-"""The interface of an engine: run shard tasks over the rows of a batch, and over the state."""
+"""The interface of an engine, which runs shard tasks over the rows of a batch and over the state."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from slackwater.watermark import SourceActivity, Span
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Statistics of the rows of one source: all rows, usable event times, the largest of these, and bad rows."""
+    """Statistics of one source's rows: the numbers of all rows, usable times and bad rows, and the largest time."""
 
     rows: int = 0
     usable: int = 0
     max_event_us: int | None = None
     undecodable: int = 0
     future: int = 0
-    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)  # every existing partition
-    outside: int = 0  # rows with a time outside of the years 1 to 9999
-    spans: tuple[Span, ...] = ()  # event times of its newest rows, if a clock needs them
-    place: str | None = None  # the location of the row with the largest time, for people
+    partitions: Mapping[str, SourceActivity] = field(default_factory=dict)  # all existing partitions
+    outside: int = 0  # rows with a time outside the years 1 to 9999
+    spans: tuple[Span, ...] = ()  # event times of the newest rows, if a clock needs them
+    place: str | None = None  # the location of the row with the largest time, for messages
     unit_hint: str | None = None  # the time unit that the first rows suggest
 
     @property
@@ -36,8 +36,9 @@ class SourceStats:
 
 
 class UnstorableRows(NamedTuple):
-    """Rows of a source that cannot be stored after the SQL, see `operators.storability`: their number by reason, and
-    samples as text.
+    """Rows of a source that cannot be stored after the SQL: counts by reason, and samples.
+
+    See `operators.storability`.
     """
 
     source: str
@@ -57,33 +58,33 @@ class IngestOutcome:
     sources: Mapping[str, SourceStats]
     bad_samples: Mapping[str, Sequence[str]] = field(default_factory=dict)
     unstorable: Sequence[UnstorableRows] = ()
-    staged: Sequence[LetterFile] = ()  # dead letters in addition to those that the shards report
-    # returns the event times of a source's newest rows for a limit of jumps (µs): of all ("") and of each partition
+    staged: Sequence[LetterFile] = ()  # dead letters in addition to those reported by the shards
+    # returns the newest event times of a source, given a limit of jumps (µs): of all rows ("") and of each partition
     spans: Callable[[str, int], Mapping[str, tuple[Span, ...]]] = lambda source, jump_us: {}
 
     @property
     def letters(self) -> list[LetterFile]:
-        """Return all dead letters of the epoch."""
+        """Return all staged files of dead letters of the epoch."""
         return [*self.staged, *(r.letters for r in self.reports if r.letters is not None)]
 
 
 class Engine(Protocol):
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:
-        """Return the statistics that `ingest` will return, for sources whose statistics are known before a row is read."""
+        """Return the statistics that `ingest` would return, for sources where they are known before any row is read."""
         ...
 
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Add a batch's rows to the shards. `idle`: the partitions of each source that count as idle."""
+        """Add a batch's rows to the shards. `idle` has the idle partitions of each source."""
         ...
 
     def payload(self, rows: pl.DataFrame) -> Any:
-        """Return rows that another stage emitted (its output columns and `_event_ts`) in the form of a batch's payload."""
+        """Convert rows that another stage emitted (its output columns and `_event_ts`) to the payload of a batch."""
         ...
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Run the rows of dead letters through event time and SQL; each comes with the number `__letter`.
+        """Pass the rows of dead letters through event-time extraction and SQL; `__letter` numbers the letters.
 
         Returns `__letter`, `__kh`, `__ts`, and for windows keys and accumulators, for each resulting row. Bad rows and
         rows that exceed `capacity` are omitted.
@@ -91,11 +92,11 @@ class Engine(Protocol):
         ...
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
-        """Read the rows of dead letters again; return `__letter` and `__bad`: NULL for a usable row, else the reason."""
+        """Read the rows of dead letters again. Return `__letter` and `__bad`: the reason, or NULL for a usable row."""
         ...
 
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
     def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
-        """Return the sum of the shards' answers."""
+        """Ask each shard this question and sum up the answers."""
         ...

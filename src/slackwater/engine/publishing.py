@@ -1,6 +1,8 @@
-"""Publish the staged output of a commit to the targets: within the commit if both use one database, else after it.
+"""Publish the staged output of a commit to the targets.
 
-COMMIT ─▶ write (target, with a marker) ─▶ note (store)     after a crash between them, the write is repeated without effect
+This is part of the commit's transaction if store and target share a database. Otherwise it follows the commit.
+
+COMMIT ─▶ write (target, with a marker) ─▶ note (store)     after a crash in between, repeating the write has no effect
        ─▶ write (the next one) ─▶ note                      an unavailable target does not delay the others
 """
 
@@ -32,13 +34,13 @@ Phase = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class TargetBinding:
-    """A target, and the stage whose results it gets."""
+    """A target, and the stage whose results it receives."""
 
     stage: str
     operator: Operator
     target: TargetWriter
     location: tuple[str | None, ...]
-    writer: str  # the name of its marker
+    writer: str  # the name under which its marker is stored
 
     @property
     def destination(self) -> TargetDestination:
@@ -62,7 +64,7 @@ def bind_targets(
 
 @dataclass(frozen=True)
 class Publisher:
-    """Publishes to the targets of a pipeline and to its dead letters.
+    """Publishes to the targets of a pipeline, and its dead letters.
 
     `unavailable`: targets that could not be opened, with the error.
 
@@ -83,7 +85,7 @@ class Publisher:
         return {binding.stage for binding in self.bindings.values()}
 
     def capacity(self, stage: str) -> ValueLimits:
-        """Return the values that all targets of a stage can store."""
+        """Return the values that every target of a stage can store."""
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
@@ -91,7 +93,7 @@ class Publisher:
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
-        """Add the destinations of its output to the commit; it can only be published there."""
+        """Record the destinations of its output in the commit. From then on it can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = destinations.letter_location(self.pipeline)
         return destinations.with_targets(commit, targets, letters, self.held_markers)
@@ -121,23 +123,23 @@ class Publisher:
         self.check_available()
 
     def check_available(self) -> None:
-        """Raise StartError for a target that could not be opened."""
+        """Raise StartError if a target could not be opened."""
         if self.unavailable:
             raise next(iter(self.unavailable.values()))
 
     def is_pending(self, commit: Commit) -> bool:
-        """Return whether a part of a commit has not reached its target."""
+        """Return whether any output of a commit has not reached its target."""
         return commit.staged and self.store.published_epoch() < commit.epoch
 
     def publish_pending(self, commit: Commit) -> None:
-        """Publish a commit if that failed before: a later epoch must never be published first."""
+        """Publish a commit that could not be published earlier. A later epoch must never be published first."""
         if self.is_pending(commit):
             self._publish(commit, lambda name: nullcontext())
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
     def publish(self, commit: Commit, timer: Timer) -> None:
-        """Publish the parts of this epoch's commit that were not written within the commit."""
+        """Publish this epoch's output to all targets that were not written in the commit's transaction."""
         if self.is_pending(commit):
             self._publish(commit, timer.phase)
         elif commit.staged:
@@ -145,9 +147,9 @@ class Publisher:
                 self._mark_published(commit)
 
     def in_transaction(self, commit: Commit) -> tuple[Commit, Publish | None]:
-        """Return the commit and a function that writes to targets in the store's transaction.
+        """Return the commit, and a function that writes to targets within the store's transaction.
 
-        The commit names those targets as reached. The function is None if no target shares the store's database or
+        The commit records these targets as reached. The function is None if no target uses the store's database, or
         nothing is pending.
         """
         joined = [
@@ -168,9 +170,9 @@ class Publisher:
         return commit.model_copy(update={"reached": tuple(joined)}), publish
 
     def _publish(self, commit: Commit, phase: Phase) -> None:
-        """Write to each target without its part, and record it.
+        """Write to each target that has not been written, and record it.
 
-        A target that fails does not keep the others from their parts.
+        If one target fails, the others are still written.
         """
         failed: list[str] = []
         missing = commit.missing(self.store.delivered_targets())
@@ -196,7 +198,7 @@ class Publisher:
             self._mark_published(commit)
 
     def _error_text(self, name: str, error: PublishError) -> str:
-        """Return the error as text, with the name of its target if there are several."""
+        """Return the error as text, prefixed with the target's name if there are several targets."""
         return str(error) if name == LETTERS or len(self.bindings) < 2 else f'target "{name}": {error}'
 
     def _mark_published(self, commit: Commit) -> None:
@@ -214,7 +216,7 @@ class Publisher:
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the rows to write to a target, and the superseded ones."""
+        """Return the rows to write to a target, and the superseded rows."""
         binding = self.bindings[name]
         return outbox.split_output(
             binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts

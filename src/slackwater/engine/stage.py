@@ -1,4 +1,4 @@
-"""One stage of a pipeline: rows in, results out, and its new state. It does not commit anything itself.
+"""One stage of a pipeline: takes rows, returns results and its new state. It does not commit anything itself.
 
 rows of sources, ─▶ late? merge, cut ─▶ watermark ─▶ due results ─▶ results ─▶ the stages that read them
 results of stages   staged state        of its inputs  staged                  or a target
@@ -37,9 +37,9 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a stage has emitted in an epoch, for the stages that read it. `idle`: all its sources are idle.
+    """What a stage emitted in an epoch, for the stages that read it. `idle`: all its sources are idle.
 
-    `watermark_us`: no later result is earlier. `passes_late`: its rows may be behind its watermark, as they were read.
+    `watermark_us`: no later result is earlier. `passes_late`: rows behind the watermark keep their event time.
     """
 
     rows: pl.DataFrame | None
@@ -50,7 +50,7 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class EpochContext:
-    """An epoch as all its stages see it. `quiet_us`: how long (µs) the sources were polled; None if they were not.
+    """An epoch as all its stages see it. `quiet_us`: how long (µs) the sources have been silent; None if not polled.
 
     `carried`: how far idle stages are carried, see `engine.idle_stages`.
     """
@@ -64,18 +64,18 @@ class EpochContext:
 
     @property
     def moves_clocks(self) -> bool:
-        """Return whether watermarks may move; applied dead letters never move one."""
+        """Return whether watermarks may move. Applying dead letters never moves one."""
         return self.batch.replayed is None
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """What an epoch makes of a stage; nothing of it is committed."""
+    """The outcome of an epoch for one stage, not committed yet."""
 
     state: StageState
     output: tuple[OutputMeta, ...] = ()
     letters: tuple[OutputMeta, ...] = ()
-    outcome: IngestOutcome | None = None  # None without rows
+    outcome: IngestOutcome | None = None  # None if there were no rows
     reports: Sequence[EmitReport] = ()
     idle: bool = False
 
@@ -84,8 +84,8 @@ class StageResult:
 class StageRunner:
     """A stage of a pipeline and what it runs on. `number`: its position in the pipeline, from 0.
 
-    `pipeline` describes this stage alone: its sources are the stage's inputs, which may be stages. `is_read`: other
-    stages read it.
+    `pipeline` describes only this stage: its sources are the inputs of the stage, which may be other stages. `is_read`:
+    other stages read it.
     """
 
     # configuration
@@ -97,13 +97,13 @@ class StageRunner:
     in_worker: Callable[[int], Callable[[str], None] | None]
     number: int = 0
     is_read: bool = False
-    capacity: ValueLimits = ANYTHING  # values that the state and the target of its results can store
+    capacity: ValueLimits = ANYTHING  # values that the state and the targets of its results can store
     # not checkpointed
     skew_warnings: ClockSkewWarnings | None = None
 
     @property
     def inputs(self) -> list[str]:
-        """Return the names of its sources and of the stages that it reads."""
+        """Return the names of the sources and stages that it reads."""
         return [s.name for s in self.pipeline.sources]
 
     # -- an epoch ------------------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ class StageRunner:
 
         Raises SlackwaterError if it may not be committed.
 
-        `clocks`: those of the inputs before the rows, with quiet times that were not committed. `upstream`: the output
-        of earlier stages.
+        `clocks`: the input clocks before the rows, including uncommitted quiet times. `upstream`: the output of earlier
+        stages.
         """
         batch, late = self._rows(before, context, upstream)
         outcome, tasks = None, list[ShardTask]()
@@ -146,9 +146,7 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """Return the result of an epoch with the watermark raised to where --flush brings all stages, and what is due
-        there.
-        """
+        """Raise the watermark of an epoch's result to the one that --flush sets, and stage what becomes due."""
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -161,7 +159,7 @@ class StageRunner:
     def _rows(
         self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
     ) -> tuple[Batch, int]:
-        """Return the part of the batch that belongs to the stage's inputs, and the number of results that came late."""
+        """Return the rows for the stage's inputs, and the number of results of other stages that came late."""
         payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
             rows = results.rows
@@ -182,7 +180,7 @@ class StageRunner:
         batch: Batch,
         tasks: Sequence[ShardTask],
     ) -> IngestOutcome:
-        """Add a batch's rows to the shards, enforce the rules for unusable rows, and log them."""
+        """Add a batch's rows to the shards, enforce the rules for unusable rows, and log such rows."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
         accounting.enforce_rules(self.pipeline, before, context.epoch, outcome)
@@ -198,7 +196,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Return the clocks after the rows, and the statistics of the rows with more event times if a clock needs them."""
+        """Return the clocks after the rows, and the rows' statistics, with more event times if a clock needs them."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.with_spans(outcome, clocks)
@@ -214,7 +212,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         rows: Mapping[str, SourceStats] | None,
     ) -> Mapping[str, SourceClock]:
-        """Return the clocks after these rows (None: no rows), or after the silence."""
+        """Return the clocks after these rows (None: no rows), or after silence."""
         if rows is None or not context.moves_clocks:
             if context.quiet_us is None:
                 return clocks
@@ -243,9 +241,9 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         carried: int | None = None,
     ) -> int:
-        """Return the minimum of what its sources and upstream stages have reached; it never goes back.
+        """Return the minimum over its sources and upstream stages; it never goes back.
 
-        Idle sources are left out if another input is active. `carried`: how far it goes if all inputs are idle.
+        Idle sources are ignored if another input is active. `carried`: how far it may go if all inputs are idle.
         """
         limits = [r.watermark_us for r in upstream.values()]
         read = [c for n, c in clocks.items() if n not in upstream]
@@ -263,7 +261,7 @@ class StageRunner:
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
         """Return the output watermark at a watermark that no row moved.
 
-        `since`: the previous one, by default the commit's.
+        `since`: the previous watermark, by default the committed one.
         """
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
@@ -276,7 +274,7 @@ class StageRunner:
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> KnownWatermark | None:
-        """Return the new watermark if it is known before the rows, else None.
+        """Return the new watermark if it is known before the rows are read, else None.
 
         Results of other stages do not move it.
         """
@@ -311,7 +309,7 @@ class StageRunner:
         return StageResult(after, output, letters, outcome, reports)
 
     def results(self, done: StageResult) -> StageOutput:
-        """Return what an epoch has staged, for the stages that read it."""
+        """Return what an epoch has staged, for the stages that read this one."""
         staged = self.store.outputs(done.output)
         rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
         return StageOutput(rows, done.state.promised_us, done.idle, self.operator.passes_late)
@@ -319,7 +317,7 @@ class StageRunner:
     # -- shards --------------------------------------------------------------------------------------------------
 
     def tasks(self, state: StageState, clocks: Mapping[str, SourceClock], epoch: int) -> list[ShardTask]:
-        """Return the tasks of an epoch; `clocks` are those of the inputs, with quiet times that were not committed."""
+        """Return the tasks of an epoch. `clocks` are the input clocks, including uncommitted quiet times."""
         # rows are tagged with the index of their source; indexes of idle partitions follow all sources (see spark.engine)
         count, of_stages = len(clocks), {s.name for s in self.pipeline.sources if s.is_stage_output}
         source_clocks = [
@@ -354,7 +352,7 @@ class StageRunner:
     def all_tasks(
         self, state: StageState, epoch: int, since: int | None = None, flush: bool = False, early: bool = False
     ) -> list[ShardTask]:
-        """Return tasks for all shards, from the watermark `since` to that of the state."""
+        """Return tasks for all shards, to advance from the watermark `since` to that of the state."""
         watermark = state.watermark_us
         return [
             ShardTask(
@@ -376,22 +374,22 @@ class StageRunner:
         return [t for t in tasks if self.operator.may_be_due(t.state.metas, since, t.watermark, early)]
 
     def becomes_due(self, state: StageState, epoch: int, watermark: int) -> bool:
-        """Return whether anything becomes due up to a watermark; reads the shards that may have due windows."""
+        """Return whether anything becomes due up to a watermark. Reads the shards that may have due windows."""
         ahead = state.model_copy(update={"watermark_us": watermark})
         return any(
             self.operator.is_due(task) for task in self.due_tasks(ahead, epoch, state.watermark_us, False, False)
         )
 
     def may_emit_early(self, state: StageState, clock_us: int) -> bool:
-        """Return whether open windows may be emitted again by now (emit = "updates"), or the clock was set back."""
+        """Return whether it is time to emit open windows again (emit = "updates"), or the wall clock was set back."""
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
 def split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return results as rows of a stage at this watermark, and the original rows of those behind it.
 
-    Late results count at the watermark. They occur if a changed config emits results that are earlier than the former
-    config promised.
+    Late results are moved up to the watermark. They occur if a config change makes a stage emit results that are
+    earlier than it promised before.
     """
     least = pl.lit(watermark, pl.Int64).cast(pl.Datetime("us", "UTC"))
     behind = rows.filter(pl.col(EVENT_TIME) < least)

@@ -1,6 +1,6 @@
-"""The start of a run: publish pending output, and convert the state to this config.
+"""The start of a run: publishes pending output, and converts the state to this config.
 
-latest commit ─▶ compare with the config ─▶ publish pending output ─▶ migrate if necessary, as a separate epoch
+latest commit ─▶ compare with the config ─▶ publish pending output ─▶ migrate if necessary, in a separate epoch
                  REBUILD: refused                                     else continue unchanged
 """
 
@@ -24,7 +24,7 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class Startup:
-    """A start of this pipeline on this store."""
+    """The start of this pipeline on this store."""
 
     pipeline: Pipeline
     store: StateStore
@@ -40,7 +40,9 @@ class Startup:
         state_id: str,
         branches: bool = False,
     ) -> tuple[list[StageRunner], Commit]:
-        """Return the stages, with what the state remembers of former configs, and the state to continue from.
+        """Return the stages and the state to continue from.
+
+        The stages include what the state remembers of earlier configs.
 
         Raises StateError if the state cannot be used with this config, StartError, or PublishError.
         """
@@ -80,7 +82,10 @@ class Startup:
         return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
-        """Add the holds of stages that are read now; those of a stage that was not read before are computed from its rows."""
+        """Add holds for stages that other stages read.
+
+        If a stage was not read before, its holds are computed from its state rows.
+        """
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):
             holds = before.holds if stage.is_read else None
@@ -107,7 +112,7 @@ class Startup:
 
 
 def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState]) -> tuple[StageState, ...]:
-    """Return the states of stages without the holds of stages that no other stage reads."""
+    """Drop the holds of stages that no other stage reads."""
     stages_and_states = zip(stages, after, strict=True)
     return tuple(s if stage.is_read else s.model_copy(update={"holds": None}) for stage, s in stages_and_states)
 
@@ -115,7 +120,7 @@ def _drop_unread_holds(stages: Sequence[StageRunner], after: Sequence[StageState
 def _catch_up_new_stages(stages: Sequence[StageRunner], state: Commit, pairs: StageMatch) -> Commit:
     """Give new stages the clocks of their sources, and the watermark that their inputs have reached.
 
-    The output watermark of a stage that was not read before follows from its current state.
+    If a stage was not read before, its output watermark is derived from its current state.
     """
     began = {s.name for s, before in zip(stages, pairs.matched, strict=True) if before is None or before.holds is None}
     results: dict[str, StageOutput] = {}

@@ -1,4 +1,4 @@
-"""The status that the engine reports after each epoch: one frozen value for the live view, the logs and the metrics."""
+"""The status that the engine reports after each epoch: one immutable value for the live view, the logs and the metrics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class Counters:
-    """Cumulative counters over the life of the pipeline. They are part of every commit and continue after a restart.
+    """Cumulative counters over the lifetime of the pipeline. They are part of every commit and survive restarts.
 
     Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` is the
     number of rows after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
@@ -37,7 +37,7 @@ class Counters:
     are `rows_late + rows_partly_late`.
 
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
-    `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (those of them that are not emitted, and not
+    `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (those of them that are neither emitted nor
     used), `matched` (rows that found their first partner), `unmatched` (rows emitted without a partner) and `evicted`
     (by on_state_cap).
     """
@@ -50,19 +50,19 @@ class Counters:
     rows_lost: int = 0  # deleted from the source before they were read (on_data_loss = "skip")
     files_changed: int = 0  # files that changed after they were read; a file is read once
     late_windows: int = 0
-    replayed: int = 0  # applied dead letters; their rows are still counted as bad or late
-    replayed_late: int = 0  # those of them that are late rows
-    overflows: int = 0  # results that did not fit their type and were emitted as NULL (on_overflow = "null")
-    # results behind the watermark of the stage that reads them; they count at that watermark
+    replayed: int = 0  # applied dead letters; their rows remain counted as bad or late
+    replayed_late: int = 0  # the late rows among them
+    overflows: int = 0  # results that overflowed their type and were emitted as NULL (on_overflow = "null")
+    # results behind the watermark of the stage that reads them; they are moved up to that watermark
     late_between_stages: int = 0
-    rows_partly_late: int = 0  # rows that are late for some of their windows, but not for all; they are used
+    rows_partly_late: int = 0  # rows late for some of their windows, but not for all; they are used
     late: Mapping[str, int] = field(default_factory=dict)
     emitted: Mapping[str, int] = field(default_factory=dict)
     letters: Mapping[str, int] = field(default_factory=dict)
     sides: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # joins: see above
     # how late the late rows are, see `core.lateness_histogram`
     lateness: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    # committed rows by target; an older state counts them since the version that added this counter
+    # rows committed, by target; an older state counts them since the version that added this counter
     targets: Mapping[str, int] = field(default_factory=dict, compare=False)
     spent_us: Mapping[str, int] = field(
         default_factory=dict, compare=False
@@ -79,7 +79,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class BufferCounts:
-    """One side of a join: the number of rows in the state, and a key with very many rows: (their number, its values)."""
+    """One side of a join: the number of rows in the state, and a key with very many rows as (their number, its values)."""
 
     rows: int
     hot_key: tuple[int, str] | None = None
@@ -89,8 +89,8 @@ class BufferCounts:
 class StageStatus:
     """One stage after an epoch.
 
-    `open` is the number of open windows, and `groups` that of their groups. `rows` and `bytes` are those of its state.
-    `counters` are those of this stage. `buffered` is for joins, with "left" and "right".
+    `open` is the number of open windows, and `groups` the number of their groups. `rows` and `bytes` measure its state.
+    `counters` count this stage alone. `buffered` is for joins: by side, "left" and "right".
     """
 
     name: str
@@ -106,7 +106,7 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a pipeline after an epoch, or after an idle tick without a commit (then `rows` is 0)."""
+    """The status of a pipeline after an epoch, or after an idle tick without a commit (`rows` is 0 then)."""
 
     pipeline: str
     window_kind: str
@@ -124,8 +124,8 @@ class Status:
     groups: int
     state_bytes: int
     counters: Counters
-    reasons: tuple[str, ...] = ()  # the possible reasons of emitted rows; `counters` has the counts
-    written: Mapping[str, int] = field(default_factory=dict)  # by target: its number of rows of this epoch
+    reasons: tuple[str, ...] = ()  # the possible reasons for emitting a row; `counters` has the counts
+    written: Mapping[str, int] = field(default_factory=dict)  # number of rows of this epoch, by target
     emit_lag_seconds: float | None = None  # clock - window_end of the newest row emitted in this epoch
     buffered: Mapping[str, BufferCounts] = field(default_factory=dict)  # joins: "left", "right"
     stages: tuple[StageStatus, ...] = ()
@@ -134,9 +134,9 @@ class Status:
     config: Pipeline | None = field(default=None, repr=False, compare=False)  # set in the status that a run returns
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """Read what the target of the run holds now. With several targets, `target` names one.
+        """Read the current content of the run's target. If there are several targets, `target` selects one.
 
-        It only works on the status that `run` returns. Raises StartError for a target that cannot be read, such as the
+        Only works on the status that `run` returns. Raises StartError for a target that cannot be read, such as the
         console.
         """
         if self.config is None:

@@ -8,10 +8,10 @@ from slackwater.engine.kill_points import FaultInjector
 
 
 class Timer:
-    """Use as `with timer.phase("ingest"): …`. Times of a phase of several stages are added."""
+    """Use as `with timer.phase("ingest"): …`. The times that several stages spend in the same phase add up."""
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
-        """Start the timer. `began`: when the planning of the epoch began, by the monotonic clock."""
+        """Start the timer. `began` is when planning of the epoch began, on the monotonic clock."""
         now = time.monotonic()
         self.seconds: dict[str, float] = {} if began is None else {"plan": now - began}
         self.began = now if began is None else began

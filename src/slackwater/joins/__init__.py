@@ -1,1 +1,1 @@
-"""Stream joins as pure functions over frames. This package uses no Spark, no files and no clock."""
+"""Stream joins as pure functions over data frames. This package uses neither Spark, nor files, nor a clock."""

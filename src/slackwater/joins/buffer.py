@@ -19,7 +19,7 @@ NONE: Int64s = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class BufferChange:
-    """The changes of an epoch to one side's buffer.
+    """The changes that an epoch makes to one side's buffer.
 
     `rows`: new rows, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts` and `__id` of buffered rows that
     found their first partner (outer sides only). `evicted`: the same columns of rows that were dropped early.
@@ -40,45 +40,46 @@ def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> 
 
 
 class Buffers(Protocol):
-    """The buffered rows of both sides in one shard, as of a commit or of a step of the current epoch."""
+    """The buffered rows of both sides in one shard, as of a commit or a stage of the current epoch."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
-        """Return sorted runs with all rows of a side with these hashes (sorted, unique) and times from `low` to `high`;
-        they may have other rows, too.
+        """Return sorted runs with all rows of a side with these hashes (sorted, unique) and times from `low` to `high`.
+
+        The runs may contain other rows as well.
         """
         ...
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        """Return which buffered rows (with `__kh`, `__id`, `__matched`) have found a partner."""
+        """Return a mask of the buffered rows (`__kh`, `__id`, `__matched`) that have found a partner."""
         ...
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
-        """Return which rows of `runs` were dropped early."""
+        """Return a mask of the rows from `runs` that were dropped early."""
         ...
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        """Return the rows of an outer side that expire between two watermarks without a partner."""
+        """Return the rows of an outer side that expire between two watermarks without having found a partner."""
         ...
 
     def bound(self, which: int) -> int:
-        """Return an upper bound of the number of rows of any key on a side; it may be much too high."""
+        """Return an upper bound on the number of rows per key on a side. The bound may be loose."""
         ...
 
     def counts(self, which: int, hashes: Int64s, watermark: int) -> Int64s:
-        """Return the number of rows that have not expired for each of these hashes (sorted, unique) on a side."""
+        """Return the number of unexpired rows on a side for each of these hashes (sorted, unique)."""
         ...
 
     def scan(self, which: int, watermark: int) -> pl.DataFrame:
-        """Return all rows of a side that have not expired, with `__matched` up to date."""
+        """Return all unexpired rows of a side, with `__matched` up to date."""
         ...
 
     def outline(self, which: int, watermark: int) -> pl.DataFrame:
-        """Return the rows of `scan` with the columns `__kh`, `__ts` and `__matched` only."""
+        """Return only the columns `__kh`, `__ts` and `__matched` of the rows that `scan` returns."""
         ...
 
 
 class NoBuffers:
-    """Empty buffers, for a batch that has all rows."""
+    """Empty buffers, for a batch run that sees all rows at once."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         return ()

@@ -29,7 +29,7 @@ Sink = Callable[[pl.DataFrame], None]
 
 @dataclass
 class SideCounts:
-    """Counts of what became of the rows of one side in one epoch."""
+    """What happened to the rows of one side in one epoch, as counts."""
 
     rows: int = 0
     buffered: int = 0
@@ -45,8 +45,7 @@ class SideCounts:
 class JoinResult:
     """The outcome of an epoch's rows. `late`: the late rows of each side, with their original columns.
 
-    `hot_key`: for each side with a key of many rows, the largest one: (rows, key as text). A key has many rows if their
-    number is more than half of the limit.
+    `hot_key`: for each side, the key with the most rows if it has more than half of the limit: (rows, key as text).
     """
 
     changes: Changes
@@ -58,7 +57,7 @@ class JoinResult:
 
 @dataclass
 class NewRows:
-    """The sorted new rows of a side that are not late and have a key, and which of them found a partner."""
+    """The sorted new rows of a side that have a key and are not late, and a mask of those that found a partner."""
 
     side: JoinSide
     rows: pl.DataFrame
@@ -67,7 +66,7 @@ class NewRows:
 
 
 class RowsPerKeyExceededError(Exception):
-    """A key has more rows than allowed: (side, rows, key as text)."""
+    """Raised if a key has more rows than allowed: (side, rows, key as text)."""
 
     def __init__(self, side: JoinSide, rows: int, key: str) -> None:
         super().__init__(f"{plural(rows, 'row')} of {key}")
@@ -79,7 +78,8 @@ def ingest(
 ) -> JoinResult:
     """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
 
-    `watermark` is that of the previous epoch. `sink` takes the output, frame by frame. Raises RowsPerKeyExceededError.
+    `watermark` is that of the previous epoch. `sink` receives the output, frame by frame. Raises
+    RowsPerKeyExceededError.
     """
     tallies = {which: SideCounts(rows=rows.height) for which, rows in new.items()}
     late: dict[int, pl.DataFrame] = {}
@@ -123,7 +123,7 @@ def ingest(
 
 
 def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
-    """Emit outer rows that expire between two watermarks without a partner; return their number by side."""
+    """Emit outer rows that expire between two watermarks without having found a partner; return their number by side."""
     counts: dict[int, int] = {}
     for side in logic.sides:
         if side.outer:
@@ -178,7 +178,10 @@ def _match(
     firsts: list[pl.DataFrame],
     matched: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Emit the pairs of new rows with a run, and return their number. `buffers` is None if the run is new as well."""
+    """Emit the pairs of new rows with a run, and return their number.
+
+    `buffers` is None if the run consists of new rows.
+    """
     other = logic.sides[1 - query.side.which]
     begin, end = matching_ranges(run, query.run.kh, low, high)
     count = 0
@@ -204,7 +207,10 @@ def _match(
 
 
 def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: pl.DataFrame) -> NDArray[np.bool_]:
-    """Compare keys, since rows with one hash may have different keys. NaN equals NaN here, and 0.0 equals -0.0."""
+    """Compare the keys of each pair, since different keys may have the same hash.
+
+    Here NaN equals NaN, and 0.0 equals -0.0.
+    """
     good = np.ones(rows.height, dtype=bool)
     for a, b in zip(side.keys, other.keys, strict=True):
         good &= (rows[a.name] == partners[b.name]).to_numpy()
@@ -212,7 +218,7 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
 
 
 def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
-    """Return the buffered rows that found their first partner now."""
+    """Return the buffered rows that have just found their first partner."""
     if not frames:
         return row_references()
     rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)
@@ -233,7 +239,7 @@ def _enforce_limit(
     tally: SideCounts,
     hot_key: dict[int, tuple[int, str]],
 ) -> BufferChange:
-    """Enforce the limit of rows per key: refuse the epoch, or evict the oldest rows."""
+    """Enforce the limit of rows per key: fail the epoch, or evict the oldest rows."""
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
     begins = run_starts(kh)
@@ -265,9 +271,9 @@ def _evict_oldest(
     sink: Sink,
     tally: SideCounts,
 ) -> BufferChange:
-    """Evict the oldest rows of these hashes.
+    """Evict the oldest rows with these hashes.
 
-    Outer rows without a partner are emitted, since they can no longer find one.
+    Evicted outer rows without a partner are emitted, since they can no longer find one.
     """
     fields = list(side.schema)
     held = []

@@ -1,11 +1,11 @@
 """A stream-stream join as the engine sees it: two sides bound to their columns, and the time limits between partners.
 
     left    ──●─────────────────────────▶ event time      lower <= right.ts - left.ts <= upper
-    right      ├──────────────┤  its partners             it waits for them until the watermark has passed ts + upper
+    right      ├──────────────┤  its partners             it waits for them until the watermark passes ts + upper
              lower          upper
 
-A row expires once the watermark is above its time plus what its side keeps. This is decided per row, whatever is
-stored.
+A row expires once the watermark is above its time plus `keep_us` of its side. This depends on the row alone, not on how
+it is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MATCH, UNMATCHED = "match", "unmatched"
 
 @dataclass(frozen=True)
 class JoinSide:
-    """One side of a join. `keys` and `fields` are its columns; `output` has (name in the output, column), in order.
+    """One side of a join. `keys` and `fields` are its columns; `output` pairs each output name with a column, in order.
 
     `low_us` and `high_us` limit a partner's time relative to a row's time. A row may find partners until the watermark
     is above its time plus `keep_us`. `outer`: rows without a partner are emitted.
@@ -53,12 +53,12 @@ class JoinSide:
         return {**HIDDEN, **{f.name: f.polars for f in self.fields}}
 
     def add_missing_columns(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Add missing columns with NULL to buffered rows that were stored before these columns were added."""
+        """Add columns that did not exist when the buffered rows were stored, with NULL."""
         new = [f for f in self.fields if f.name not in rows.columns and f not in self.keys]
         return rows.with_columns(pl.lit(None, f.polars).alias(f.name) for f in new) if new else rows
 
     def due(self, ts: Int64s) -> Int64s:
-        """Return the watermark at which rows of these times have expired."""
+        """Return the watermark at which rows with these times expire."""
         return ts + (self.keep_us + 1)
 
 
@@ -66,7 +66,7 @@ class JoinSide:
 class JoinLogic:
     """A join, bound to the columns of its sides.
 
-    `event_time`: which time a joined row has: "later", "left" or "right".
+    `event_time` selects the event time of a joined row: "later", "left" or "right".
     """
 
     pipeline: str
@@ -83,7 +83,7 @@ class JoinLogic:
 
     @property
     def lag_us(self) -> int:
-        """Return how far (µs) a joined row may be behind the watermark at most."""
+        """Return how far (µs) a joined row can be behind the watermark."""
         waits = (max(s.high_us, 0) for s in self.sides if s.outer or self.event_time == s.name)
         return self.allowed_us + max(waits, default=0)
 
@@ -116,7 +116,7 @@ class JoinLogic:
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
     def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return rows of one side without a partner as output rows with `__reason`."""
+        """Convert rows of one side that found no partner to output rows with `__reason`."""
         columns: list[pl.Series] = []
         for side in self.sides:
             for name, field in side.output:
@@ -143,7 +143,7 @@ def build_side(
     allowed_us: int,
     outer: bool,
 ) -> JoinSide:
-    """Build a side of a join whose rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
+    """Build one side of a join whose rows match if `lower_us <= right.ts - left.ts <= upper_us`."""
     low, high = (lower_us, upper_us) if which == LEFT else (-upper_us, -lower_us)
     columns = list(dict.fromkeys([*keys, *fields]))
     return JoinSide(

@@ -1,7 +1,7 @@
-"""Find the partners of rows in runs sorted by (key hash, time), by a binary search for all rows at once.
+"""Find partners in runs sorted by (key hash, time), with one vectorised binary search for all rows.
 
 run      kh   3   3   3   7   9        query (3, low = 4, high = 8)
-         ts   1   5   8   2   6               └───┴─▶ begin and end of a stretch with all its partners
+         ts   1   5   8   2   6               └───┴─▶ begin and end of the range of its partners
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slackwater.core.arrays import Int64s
 class SortedRows:
     """Buffered rows of one side, sorted by (`kh`, `ts`).
 
-    `take` returns the rows at these positions, with all their columns.
+    `take` returns the rows at the given positions, with all their columns.
     """
 
     kh: Int64s
@@ -30,13 +30,16 @@ class SortedRows:
 
     @classmethod
     def from_frame(cls, frame: pl.DataFrame) -> SortedRows:
-        """Read a sorted frame with `__kh`, `__ts` and `__id`."""
+        """Wrap a sorted frame with `__kh`, `__ts` and `__id`."""
         kh, ts, id_ = (frame[c].to_numpy() for c in ("__kh", "__ts", "__id"))
         return cls(kh, ts, id_, frame.__getitem__)
 
 
 def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
-    """Return the stable order by (`kh`, `ts`). If few keys repeat, it costs a single plain sort of numbers."""
+    """Return the stable order by (`kh`, `ts`).
+
+    If few keys repeat, this costs no more than sorting one column of numbers.
+    """
     order = np.argsort(kh)  # three times as fast as a stable sort, or a sort by both columns
     hashes = kh[order]
     repeats = hashes[1:] == hashes[:-1]
@@ -48,8 +51,9 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
 
 
 def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-    """Return for each (hash, earliest, latest time) the begin and end of the matching rows of a run; ascending `kh` is
-    fastest.
+    """For each (hash, earliest time, latest time), return where the matching rows of a run begin and end.
+
+    This is fastest if `kh` is ascending.
     """
     begin = np.searchsorted(run.kh, kh, "left")
     end = begin.copy()
@@ -63,9 +67,9 @@ def matching_ranges(run: SortedRows, kh: Int64s, low: Int64s, high: Int64s) -> t
 
 
 def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s, after_equals: bool) -> Int64s:
-    """Return for each stretch of ascending values the first position whose value is not below its threshold.
+    """For each range of ascending values, return the first position whose value is not below its threshold.
 
-    With `after_equals`, it is the first position whose value is above the threshold.
+    With `after_equals`, return the first position whose value is above the threshold.
     """
     low, high = begin.copy(), end.copy()
     open_ = np.flatnonzero(low < high)
@@ -80,8 +84,9 @@ def bisect_ranges(values: Int64s, begin: Int64s, end: Int64s, thresholds: Int64s
 
 
 def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield (query, position in the run) of all pairs of these stretches, at most `most` at a time, since a hot key has
-    many.
+    """Yield (query, position in the run) for all pairs in these ranges, at most `most` pairs at a time.
+
+    A hot key can have very many pairs.
     """
     counts = end - begin
     upto = np.cumsum(counts)
@@ -93,7 +98,7 @@ def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int6
 
 
 def flags_at(length: int, positions: Int64s) -> NDArray[np.bool_]:
-    """Return an array of this length that is true at these positions."""
+    """Return an array of this length that is true at the given positions."""
     flags = np.zeros(length, dtype=bool)
     flags[positions] = True
     return flags

@@ -1,4 +1,4 @@
-"""Rows of both sides in one frame, for one shuffle: columns of one type share a slot.
+"""Rows of both sides in one frame, so that they need one shuffle: columns of the same type share a slot.
 
 left   user STRING, amount BIGINT, note STRING        c0 STRING   c1 BIGINT   c2 STRING
 right  id STRING, paid BIGINT                         id          paid        NULL
@@ -17,14 +17,14 @@ from slackwater.joins.logic import JoinLogic
 
 @dataclass(frozen=True)
 class SharedColumns:
-    """`columns`: the shared columns. `by_side`: for each side, the name of the shared column of each of its columns."""
+    """The shared columns of a join, and for each side the shared column that holds each of its own columns."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]
 
     @classmethod
     def from_logic(cls, logic: JoinLogic) -> SharedColumns:
-        """Assign the columns of both sides to shared ones."""
+        """Assign the columns of both sides to shared columns."""
         columns: list[Field] = []
         by_side = []
         for side in logic.sides:
@@ -42,7 +42,7 @@ class SharedColumns:
         return cls(tuple(columns), tuple(by_side))
 
     def select_side(self, rows: pl.DataFrame, which: int, more: Sequence[str]) -> pl.DataFrame:
-        """Return the rows of one side (`__side`) with its own columns and the columns in `more`."""
+        """Return the rows of one side (by `__side`) with its own column names, plus the columns in `more`."""
         side_rows = rows.filter(rows["__side"] == which)
         return pl.DataFrame(
             [

@@ -1,1 +1,4 @@
-"""The work of a stage on one shard: the only room that knows windows or joins and state; it knows no Spark, no sources and no targets."""
+"""Operators: the work of a stage on one shard.
+
+Only this package knows about both windows or joins and state. It knows nothing about Spark, sources or targets.
+"""

@@ -1,4 +1,4 @@
-"""The interface of an operator: the work of one stage on one shard, as the driver and the engines see it.
+"""The interface of an operator: the work of one stage on one shard, as seen by the driver and the engines.
 
     PaneOperator(PaneLogic, WindowOperator)                operators/panes.py           tumbling and hopping windows
     SessionOperator(SessionLogic, WindowOperator)          operators/sessions.py        session windows
@@ -6,9 +6,9 @@
     KeyedOperator(KeyedState, ImmediateOperator)           operators/keyed.py           base of operators with a row per key
     StatelessOperator(NoState, ImmediateOperator)          operators/stateless.py       SQL alone
 
-A window or a join combines pure logic of `windows` or `joins` with its use on a shard. A question that only one package
-asks, such as the columns of a store, is answered in that package by class (`functools.singledispatch`). An operator
-that is not registered in that package is an error.
+A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. What only one
+package needs, such as the columns of a store, is defined in that package, by dispatch on the operator's class
+(`functools.singledispatch`). It is an error if an operator is not registered there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from slackwater.state.protocol import ShardState
 
 SIDES = ("left", "right")
 
-Question = Callable[["ShardTask"], Mapping[int, int]]  # asked of one shard; it is sent to workers, so it can be pickled
-Recount = Callable[[Question], Mapping[int, int]]  # asks all shards after the rows were added, and sums the answers
+Question = Callable[["ShardTask"], Mapping[int, int]]  # asked of one shard; picklable, since it is sent to workers
+Recount = Callable[[Question], Mapping[int, int]]  # asks all shards after the rows were added, and sums up the answers
 
 
 @dataclass(frozen=True)
 class StageCounts:
-    """Counts of a stage's state in a commit, so that no shard has to be opened. Each operator fills in its own fields.
+    """Counts of a stage's state, stored in the commit so that no shard has to be opened.
 
-    `groups` and `windows`: keys with open sessions, and open sessions, per shard. `panes`: start to keys per shard,
-    until the pane expires. `sides`: for a join, counts of what became of the rows of each side.
+    Each operator fills in its own fields. `groups` and `windows`: keys with open sessions, and open sessions, per
+    shard. `panes`: for each shard, the number of keys by pane start, until the pane expires. `sides`: for a join, what
+    happened to the rows of each side.
     """
 
     groups: tuple[int, ...]
@@ -48,7 +49,7 @@ class StageCounts:
 class Operator(Protocol):
     """The work of one stage on one shard. Times are in µs.
 
-    It is frozen and can be pickled, since it is sent to workers in its tasks. It has no clock and opens no files.
+    Operators are immutable and can be pickled, since tasks carry them to workers. They read no clock and open no files.
     """
 
     @property
@@ -61,53 +62,54 @@ class Operator(Protocol):
 
     @property
     def identity(self) -> tuple[str, ...] | None:
-        """Return the output columns that identify a row; None if results are a multiset."""
+        """Return the output columns that identify a row; None if the results are a multiset."""
         ...
 
     @property
     def retraction(self) -> tuple[str, ...]:
-        """Return the output columns that a superseded row still has."""
+        """Return the output columns that remain in a superseded row."""
         ...
 
     @property
     def reasons(self) -> Sequence[str]:
-        """Return the reasons for which rows are emitted; metrics show them before the first row."""
+        """Return the possible reasons for emitting a row. Metrics list them even before the first row."""
         ...
 
     @property
     def updates(self) -> bool:
-        """Return whether open windows that have changed are emitted as well."""
+        """Return whether open windows are emitted when they change."""
         ...
 
     @property
     def early_us(self) -> int:
-        """Return the least time (µs) between two emissions of open windows."""
+        """Return the minimum time (µs) between two emissions of open windows."""
         ...
 
     @property
     def group_limit(self) -> int | None:
-        """Return the limit beyond which new groups are dropped, which is divided over the shards; None if they are not
-        dropped.
+        """Return the limit beyond which new groups are dropped; None if groups are never dropped.
+
+        The limit is divided among the shards.
         """
         ...
 
     @property
     def is_preaggregated(self) -> bool:
-        """Return whether rows are pre-aggregated before a shard gets them.
+        """Return whether rows are pre-aggregated before they reach a shard.
 
-        Then the batch is read a second time to find late rows.
+        If so, the batch is read a second time to find the late rows.
         """
         ...
 
     def late_before(self, watermark: int) -> int:
         """Return the time before which rows may be late at this watermark.
 
-        With pre-aggregation, all rows before that time are late.
+        With pre-aggregation, all rows before it are late.
         """
         ...
 
     def input_index(self, source: str) -> int:
-        """Return the index of the input that the rows of a source belong to; 0 if there is only one."""
+        """Return the index of the input that a source's rows belong to; 0 if there is only one."""
         ...
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -116,17 +118,17 @@ class Operator(Protocol):
 
     @property
     def row_columns(self) -> Sequence[Field]:
-        """Return the columns of the results as rows of the next stage, including `_event_ts`."""
+        """Return the columns of the results when the next stage reads them as rows, including `_event_ts`."""
         ...
 
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
-        """Return the results as rows of the next stage."""
+        """Convert results to rows for the next stage."""
         ...
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         """Return the lowest event time that a result may still have at this watermark.
 
-        `holds` are those of all shards.
+        `holds` are the holds of all shards.
         """
         ...
 
@@ -134,7 +136,7 @@ class Operator(Protocol):
     def passes_late(self) -> bool:
         """Return whether rows behind the watermark are emitted with their original event time.
 
-        Then the stages that read them decide whether they are late.
+        If so, the stages that read them decide whether they are late.
         """
         ...
 
@@ -152,7 +154,7 @@ class Operator(Protocol):
         ...
 
     def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
-        """Return whether a shard may have something to emit between two watermarks, judged without reading it."""
+        """Return whether a shard may have something to emit between two watermarks, without reading the shard."""
         ...
 
     def is_due(self, task: ShardTask) -> bool:
@@ -160,12 +162,13 @@ class Operator(Protocol):
         ...
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage what a shard emits between two watermarks, and the state that changes with it."""
+        """Stage what a shard emits between two watermarks, and the resulting changes of its state."""
         ...
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the dead letters of late rows: `__start` (event time), `_origin`, its keys, and `__idle` if sources may
-        be idle.
+        """Return the dead letters of late rows.
+
+        `rows` has `__start` (event time), `_origin`, the keys, and `__idle` if sources may be idle.
         """
         ...
 
@@ -173,29 +176,29 @@ class Operator(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """Return what a state depends on, with its `kind`.
+        """Return what the stored state depends on, including the operator's `kind`.
 
-        A change of it needs a new state. It is readable and part of every commit.
+        If it changes, the state cannot be used any more. It is readable and part of every commit.
         """
         ...
 
     @property
     def emission(self) -> dict[str, Any]:
-        """Return how results are emitted, as far as it affects the state.
+        """Return the parts of the emission mode that affect the state.
 
-        A change of it does not need a new state, but a migration (`evolution.migrate`).
+        If it changes, the state is migrated (`evolution.migrate`), not discarded.
         """
         ...
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the description for the commit, from which a state can be read without a config.
+        """Return the description for the commit, which allows the state to be read without a config.
 
         `data`: the keys of the step, see `config.serialization`.
         """
         ...
 
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        """Return the counts after an epoch's rows."""
+        """Return the counts after an epoch's rows were added."""
         ...
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
@@ -203,27 +206,28 @@ class Operator(Protocol):
         ...
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
-        """Return (number of open windows, number of their groups)."""
+        """Return the number of open windows and the number of their groups."""
         ...
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments of a shard without the expired ones, also if no new row reached the shard.
+        """Return the unexpired segments of a shard, even if no new row reached the shard.
 
-        `since` is the watermark that the previous epoch committed; at it, nothing needs expired segments any more.
+        `since` is the watermark that the previous epoch committed. Segments that have expired by then are no longer
+        needed.
         """
         ...
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if an epoch's rows made the state larger than allowed.
+        """Raise CapExceededError if an epoch's rows made the state exceed its limits.
 
-        `watermark` is that of the previous epoch. `recount` counts in all shards again.
+        `watermark` is that of the previous epoch. `recount` repeats the count in all shards.
         """
         ...
 
 
 @dataclass(frozen=True)
 class LateLetterContext:
-    """What the letters of late rows say about their epoch (`late_data = "dlq"`).
+    """What the dead letters of late rows record about their epoch (`late_data = "dlq"`).
 
     `held_by`: the source that held the watermark. `cause`: why rows of a source that was not idle are late.
     """
@@ -235,7 +239,7 @@ class LateLetterContext:
 
 @dataclass(frozen=True)
 class KnownWatermark:
-    """The watermark of this epoch, if it is known before its rows are read."""
+    """The watermark of this epoch, if it is known before the epoch's rows are read."""
 
     watermark: int
     early: bool
@@ -243,42 +247,42 @@ class KnownWatermark:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """The task of a shard in an epoch."""
+    """The task of one shard in one epoch."""
 
     operator: Operator
-    state: ShardState  # as of the previous commit, or the previous step
+    state: ShardState  # as of the previous commit, or of the previous step
     shard: int
-    watermark: int  # µs; ingest: of the previous epoch; emit: the new one
+    watermark: int  # µs; ingest: that of the previous epoch; emit: the new one
     since: int  # µs; the watermark of the previous epoch, for ingest and emit
     idle_sources: tuple[int, ...] = ()
     group_limit: int | None = None  # drop_new_groups: this shard's share of max_groups_per_window
     groups: int = 0  # sessions: number of keys with open sessions
     pane_groups: Mapping[int, int] | None = None  # panes: current number of groups per pane
     flush: bool = False
-    early: bool = False  # emit = "updates": changed open windows are emitted now
-    late: LateLetterContext | None = None  # set if late rows become letters
-    keeps_bad: bool = False  # rows without a usable gap become letters
-    capacity: ValueLimits = ANYTHING  # the values that the target and the state can store
-    known_watermark: KnownWatermark | None = None  # ingest: results due at it are emitted in the same pass
+    early: bool = False  # emit = "updates": emit changed open windows now
+    late: LateLetterContext | None = None  # set if late rows become dead letters
+    keeps_bad: bool = False  # rows without a usable gap become dead letters
+    capacity: ValueLimits = ANYTHING  # the values that both the target and the state can store
+    known_watermark: KnownWatermark | None = None  # ingest: results due at this watermark are emitted in the same pass
     holds: tuple[Hold, ...] | None = None  # holds of the shard; None if no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 
     def staging(self, when: str) -> None:
-        """Report that staging begins ("before") or has ended ("after")."""
+        """Signal that staging begins ("before") or has ended ("after")."""
         if self.hit:
             self.hit(f"stage.{when}")
 
 
 def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace the tag of each row's source or partition (`__src`) with whether it is idle (`__idle`)."""
+    """Replace the tag with a row's source or partition (`__src`) by a flag whether that is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
 
 
 def is_expired(meta: SegmentMeta, since: int) -> bool:
-    """Return whether a segment file has only expired rows.
+    """Return whether all rows of a segment file have expired.
 
-    In Postgres this is always false, since the commit deletes expired rows from the table.
+    Always false for Postgres, where the commit deletes expired rows from the table.
     """
     return meta.dead <= since and "/" in meta.file

@@ -1,6 +1,6 @@
-"""Compile the spec of a window, join or other step and the available columns into its operator.
+"""Compile the spec of a step (window, join, or other) against the available columns into its operator.
 
-Columns that do not fit are reported by name, with the available columns.
+Errors name the columns that do not fit, and the available columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def compile_window(pipeline: Pipeline, columns: Mapping[str, Field]) -> PaneOper
 
 
 def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> PaneOperator | SessionOperator:
-    """Bind keys and aggregations of the window of a pipeline with this name.
+    """Bind keys and aggregations of a window to these columns. `pipeline` is the name used in errors.
 
     Raises StartError, with one line per problem.
     """
@@ -173,7 +173,7 @@ def bind_keyed(
 
 
 def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
-    """Return a stateless operator with the selected columns, in order. Raises StartError, with one line per problem."""
+    """Build a stateless operator with the selected columns, in order. Raises StartError, with one line per problem."""
     where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []
     for field in columns:
@@ -194,7 +194,7 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
 
 
 def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
-    """Return for each side the metadata columns that its connector adds to its rows."""
+    """Return, for each side, the metadata columns that its connector adds to the rows."""
     assert pipeline.transform.join is not None
     connections = {
         s.name: resolve_connection(s.connection, pipeline.connections) if s.connection else None
@@ -211,9 +211,9 @@ def _hidden(pipeline: Pipeline) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _key_problems(where: str, left: Field, right: Field) -> list[str]:
-    """Return the problems of a pair of keys.
+    """Return the problems of a pair of join keys.
 
-    Keys are compared by hash, so both must have one type; integers of all widths match.
+    Keys are compared by hash, so both must have the same type; all integer widths match each other.
     """
     pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):

@@ -1,7 +1,7 @@
-"""Dead letters: what is stored of a row that could not be used, with its original bytes if the source has them.
+"""Dead letters: records of rows that could not be used, with the original bytes if the source provides them.
 
-Bad rows become letters immediately. Late rows are only known after the SQL and the shuffle. Until then `_origin`, an
-additional struct column, carries their origin:
+Bad rows become dead letters immediately. Late rows are only detected after the SQL and the shuffle. An additional
+struct column, `_origin`, carries the origin of each row up to that point:
 
     source ─▶ view `source` with _origin ─▶ SQL (see `spark.origin`) ─▶ late? ─▶ letter
 """
@@ -22,7 +22,7 @@ from slackwater.windows.aggregations import quote_column
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
-UNPUBLISHED = "not published"  # a result that its target did not accept, see `runner.skip_publish`
+UNPUBLISHED = "not published"  # a result that its target did not accept; see `runner.skip_publish`
 ORIGIN = "_origin"
 
 _FIELDS = {f.name: f for f in LETTER}
@@ -31,7 +31,7 @@ ORIGIN_TYPE = f"struct<{','.join(f'{f.name}:{f.type}' for f in ORIGIN_FIELDS)}>"
 
 
 def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Return Spark SQL for the columns of a bad row's letter, over a source's rows with `__bad` and `_event_ts`."""
+    """Return Spark SQL for the dead-letter columns of a bad row, over a source's rows with `__bad` and `_event_ts`."""
     sql_by_field = {
         **_origin_sql(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
@@ -43,9 +43,9 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
 
 
 def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
-    """Return Spark SQL for the columns of the letters of unstorable rows, over the output of the SQL with `__unfit`.
+    """Return Spark SQL for the dead-letter columns of unstorable rows, over the output of the SQL with `__unfit`.
 
-    The bytes are those of the source if `_origin` is present, else the row as JSON.
+    The bytes are those of the source if `_origin` exists, else the row as JSON.
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
@@ -59,7 +59,7 @@ def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch
 
 
 def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """Return the letters of unstorable rows in a frame: `__unfit`, `__start` (event time, µs) and `_origin`."""
+    """Build the dead letters of unstorable rows, from a frame with `__unfit`, `__start` (event time, µs) and `_origin`."""
     computed = {
         "reason": pl.col("__unfit"),
         "pipeline": pl.lit(pipeline),
@@ -71,9 +71,10 @@ def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.Data
 
 
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
-    """Return letters as their target can store them: a time that it cannot store is NULL; the row's bytes still have it.
+    """Return dead letters in a form that their target can store.
 
-    Columns that an earlier version did not stage are NULL.
+    Times outside its range become NULL, but the row's bytes still have them. Columns that an earlier version did not
+    stage are NULL.
     """
     letters = letters.with_columns(
         pl.lit(None, f.polars).alias(f.name) for f in LETTER if f.name not in letters.columns
@@ -87,13 +88,13 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 
 
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
-    """Return Spark SQL for `_origin` over a source's rows. `file`: SQL for the name of the file of a row."""
+    """Return Spark SQL for `_origin` over a source's rows. `file` is the SQL for a row's file name."""
     sql_by_field = _origin_sql(columns, source, file)
     return f"named_struct({', '.join(f'{_sql_literal(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
-    """Return Spark SQL for an `_origin` that only has a number (a column) in the place of the offset."""
+    """Return Spark SQL for an `_origin` that has only a number (a column), in place of the offset."""
     held = (
         f"{_sql_literal(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
     )
@@ -101,7 +102,7 @@ def numbered_origin(number: str) -> str:
 
 
 def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str, str]:
-    """Return Spark SQL for a row's origin and content, by field, over the columns of its source with their types."""
+    """Return Spark SQL for the origin and content of a row, by field, over the source's columns and their types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
     row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
@@ -119,13 +120,13 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
 
 
 def _times() -> str:
-    """Return Spark SQL for the options that write times to JSON in microseconds; Spark's default stops at milliseconds."""
+    """Return the Spark SQL options that write times to JSON in microseconds; Spark's default is milliseconds."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
     return f"map('timestampFormat', {_sql_literal(f'{pattern}XXX')}, 'timestampNTZFormat', {_sql_literal(pattern)})"
 
 
 def _headers(kind: str) -> str:
-    """Return Spark SQL for a record's headers as a JSON list; RabbitMQ has them as the text of a JSON object."""
+    """Return Spark SQL for a record's headers as a JSON list. RabbitMQ provides them as a JSON object in a string."""
     if kind.startswith("array<struct<key:string,value:binary"):
         return "to_json(_headers)"
     if kind != "string":
@@ -135,7 +136,7 @@ def _headers(kind: str) -> str:
 
 
 def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
-    """Stage the letters of late rows that a second reading of the batch found, see `Operator.late_letters`."""
+    """Stage the dead letters of late rows that a second pass over the batch found; see `Operator.late_letters`."""
     letters = task.operator.late_letters(task, with_idle(task, rows))
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
@@ -147,13 +148,13 @@ def late_letters(
     windows: pl.Series | None = None,
     keys: Sequence[Field] = (),
 ) -> pl.DataFrame:
-    """Return the letters of late rows.
+    """Build the dead letters of late rows.
 
     Args:
         task: The task of the shard.
         rows: `__start` (event time, µs), `_origin`, `keys`, and `__idle` if sources may be idle.
-        missed: The number of windows each row was late for.
-        windows: Their starts, as JSON lists.
+        missed: The number of windows for which each row was late.
+        windows: The starts of these windows, as JSON lists.
         keys: The key columns of the operator.
     """
     assert task.late is not None
@@ -179,7 +180,7 @@ def late_letters(
 
 
 def group_key(keys: Sequence[Field]) -> pl.Expr:
-    """Return the key columns of a row as one JSON object, by which its letters can be found; NULL without keys."""
+    """Return a row's key columns as one JSON object, for searching its dead letters; NULL if there are no keys."""
     if not keys:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)
@@ -187,7 +188,7 @@ def group_key(keys: Sequence[Field]) -> pl.Expr:
 
 
 def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
-    """Return the letters of rows without a usable gap: `__ts` (event time, µs) and `_origin`."""
+    """Build the dead letters of rows without a usable gap, from `__ts` (event time, µs) and `_origin`."""
     computed = {
         "reason": pl.lit(BAD_GAP),
         "pipeline": pl.lit(pipeline),

@@ -1,4 +1,4 @@
-"""A shard that is read as usual and in which nothing is staged, for a dry run of an epoch."""
+"""A shard for dry runs of an epoch: reads work as usual, and nothing is staged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRunShard:
-    """A `ShardState` over another one: whatever a step stages is counted and dropped."""
+    """Wraps a `ShardState`: whatever a step stages is counted and dropped."""
 
     state: ShardState
 

@@ -1,6 +1,6 @@
-"""The base of operators that emit their rows in the epoch that reads them: nothing is pending, so no row is late.
+"""Base of operators that emit rows in the epoch that reads them: nothing is pending, so no row is late.
 
-Packages that answer questions by class register `ImmediateOperator` once for all of them, as they do
+Packages that dispatch on the operator's class register `ImmediateOperator` once for all of them, as they do
 `NonWindowOperator`.
 """
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class ImmediateOperator(NonWindowOperator):
-    """An operator that is done as soon as it has ingested its rows."""
+    """An operator that is finished with its rows as soon as it has ingested them."""
 
     @abstractmethod
     def state_text(self, counts: StageCounts) -> str:
-        """Return a short text that describes the stored state, for people."""
+        """Describe the stored state in a short phrase, for users."""
 
     def late_before(self, watermark: int) -> int:
         return NO_WATERMARK

@@ -1,8 +1,8 @@
-"""A shard's part of an epoch in one pass: ingest rows and emit what is due, if the watermark is known before the rows.
+"""One pass over a shard: ingest rows and emit what is due, if the new watermark is known before the rows are read.
 
-It is known if rows are results of other stages, or come from files whose footers have their newest time.
+It is known if the rows are results of other stages, or come from files whose footers contain the newest time.
 
-    rows ─▶ ingest ─▶ new state ─▶ emit      one task; else the driver advances the clocks and sends a second task
+    rows ─▶ ingest ─▶ new state ─▶ emit      one task; otherwise the driver advances the clocks and sends a second task
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The work of a join on one shard in one epoch: match, buffer, stage. It runs in a Spark worker or in this process."""
+"""The work of a join on one shard in one epoch: match, buffer and stage. Runs in a Spark worker or in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLE = 3
 
 
 class _JoinOutput:
-    """Stages output in frames of a moderate size and number."""
+    """Stages output in a moderate number of frames of moderate size."""
 
     def __init__(self, task: ShardTask) -> None:
         self._state, self._held, self._rows = task.state, list[pl.DataFrame](), 0
@@ -50,7 +50,7 @@ class _JoinOutput:
 
 @dataclass(frozen=True)
 class IntervalJoinOperator(JoinLogic, NonWindowOperator):
-    """A join of two streams."""
+    """The join of two streams."""
 
     def late_before(self, watermark: int) -> int:
         return watermark - self.allowed_us
@@ -66,8 +66,9 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return 0 if source == self.left.source else 1
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Match and buffer rows: `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` if sources may be
-        idle.
+        """Match and buffer rows.
+
+        `rows` has `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` if sources may be idle.
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
@@ -123,7 +124,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         )
 
     def _uncounted(self, tallies: Sequence[interval_join.SideCounts]) -> int:
-        """Return the number of rows without a key on sides whose rows are only emitted in pairs."""
+        """Return the number of rows without a key on sides that only emit pairs."""
         return sum(t.null_keys for t, side in zip(tallies, self.sides, strict=True) if not side.outer)
 
     def _sample(self, late: Mapping[int, pl.DataFrame]) -> tuple[dict[str, Any], ...]:
@@ -167,7 +168,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return any(buffers.due(s.which, task.since, task.watermark).height for s in self.sides if s.outer)
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage the outer rows that expire without a partner."""
+        """Stage outer rows that expire without having found a partner."""
         outbox = _JoinOutput(task)
         counts = interval_join.emit(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
         total = sum(counts.values())
@@ -200,7 +201,10 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
 
     @classmethod
     def from_state(cls, pipeline: str, state: StageState) -> Self:
-        """Restore what the buffers depend on. The result can read and rewrite them, but it cannot run."""
+        """Restore the parts of a join that its buffers depend on.
+
+        The result can read and rewrite buffers, but it cannot run.
+        """
         allowed = int(state.emission.get("retain_us", 0))
         left, right = (_side_of(state.fingerprint, which, allowed) for which in (0, 1))
         return cls(pipeline, left, right, allowed, "later", None, False)
@@ -225,7 +229,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
-    """Restore a side from a fingerprint; its output columns are unknown."""
+    """Restore a side from a fingerprint, which does not contain its output columns."""
     keys, columns = ([field_of(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]

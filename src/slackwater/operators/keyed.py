@@ -1,11 +1,11 @@
-"""Operators that see whole rows by key, store something per key, and emit rows in the epoch that reads them.
+"""Base of operators that store values per key and emit rows in the epoch that reads them.
 
 rows of a shard, by key and time ─┐                    ┌─▶ emitted rows: output
                                   ├─▶ advance (pure) ──┤
 stored values of these keys ──────┘                    └─▶ new stored values: the keys' units
 
 Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` support `KeyedOperator`. A subclass
-only defines `advance`, the stored values, and its description in a commit (`from_state`). A key is stored for ever.
+only defines `advance`, the stored values, and how it is restored from a commit (`from_state`). Keys never expire.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from slackwater.windows.results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, KeyedState
 
 EVENT_TIME = "_event_ts"
-KEY = "__key"  # hidden column: the number of a row's key among the keys of the epoch
+KEY = "__key"  # hidden column: the number of a row's key within the epoch
 
 
 @dataclass(frozen=True)
 class KeyedOperator(KeyedState, ImmediateOperator):
-    """`fields`: the output columns, including the keys, without the event time, which follows them."""
+    """`fields`: the output columns, including the keys. The event time follows them and is not part of `fields`."""
 
     pipeline: str
     keys: tuple[Field, ...]
@@ -47,14 +47,14 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     @property
     @abstractmethod
     def accumulators(self) -> Mapping[str, pl.DataType]:
-        """Return the stored columns of a key."""
+        """Return the columns stored for each key."""
 
     @abstractmethod
     def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the emitted rows with all their columns, and the new stored values per key: `KEY`, `accumulators`.
 
         `rows` are sorted by key, then by `__ts`, then by their values. They have `KEY`, `__ts`, the columns under their
-        `slot`, and the stored values of their key, NULL for a new one. The function is pure: equal rows give equal
+        `slot`, and the stored values of their key, NULL for a new key. The function must be pure: equal rows give equal
         results.
         """
 
@@ -62,7 +62,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
 
     @property
     def added(self) -> Mapping[str, Field]:
-        """Return the columns that follow those of the rows, by the name under which `advance` returns them."""
+        """Return the columns that are added after those of the rows, by the name under which `advance` returns them."""
         return {}
 
     @property
@@ -74,7 +74,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return (self.KIND,)
 
     def slot(self, position: int) -> str:
-        """Return the name of a column on its way to a shard; normalised keys are sent separately."""
+        """Return the name of a column while it is sent to a shard; normalised keys are sent separately."""
         return f"__c{position}"
 
     @property
@@ -107,7 +107,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Advance the keys of `rows`: `__kh`, `__ts`, the keys, and the columns of `slots`."""
+        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and the columns of `slots`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         by = ["__kh", *self.key_names]
@@ -138,7 +138,7 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         )
 
     def _units(self, keys: pl.DataFrame, now: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-        """Return the new state of the touched units; other keys with an equal hash keep theirs."""
+        """Return the new state of the touched units; other keys with the same hash are kept unchanged."""
         new = (
             keys.drop(self.accumulators.keys())
             .join(now.select(pl.col(KEY).cast(keys.schema[KEY]), *self.accumulators), on=KEY)
@@ -170,14 +170,14 @@ class KeyedOperator(KeyedState, ImmediateOperator):
         return {
             "kind": self.KIND,
             "keys": [f"{k.name} {k.type}" for k in self.keys],
-        }  # in order, since the hash depends on it
+        }  # in this order, since the hash depends on it
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
     @staticmethod
     def columns_from_state(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """Return keys and columns as a state describes them, for a `from_state`."""
+        """Return the keys and columns that a state describes, for use in `from_state`."""
         fields = (Field(n, t) for n, t in state.described["columns"].items())
         return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
 

@@ -1,7 +1,7 @@
-"""How much more lateness would have kept the late rows of a shard, see `core.lateness_histogram`.
+"""How much more lateness would have kept the late rows of a shard; see `core.lateness_histogram`.
 
-It is exact for tumbling and hopping windows and for joins. For sessions it is an upper bound: a row at or after the
-horizon is never late, and an earlier row may still join an open session.
+The histogram is exact for windows made of panes and for joins. For sessions it is an upper bound: a row at or after
+the horizon is never late, and an earlier row may still join an open session.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from slackwater.windows.panes import PaneLogic, last_window
 def late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Count late rows by step of the histogram.
 
-    The time column is `__start` for windows (of the row, or of its pane, with the number of rows in `__n`) and `__ts`
-    for joins.
+    The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
+    `__n` the number of its rows.
     """
     return _late_by(logic, late, watermark) if late.height else {}
 
@@ -47,7 +47,7 @@ def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]
 
 @_late_by.register
 def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    """Count the rows of panes, which are late once the last window of the pane has left the state."""
+    """Count the rows of panes. They are late once the last window of their pane has left the state."""
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
     if _was_forgotten(logic, watermark):
         return {lateness_histogram.NEVER: int(rows.sum())}
@@ -57,5 +57,5 @@ def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
 
 
 def _was_forgotten(logic: WindowLogic, watermark: int) -> bool:
-    """Return whether a window left the state under a former config although this config would still retain it."""
+    """Return whether a window left the state under an earlier config, although this config would still retain it."""
     return logic.horizon(watermark) > watermark - logic.retain_us

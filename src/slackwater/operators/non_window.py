@@ -1,8 +1,9 @@
-"""The base of all operators that are not windows. Each row is emitted exactly once: when it is read, or when the watermark
-passes it.
+"""Base of all operators other than windows.
 
-Packages that answer questions by class register `NonWindowOperator` once for all of these, as they do `WindowOperator`.
-An operator with another answer registers its own.
+Each row is emitted exactly once: when it is read, or when the watermark passes it.
+
+Packages that dispatch on the operator's class register `NonWindowOperator` once for all of these, as they do
+`WindowOperator`. An operator that behaves differently is registered separately.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ else:
 
 
 class NonWindowOperator(Base):
-    """An operator without windows; subclasses add what differs."""
+    """An operator without windows; subclasses add what is specific to them."""
 
     @property
     def identity(self) -> None:

@@ -1,6 +1,4 @@
-"""Tumbling and hopping windows on a shard: rows arrive merged into panes, and windows are merged from them when they
-close.
-"""
+"""Tumbling and hopping windows on a shard: rows arrive aggregated into panes, from which closing windows are merged."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ from slackwater.windows import pane_emission, panes
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.state_rows import Int64s
 
-WINDOWS_SHOWN = 100  # starts of missed windows that a letter lists
+WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists
 
 
 @dataclass(frozen=True)
 class PaneOperator(PaneLogic, WindowOperator):
-    """Tumbling and hopping windows."""
+    """The operator of tumbling and hopping windows."""
 
     @property
     def is_preaggregated(self) -> bool:
@@ -39,13 +37,13 @@ class PaneOperator(PaneLogic, WindowOperator):
         return 1  # the end is not part of a window
 
     def late_before(self, watermark: int) -> int:
-        """Return the time before which rows are late for at least one of their windows."""
+        """Return the time before which a row is late for at least one of its windows."""
         return panes.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Add lifted panes (see `windows.panes.lift_rows`).
 
-        Each stands for several raw rows, so the engine stages their letters.
+        Each pane stands for several raw rows, so the engine stages the dead letters of late rows.
         """
         if rows.is_empty():
             return empty_report(task)
@@ -102,8 +100,8 @@ class PaneOperator(PaneLogic, WindowOperator):
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if a window has too many groups.
 
-        The sum over a hopping window's panes is an upper bound. Groups are only counted in the state if it exceeds the
-        limit.
+        The sum over the panes of a hopping window is an upper bound. The exact count is only read from the state if
+        this sum exceeds the limit.
         """
         bound = self.fails_above
         if bound is None:
@@ -126,7 +124,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         return panes.exact_totals(self, task.state.reader(self).scan(), list(windows))
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
-        """Return whether any open window could have more groups than the limit if every lifted row were a new group."""
+        """Return whether any open window could exceed the limit if every lifted row were a new group."""
         counts = dict(task.pane_groups or {})
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
@@ -135,12 +133,12 @@ class PaneOperator(PaneLogic, WindowOperator):
 
 
 def _units(rows: pl.DataFrame) -> pl.Series:
-    """Return the units of lifted panes."""
+    """Return the state units of lifted panes."""
     return pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
 def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:
-    """Return window starts as JSON lists of ISO times, with at most `WINDOWS_SHOWN` elements each."""
+    """Format window starts as JSON lists of ISO times, with at most `WINDOWS_SHOWN` elements each."""
     shown = np.minimum(count, WINDOWS_SHOWN)
     row = np.repeat(np.arange(len(first)), shown)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(shown) - shown, shown)

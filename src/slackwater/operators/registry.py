@@ -1,4 +1,4 @@
-"""Registry of operators: the config step each is built from, and how it is restored from a state.
+"""Registry of operators: which config step each is built from, and how it is restored from a state.
 
 Add a line here for each new operator.
 """
@@ -23,19 +23,19 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.state.commit import StageState
 
-Columns = Mapping[str, Mapping[str, Field]]  # the output columns of the SQL of each source of a step, in order
+Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source's SQL, in order
 
 
 @dataclass(frozen=True)
 class OperatorType:
-    """The operators that a step of a config becomes.
+    """The operator type that implements a step of the config.
 
     `from_state` restores an operator from a pipeline's name and a stage. It may raise KeyError, TypeError, ValueError
-    or IndexError. It is None for windows, which need more (`evolution.operator_from_state`).
+    or IndexError. It is None for windows, which need more than that (`evolution.operator_from_state`).
     """
 
-    name: str  # shown to people
-    kinds: tuple[str, ...]  # kinds in its fingerprints
+    name: str  # shown to users
+    kinds: tuple[str, ...]  # the kinds that its fingerprints can have
     step: type[StepSpec]
     operators: tuple[type[Operator], ...]
     compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, with one line per problem
@@ -63,7 +63,7 @@ OPERATOR_TYPES: list[OperatorType] = [
 
 
 def find_type_by_kind(kind: object) -> OperatorType | None:
-    """Return the operator type whose fingerprints have this kind; None if there is none."""
+    """Return the operator type whose fingerprints have this kind, or None."""
     return next((operator_type for operator_type in OPERATOR_TYPES if kind in operator_type.kinds), None)
 
 
@@ -78,5 +78,5 @@ def find_type_by_step(step: StepSpec) -> OperatorType:
 
 
 def compile_step(pipeline: Pipeline, columns: Columns) -> Operator:
-    """Compile the step of a pipeline over these columns. Raises StartError, with one line per problem."""
+    """Compile the step of a pipeline against these columns. Raises StartError, with one line per problem."""
     return find_type_by_step(pipeline.transform.step).compile(pipeline, columns)

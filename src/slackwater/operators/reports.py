@@ -1,4 +1,4 @@
-"""The reports of a shard about an epoch."""
+"""The reports that a shard returns for an epoch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from slackwater.state.commit import CommitModel, Hold, OutputMeta, SegmentMeta
 
 
 class LetterFile(CommitModel):
-    """A staged file of dead letters, and their number by reason."""
+    """A staged file of dead letters, and the number of letters by reason."""
 
     output: OutputMeta
     reasons: Mapping[str, int]
 
 
 class SideReport(CommitModel):
-    """Counts of what a shard did with the rows of one side of a join."""
+    """What a shard did with the rows of one side of a join, as counts."""
 
     buffered: int = 0
     late: int = 0
@@ -31,14 +31,14 @@ class SideReport(CommitModel):
 
 
 class OverflowCounts(CommitModel):
-    """Results that did not fit their type and were emitted as NULL (`on_overflow`): their number and a few samples."""
+    """The number of results that overflowed their type and were emitted as NULL (`on_overflow`), and a few samples."""
 
     count: int = 0
     sample: tuple[dict[str, Any], ...] = ()  # keys, `aggregation`, `event_us`: the start of the window
 
 
 class EmitReport(CommitModel):
-    """What a shard emitted."""
+    """What a shard emitted in an epoch."""
 
     shard: int
     segments: tuple[SegmentMeta, ...]
@@ -48,39 +48,39 @@ class EmitReport(CommitModel):
     windows: int = 0
     last_end_us: int | None = None
     unmatched: tuple[int, int] = (0, 0)  # joins: left, right
-    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if they have not changed
+    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if unchanged
     overflows: OverflowCounts = OverflowCounts()
 
 
 class IngestReport(CommitModel):
-    """What a shard did with its rows."""
+    """What a shard did with its rows in an epoch."""
 
     shard: int
     segments: tuple[SegmentMeta, ...]
     rows: int = 0
-    panes: int = 0  # number of lifted panes, into which these rows were merged
+    panes: int = 0  # number of lifted panes into which these rows were aggregated
     used: int = 0
     late: int = 0
     late_idle: int = 0
     late_windows: int = 0
     late_by: Mapping[str, int] = Field(default_factory=dict)  # late rows by step, see `core.lateness_histogram`
-    partly_late: int = 0  # late for some of their windows, not for all
+    partly_late: int = 0  # rows late for some of their windows, but not for all
     refused: int = 0
     groups: int = 0
     windows: int = 0
     new_groups: Mapping[int, int] = Field(default_factory=dict)
     late_sample: tuple[dict[str, Any], ...] = ()
     outputs: tuple[OutputMeta, ...] = ()  # late rows as separate results; the pairs of a join
-    reasons: Mapping[str, int] = Field(default_factory=dict)  # number of these rows by reason
+    reasons: Mapping[str, int] = Field(default_factory=dict)  # number of output rows by reason
     bad: int = 0  # rows without a usable gap
     bad_sample: tuple[dict[str, Any], ...] = ()
     letters: LetterFile | None = None
     sides: tuple[SideReport, ...] = ()  # joins: left, right
     overflows: OverflowCounts = OverflowCounts()
-    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if they have not changed
-    emitted: EmitReport | None = None  # what was emitted in the same pass, see `operators.ingest_and_emit`
+    holds: tuple[Hold, ...] | None = None  # the new holds of the shard; None if unchanged
+    emitted: EmitReport | None = None  # what was emitted in the same pass; see `operators.ingest_and_emit`
 
 
 def plain_value(value: object) -> object:
-    """Return a value in the form in which a report carries it."""
+    """Convert a value to the form that a report stores."""
     return value if isinstance(value, int | str | None) else str(value)

@@ -1,4 +1,4 @@
-"""Session windows on a shard: rows arrive one by one; a key's sessions merge, are cut at the cap, and close by their gap."""
+"""Session windows on a shard: rows arrive one by one; sessions merge, are cut at the cap, and close by the gap."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from slackwater.windows.key_order import distinct_hashes
 
 @dataclass(frozen=True)
 class SessionOperator(SessionLogic, WindowOperator):
-    """Session windows."""
+    """The operator of session windows."""
 
     @property
     def last_instant_us(self) -> int:
-        return 0  # an event at the end of the gap still joins
+        return 0  # an event at the very end of the gap still joins
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         return session_holds.lowest_hold(holds, watermark, self.reach_us)
@@ -50,7 +50,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return watermark
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add `rows`: `__kh`, `__ts`, keys, accumulators, and `__end` if rows bring their own gaps."""
+        """Add `rows` to the sessions: `__kh`, `__ts`, keys, accumulators, and `__end` if each row has its own gap."""
         if rows.is_empty():
             return empty_report(task)
         rows, origins, bad = self._split_by_gap(with_idle(task, rows), origins)
@@ -72,7 +72,7 @@ class SessionOperator(SessionLogic, WindowOperator):
     def _split_by_gap(
         self, rows: pl.DataFrame, origins: pl.Series | None
     ) -> tuple[pl.DataFrame, pl.Series | None, pl.DataFrame]:
-        """Split off rows without a usable gap; return the usable rows, their origins, and the others."""
+        """Separate the rows without a usable gap; return the usable rows, their origins, and the others."""
         if not self.dynamic:
             return rows, origins, rows.clear()
         usable = rows["__end"].is_not_null()
@@ -84,7 +84,7 @@ class SessionOperator(SessionLogic, WindowOperator):
     def _stage_letters(
         self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None, bad: pl.DataFrame
     ) -> LetterFile | None:
-        """Stage the letters of a shard's late rows and of its rows without a usable gap; return None if there are neither."""
+        """Stage the dead letters of a shard's late rows and of rows without a usable gap. None if there are neither."""
         frames, reasons = [], {}
         if origins is not None and task.late is not None and late.height:
             frames.append(self.late_letters(task, late.with_columns(origins[late["__row"]].alias(ORIGIN))))
@@ -117,7 +117,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         return sum(counts.windows), sum(counts.groups)
 
     def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
-        """Raise CapExceededError if too many keys have open sessions. The count is exact over the whole state."""
+        """Raise CapExceededError if too many keys have open sessions, counted exactly over all shards."""
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
             raise CapExceededError(

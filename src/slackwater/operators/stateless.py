@@ -1,4 +1,4 @@
-"""A stage without state on one shard: the output of the SQL is emitted in the epoch that read it.
+"""A stateless stage on one shard: the output of the SQL is emitted in the epoch that read the rows.
 
 rows of a task ─▶ SQL ─▶ output        no key, so no shuffle: rows are staged where they are read, and none is late
 """
@@ -18,13 +18,13 @@ from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 
-ROW = "row"  # the reason for which rows are emitted
-MOST = 500_000  # rows of one output
+ROW = "row"  # the reason of every emitted row
+MOST = 500_000  # maximum number of rows per output
 
 
 @dataclass(frozen=True)
 class StatelessOperator(NoState, ImmediateOperator):
-    """Emits rows as the SQL returns them; `fields` are the selected columns, in order."""
+    """Emits rows as the SQL returns them. `fields` are the selected columns, in order."""
 
     pipeline: str
     fields: tuple[Field, ...]
@@ -44,7 +44,7 @@ class StatelessOperator(NoState, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def slot(self, position: int) -> str:
-        """Return the name of a column on its way to a shard; user columns may have any name, also a reserved one."""
+        """Return the name of a column while it is sent to a shard. User columns may have any name, even a reserved one."""
         return f"c{position}"
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
@@ -76,7 +76,7 @@ class StatelessOperator(NoState, ImmediateOperator):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        return {"kind": "rows"}  # there is no state that could depend on more
+        return {"kind": "rows"}  # there is no state that could depend on anything else
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"columns": {f.name: f.type for f in self.fields}}

@@ -1,9 +1,9 @@
-"""Find rows that could be counted, but never written: rows that the target or the state cannot store.
+"""Find rows that the target or the state cannot store: they could be counted, but never written.
 
     SQL ─▶ storable? ─┬─ yes ─▶ shards
-                      └─ no  ─▶ a bad row with its reason; else a commit could not be published
+                      └─ no  ─▶ a bad row with its reason; otherwise the commit could never be published
 
-Each check has two forms, for Spark and for frames.
+Each check exists in two forms: as Spark SQL and for Polars frames.
 """
 
 from __future__ import annotations
@@ -34,15 +34,13 @@ REASONS = {
     KEY: "its keys are larger than a unique index of Postgres can hold",
 }
 UNFIT = "__unfit"  # hidden column: why a row cannot be stored; NULL if it can
-_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes per index entry, per fixed-size column, overhead per variable-size column
+_TUPLE, _FIXED, _VARIABLE = 32, 32, 8  # bytes: index entry, fixed-size column, overhead of a variable-size column
 # matches U+0000 in JSON, but not the text \\u0000, which has two backslashes
 _ZERO_IN_JSON = r"r'(?<!\\)(\\\\)*\\u0000'"
 
 
 class StorabilityCheck(NamedTuple):
-    """A condition that is true for a row that cannot be stored: `sql` over the output of the SQL, `frame` over a frame
-    with `ts`.
-    """
+    """A condition that is true for an unstorable row: `sql` over the output of the SQL, `frame` over a frame with `ts`."""
 
     reason: str
     sql: str
@@ -50,14 +48,14 @@ class StorabilityCheck(NamedTuple):
 
 
 def unstorable_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
-    """Return Spark SQL for the reason why a row cannot be stored; None if all can. `which`: the side of a join."""
+    """Return Spark SQL for why a row cannot be stored; None if every row can be. `which` is the side of a join."""
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
     return f"CASE {cases} END" if tests else None
 
 
 def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
-    """Return the reason why each row of a frame (with `ts`) cannot be stored; None if all can."""
+    """Return why each row of a frame (with `ts`) cannot be stored; None if every row can be."""
     tests = list(_checks(operator, which, capacity))
     if not tests:
         return None
@@ -97,7 +95,7 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
 class _StoredFields(NamedTuple):
     """How the values of a row are stored.
 
-    `fields`: fields that are written or stored unchanged. `unique`: fields of a unique index of the target. `reach_us`:
+    `fields`: fields that are written or stored unchanged. `unique`: fields in a unique index of the target. `reach_us`:
     how far a computed time may be from the row's time. `is_timed`: the row's time is written as well.
     """
 
@@ -142,7 +140,7 @@ def _(operator: StatelessOperator, which: int, capacity: ValueLimits) -> _Stored
 
 @singledispatch
 def usable_times(operator: Operator) -> tuple[int, int]:
-    """Return the event times (µs, inclusive) whose windows all begin, end and become final in the years 1 to 9999."""
+    """Return the range of event times (µs, inclusive) whose windows begin, end and become final in the years 1 to 9999."""
     raise_unregistered(operator, "slackwater.operators.storability.usable_times")
 
 
@@ -165,7 +163,7 @@ def _(operator: Operator) -> tuple[int, int]:
 
 
 def _may_hold_input_values(type_: str) -> bool:
-    """Return whether a result of this type may contain values of its input: texts and times may, numbers are computed."""
+    """Return whether a result of this type may contain input values: strings and times may, numbers are computed."""
     return any(name in type_ for name in ("string", "timestamp", "date"))
 
 

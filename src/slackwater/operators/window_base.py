@@ -1,7 +1,7 @@
-"""The common base of tumbling, hopping and session windows on a shard: due rows, reports and limits.
+"""Common base of tumbling, hopping and session windows on a shard: due rows, reports and limits.
 
-A task is deterministic and may run twice. It reads files that a commit names and writes files with new names. These
-only take effect once the driver commits a record that names them.
+A task is deterministic and may run twice. It reads files that a commit references and writes files with new names.
+These take effect only when the driver commits a record that references them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Report = dict[str, Any]  # fields of an `IngestReport`
 
 @dataclass(frozen=True)
 class WindowOperator(WindowLogic):
-    """A window as an operator; subclasses add what differs by kind."""
+    """A window as an operator; subclasses add what is specific to their kind."""
 
     @abstractmethod
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport: ...
@@ -75,13 +75,13 @@ class WindowOperator(WindowLogic):
     def as_rows(self, results: pl.DataFrame) -> pl.DataFrame:
         """Add `_event_ts`, the last instant of each window.
 
-        A window that is open at a watermark does not end before it.
+        A window that is open at a watermark never ends before that watermark.
         """
         end = results[self.window.window_end_column]
         return results.with_columns((end - pl.duration(microseconds=self.last_instant_us)).alias(EVENT_TIME))
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return watermark  # a window that is open at a watermark does not end before it
+        return watermark  # a window that is open at a watermark never ends before that watermark
 
     @property
     def passes_late(self) -> bool:
@@ -91,11 +91,11 @@ class WindowOperator(WindowLogic):
         return ()
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        """Return the holds of a shard with these state rows."""
+        """Find the holds of a shard from its state rows."""
         return ()
 
     def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
-        """Return the holds of a shard after `state` replaced its units; None if they have not changed."""
+        """Return the holds of a shard after `state` replaced its units; None if they are unchanged."""
         return None
 
     @property
@@ -108,7 +108,7 @@ class WindowOperator(WindowLogic):
 
     @property
     def fails_above(self) -> int | None:
-        """Return the limit of groups beyond which an epoch fails; None if it does not fail."""
+        """Return the number of groups above which an epoch fails; None if it never fails."""
         return self.window.max_groups_per_window if self.window.on_state_cap == "fail" else None
 
     def input_index(self, source: str) -> int:
@@ -122,11 +122,11 @@ class WindowOperator(WindowLogic):
         return not self.due(task).is_empty()
 
     def due(self, task: ShardTask) -> pl.DataFrame:
-        """Return all rows of the units of a shard that are due between two watermarks."""
+        """Return all rows of the units in a shard that are due between two watermarks."""
         return task.state.reader(self).due(self.due_between(task.since, task.watermark, task.early))
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        """Drop expired segments from the oldest on. Dropping a newer one would uncover older versions of its units."""
+        """Drop expired segments, oldest first. Dropping a newer one would uncover older versions of its units."""
         return tuple(dropwhile(lambda meta: is_expired(meta, since), metas))
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class WindowOperator(WindowLogic):
         return {
             "kind": self.window.kind,
             **{key: int(value) if isinstance(value, int) else value for key, value in values.items()},
-            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in order, since the hash depends on it
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in this order, since the hash depends on it
             "aggregations": {a.name: a.fingerprint() for a in self.aggs},
         }
 
@@ -147,7 +147,7 @@ class WindowOperator(WindowLogic):
         return {"updates": self.updates, "retain_us": self.retain_us}
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Describe the window with the types of its columns, from which `bind_window` builds the same logic."""
+        """Describe the window, including column types, so that `bind_window` can rebuild the same logic."""
         columns = {f.name: f.type for f in (*self.keys, *(i.source for i in self.inputs))}
         return {"window": data, "columns": columns}
 
@@ -156,7 +156,10 @@ class WindowOperator(WindowLogic):
     def ingest_report(
         self, task: ShardTask, done: IngestResult, before: pl.DataFrame, alone: pl.DataFrame | None
     ) -> Report:
-        """Stage the outcome of an epoch's rows. `before`: all rows of the units; `alone`: the results of late rows."""
+        """Stage the outcome of an epoch's rows and return the report's fields.
+
+        `before`: all previous rows of the touched units. `alone`: late rows as separate results.
+        """
         counts = done.counts
         return {
             "shard": task.shard,
@@ -176,7 +179,7 @@ class WindowOperator(WindowLogic):
         }
 
     def _stage_standalone(self, task: ShardTask, rows: pl.DataFrame) -> Report:
-        """Stage the results of late rows (`late_data = "standalone"`)."""
+        """Stage late rows as separate results (`late_data = "standalone"`)."""
         if rows.is_empty():
             return {}
         frame = self.output_frame(EmitResult(rows, self.empty_state(), rows.clear()))
@@ -187,7 +190,7 @@ class WindowOperator(WindowLogic):
         }
 
     def emit_report(self, task: ShardTask, done: EmitResult, before: pl.DataFrame) -> EmitReport:
-        """Stage what an epoch emits. `before`: all rows of the units."""
+        """Stage what an epoch emits. `before`: all previous rows of the units."""
         if task.flush:
             done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
         outputs: tuple[OutputMeta, ...] = ()
@@ -211,7 +214,7 @@ class WindowOperator(WindowLogic):
         )
 
     def overflows(self, rows: pl.DataFrame) -> OverflowCounts:
-        """Return the results of windows that did not fit their type."""
+        """Count the results of windows that overflowed their type."""
         count, sample = 0, list[dict[str, object]]()
         for agg in self.aggs:
             beyond = agg.overflowed(rows) if agg.spec.on_overflow == "null" else None
@@ -221,7 +224,7 @@ class WindowOperator(WindowLogic):
         return OverflowCounts(count=count, sample=tuple(sample[:3]))
 
     def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
-        """Return a few rows for the log: keys, and event time in µs."""
+        """Return a few rows for the log: their keys, and the event time in µs."""
         return tuple(
             {**{k: plain_value(r[k]) for k in self.key_names}, "event_us": plain_value(r[time])}
             for r in rows.head(limit).iter_rows(named=True)
@@ -229,5 +232,5 @@ class WindowOperator(WindowLogic):
 
 
 def empty_report(task: ShardTask) -> IngestReport:
-    """Return the report of a shard that got no row."""
+    """Return the report of a shard that received no rows."""
     return IngestReport(shard=task.shard, segments=task.state.metas)
