@@ -81,13 +81,14 @@ def test_why_there_is_no_output_yet(
 ) -> None:
     """The page's example is what the README's pipeline says over its events; `…` there stands for a time."""
     (home / "sessions.toml").write_text(block("toml"))
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "how-no-output.md").read_text()
     (shown,) = re.findall(r"^```\n\$ slackwater (why .*?)```$", page, re.DOTALL | re.MULTILINE)
     arguments, _, text = shown.partition("\n")
     assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
     capsys.readouterr()
     assert command(monkeypatch, *arguments.split()) == 0
     assert re.fullmatch(re.escape(text).replace("…", r"[\w:. -]+"), capsys.readouterr().out)
+    page = (ROOT / "docs" / "show.md").read_text()
     (shown,) = re.findall(r"^```\n\$ slackwater (show .*?)```$", page, re.DOTALL | re.MULTILINE)
     arguments, _, text = shown.partition("\n")
     assert command(monkeypatch, *arguments.split()) == 0

@@ -98,7 +98,7 @@ def test_every_metric_is_on_the_dashboard(real: dict[str, set[str]]) -> None:
 
 
 def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+    page = (ROOT / "docs/metrics.md").read_text()
     names = {n.removeprefix(PREFIX) for n in real if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"}
     assert {n for n in names if not re.search(rf"`{n}[`{{]", page)} == set()
 

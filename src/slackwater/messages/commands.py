@@ -49,7 +49,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A batch cannot be made of this DataFrame",
         START,
         "`sw.batch` takes batch DataFrames of a classic Spark session.",
-        "Run a streaming DataFrame as a pipeline: [the same windows over a batch](batch.md).",
+        "Run a streaming DataFrame as a pipeline: [compute windows over a batch](batch.md).",
         ("streaming DataFrame, expected", "Spark Connect"),
     ),
     MessageFamily(

@@ -38,7 +38,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The epoch is committed, and writing it failed. The next start publishes it from the commit; nothing is lost, and a target that "
         "has it already ignores it.",
         "Remove the cause and start again. Where it cannot be removed: "
-        "[an epoch that its target does not take](operations.md#an-epoch-that-its-target-does-not-take).",
+        "[publish or skip an epoch that its target refuses](outbox.md).",
     ),
     MessageFamily(
         "Spark's process is gone",

@@ -65,7 +65,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("StateError", "StartError"),
         "What is committed is published before anything else happens to the state, and that is still to come.",
         "Start the pipeline once. Where its target never takes the epoch: "
-        "[an epoch that its target does not take](operations.md#an-epoch-that-its-target-does-not-take).",
+        "[publish or skip an epoch that its target refuses](outbox.md).",
         (
             r"not published yet|not yet published",
             "waits? to be published",
@@ -99,7 +99,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
         "was emptied or restored. Going on would lose or double rows.",
-        "Choose one of the ways that the line names: [a state restored from a copy](state/restore.md).",
+        "Choose one of the ways that the line names: [back up and restore the state](state/restore.md).",
         ("the state and what it wrote do not fit",),
     ),
     MessageFamily(
@@ -115,7 +115,7 @@ FAMILIES: Sequence[MessageFamily] = (
         STATE,
         "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "
         "everything a second time.",
-        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [another name](state/rename.md#rename-a-pipeline).',
+        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [rename a pipeline](state/rename.md#rename-a-pipeline).',
         ("Was it renamed", "which belongs to the name of the pipeline"),
     ),
     MessageFamily(
@@ -124,7 +124,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "
         "not sound is not gone on with.",
         "Restore what the line names from a copy. `slackwater state verify` says of all of it whether it is sound; "
-        "[starting over](state/start-over.md) reads the sources again.",
+        "[a start with an empty state](state/start-over.md) reads the sources again.",
         (
             "damaged",
             "is missing",

@@ -18,7 +18,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Offsets that cannot be gone on at",
         START,
         "Offsets that were given for a source are not of a form, a partition or a place that it has. Nothing was committed.",
-        "See [other offsets](state/offsets.md).",
+        "See [reset the offsets of a source](state/offsets.md).",
         (
             "--offsets",
             "expected an offset",
@@ -68,7 +68,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Something is not installed",
         START,
         "A package, a jar, Java or a server is not on this machine.",
-        "Install what the line names; [what is fetched and from where](operations.md#before-it-runs).",
+        "Install what the line names; [what is fetched and from where](operations.md#before-the-first-run).",
         (
             "pip install",
             "needs? the package",
