@@ -32,8 +32,8 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if re.match(r"[a-z][a-z+.-]*:", link):
             continue
         path, _, anchor = link.partition("#")
-        there = (ROOT / page).parent / path if path else ROOT / page
-        if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there.read_text())):
+        file = (ROOT / page).parent / path if path else ROOT / page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file.read_text())):
             dead.append(link)
     assert not dead, f"{page}: these links lead nowhere: {dead}"
 
@@ -45,8 +45,8 @@ def test_dead_links_are_found() -> None:
 
 
 def blocks(language: str) -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-    return [text for name, text in found if name == language]
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
 
 
 def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:

@@ -66,8 +66,14 @@ def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest
     def paths(pipeline: sw.Pipeline) -> list[str]:
         assert pipeline.dead_letter is not None and pipeline.state_store is not None
         (source,), lookup = pipeline.sources, pipeline.transform.lookups["users"]
-        found = (source.query, lookup.query, pipeline.target.path, pipeline.dead_letter.path, pipeline.state_store.path)
-        return [str(path) for path in found]
+        resolved = (
+            source.query,
+            lookup.query,
+            pipeline.target.path,
+            pipeline.dead_letter.path,
+            pipeline.state_store.path,
+        )
+        return [str(path) for path in resolved]
 
     conf = home / "conf"
     expected = [str(conf / name) for name in ("in/*.jsonl", "users/*.json", "out", "letters", "state")]

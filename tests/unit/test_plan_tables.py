@@ -27,9 +27,9 @@ WEB = SESSION[SESSION.index('[[sources]]\nname = "web"') : SESSION.index('[[sour
 @pytest.fixture(params=FORMATS)
 def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
-    found = FORMATS[request.param](tmp_path)
-    found.append([row(0), row(1)])
-    return found
+    created = FORMATS[request.param](tmp_path)
+    created.append([row(0), row(1)])
+    return created
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     ran(SESSION, STORY)
     was_read(table)
     if table.kind == "iceberg":
-        given = ", ".join(f'{name} = "{value}"' for name, value in table.lake.options.items())
-        connection, query = f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {given} }}', "shop.events"
+        options = ", ".join(f'{name} = "{value}"' for name, value in table.lake.options.items())
+        connection, query = f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {options} }}', "shop.events"
     else:
         connection, query = 'kind = "delta"', table.path
 
@@ -62,16 +62,18 @@ def was_read(table: Any) -> None:
     spec = table.source()
     source = connector_for(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
     record = SourceRecord(offsets=source.snapshot.offsets, columns=source.schema.json())
-    changed(lambda found: found["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True))))
+    changed(
+        lambda content: content["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True)))
+    )
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> None:
     """Every commit of the state, with a change and its checksum again."""
     for file in Path("state/law/manifests").glob("*.json"):
         text, seal = file.read_text().splitlines()
-        found = json.loads(text)
-        change(found)
-        text = json.dumps(found)
+        content = json.loads(text)
+        change(content)
+        text = json.dumps(content)
         _, space, writer = seal.partition(" ")
         file.write_text(f"{text}\n{file_checksum(text.encode())}{space}{writer}\n")
 
@@ -113,13 +115,13 @@ def test_what_a_start_refuses_is_told_in_its_words(table: Any, say: Say) -> None
         r'set schema_changes to take them \("add"\) or to go on without them \("ignore"\)',
         lines[-1],
     )
-    told = json.loads(say("", "--json")[1][0])
-    assert (told["startable"], told["unknown"]) == (False, [])
-    assert lines[-1] == f"law: {told['sum']}"
+    report = json.loads(say("", "--json")[1][0])
+    assert (report["startable"], report["unknown"]) == (False, [])
+    assert lines[-1] == f"law: {report['sum']}"
 
 
 def test_a_table_that_was_made_anew_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
-    changed(lambda found: found["sources"]["web"]["offsets"].__setitem__("table", "another"))
+    changed(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
     assert "is another table than the one that was read" in lines[-1]
@@ -128,24 +130,24 @@ def test_a_table_that_was_made_anew_is_refused(table: Any, say: Say, tmp_path: P
 def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever else changed is told all the same, and a start is not said to refuse."""
 
-    def away(*given: Any) -> Any:
+    def away(*arguments: Any) -> Any:
         raise OSError("connection refused")
 
     log = type(connector_for(table.source().connection).log(table.source()))  # type: ignore[attr-defined]
     monkeypatch.setattr(log, "snapshot", away)
     code, lines = say()
     assert code == 0
-    (line,) = [found for found in lines if found.startswith("unknown")]
+    (line,) = [text for text in lines if text.startswith("unknown")]
     assert re.fullmatch(
         r'unknown     source "web": .* table .* cannot be read \(.*connection refused.*\); could not determine what changed',
         line,
     )
     assert len(json.loads(say("", "--json")[1][0])["unknown"]) == 1
-    asked = threading.Event()
-    monkeypatch.setattr(log, "snapshot", lambda self: asked.wait())
+    release = threading.Event()
+    monkeypatch.setattr(log, "snapshot", lambda self: release.wait())
     monkeypatch.setattr(table_changes, "LONGEST_S", 0.05)
     code, lines = say()
-    asked.set()
+    release.set()
     assert code == 0
     assert 'unknown     source "web" did not answer within 0.05 s; what changed in its table is not known' in lines
 

@@ -28,11 +28,11 @@ def source(query: str, **more: Any) -> FilesSource:
     return FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
-def put(folder: Path, name: str, at: int = 0) -> Path:
+def put(folder: Path, name: str, modified_s: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text("x")
-    os.utime(path, (1_600_000_000 + at, 1_600_000_000 + at))
+    os.utime(path, (1_600_000_000 + modified_s, 1_600_000_000 + modified_s))
     return path
 
 
@@ -45,8 +45,8 @@ def names(planner: FilesPlanner) -> list[str]:
 
 
 def test_new_files_come_oldest_first_and_so_many_at_a_time(tmp_path: Path) -> None:
-    for at, name in enumerate(["e", "d", "c", "b", "a"]):
-        put(tmp_path, name, at)
+    for modified_s, name in enumerate(["e", "d", "c", "b", "a"]):
+        put(tmp_path, name, modified_s)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     assert names(planner) == ["e", "d"]
     put(tmp_path, "late", -5)  # older than what waits: it comes when files are listed again
@@ -68,8 +68,8 @@ def test_what_is_part_of_the_state_is_not_planned(tmp_path: Path) -> None:
 
 
 def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) -> None:
-    for at in range(3):
-        put(tmp_path, f"{at}", at)
+    for number in range(3):
+        put(tmp_path, f"{number}", number)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
     put(tmp_path, "3", 3)
@@ -78,16 +78,16 @@ def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) 
 
 
 def test_files_that_vanish_before_they_are_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for at in range(5):
-        put(tmp_path, f"{at}", at)
+    for number in range(5):
+        put(tmp_path, f"{number}", number)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
     (tmp_path / "0").unlink()
     (tmp_path / "1").unlink()
     assert names(planner) == ["2", "3"], "an epoch without files is none"
-    told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert told == [
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warnings == [
         f'source "events": {tmp_path}/{n} was removed before it was read: nothing of it counts' for n in (0, 1)
     ]
 
@@ -148,10 +148,10 @@ class Said:
         self.said = list(said)
 
     def next(self) -> Any:
-        found = self.said.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = self.said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
@@ -215,13 +215,13 @@ class Run:
 
     def next(self) -> Mapping[str, Any]:
         self.asked.append(self.clock.now)
-        found = next(self.said, None)
-        if found is None:
+        answer = next(self.said, None)
+        if answer is None:
             self._end()
             return {}
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[no-any-return]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
 
     def run(self, batch: Callable[[], object], quiet_us: int) -> None:
         self.heard.append(("rows", self.clock.now, quiet_us / 1e6))
@@ -250,7 +250,7 @@ def test_rows_are_taken_at_once_and_a_silence_is_counted_whole(monkeypatch: pyte
     clock = Clock(monkeypatch)
     run = Run(clock, script)
     run.go()
-    assert [what for what, *_ in run.heard[:2]] == ["rows", "rows"]
+    assert [kind for kind, *_ in run.heard[:2]] == ["rows", "rows"]
     assert run.heard[1][1] == 1000.0, "back to back"
     quiet = sum(s for *_, s in run.heard)
     assert quiet == pytest.approx(run.heard[-1][1] - 1000, abs=1e-3), "all of it, and nothing twice"
@@ -258,7 +258,7 @@ def test_rows_are_taken_at_once_and_a_silence_is_counted_whole(monkeypatch: pyte
     pauses = [b - a for a, b in pairwise(silent)]
     assert pauses[0] == pytest.approx(0.01)
     assert max(pauses) == pytest.approx(1.0)
-    assert all(s >= 0.5 for what, _, s in run.heard[2:] if what == "tick"), "not more often than idle_pause_ms"
+    assert all(s >= 0.5 for kind, _, s in run.heard[2:] if kind == "tick"), "not more often than idle_pause_ms"
     assert len(run.asked) < 1200, "less often, the longer it lasts"
 
 
@@ -279,13 +279,13 @@ def test_one_that_is_silent_while_others_keep_the_run_busy_is_heard_to_be(monkey
     """Epochs follow each other without a pause: a source that has nothing at any ask was silent all the while."""
     run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
     run.go()
-    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]
+    assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]
 
 
 def test_of_a_slow_epoch_only_a_part_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
     run.go()
-    assert [(what, s) for what, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
+    assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
 
 
 def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
     run = Run(clock, script, every_ms=10_000)
     run.go()
     assert run.asked == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
-    assert [(what, s) for what, _, s in run.heard] == [
+    assert [(kind, s) for kind, _, s in run.heard] == [
         ("rows", 0.0),
         ("rows", 7.0),
         ("tick", 10.0),
@@ -323,7 +323,7 @@ def test_a_clock_that_is_set_back_delays_a_trigger_by_no_more_than_an_interval(m
 def test_the_end_of_the_input_ends_it_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
     run.go(available_now=True)
-    assert [what for what, *_ in run.heard] == ["rows", "rows"]
+    assert [kind for kind, *_ in run.heard] == ["rows", "rows"]
     assert run.asked == [1000.0] * 3, "no trigger is waited for"
 
 

@@ -51,9 +51,9 @@ def decoder(files: ProtoFiles, name: str | None = None, heads: list[bytes] | Non
     return files.decoder(files.full_name(name), heads, "value")
 
 
-def rows(of: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
-    found: list[Any] = of.decode(pa.array(bodies, pa.binary())).to_pylist()
-    return found
+def rows(message_decoder: ProtobufDecoder, *bodies: bytes | None) -> list[Any]:
+    decoded: list[Any] = message_decoder.decode(pa.array(bodies, pa.binary())).to_pylist()
+    return decoded
 
 
 def test_the_columns_of_every_type() -> None:
@@ -67,13 +67,13 @@ def test_the_columns_of_every_type() -> None:
 
 def test_the_values_of_every_type() -> None:
     files, most = from_texts(TYPES, {}), 2**64 - 1
-    given = {
+    values = {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "fl": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=",
         "color": "BLUE", "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": most, "inner": {"u": 7}, "inners": [{}],
         "counts": {"k": most}, "maybe": 0, "right": 0, "day": {"year": 2024, "month": 2, "day": 29}, "clock": {"hours": 5},
         "nothing": {}, "colors": ["BLUE", "RED"],
     }  # fmt: skip
-    full, empty = rows(decoder(files), written(files, "Types", given), b"")
+    full, empty = rows(decoder(files), written(files, "Types", values), b"")
     assert full == {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": Decimal(most), "fl": Decimal(most), "f": 1.5, "d": 2.5, "b": True, "s": "ä",
         "raw": b"\0\xff", "color": "BLUE", "at": dt.datetime(2024, 2, 3, 4, 5, 6, 123456, dt.UTC), "took": dt.timedelta(seconds=1.5),
@@ -98,20 +98,20 @@ def test_the_values_of_every_type() -> None:
 
 
 def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
-    (found,) = rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
-    assert found["kind"] == "9"
+    (row,) = rows(decoder(from_texts(SECOND, NOTES)), b"\x20\x09")
+    assert row["kind"] == "9"
 
 
 def test_frames_tell_the_message_and_the_version() -> None:
-    of = decoder(
+    framed_decoder = decoder(
         from_texts(SECOND, NOTES),
         heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
     )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
     long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, its place written out
-    found = rows(of, first(row, 7), second(more, 300), long)
+    decoded = rows(framed_decoder, first(row, 7), second(more, 300), long)
     old = {**row, "note": None, "kind": "BUY"}
-    assert found == [old, more, more]
+    assert decoded == [old, more, more]
     other = written(from_texts(SECOND, NOTES), "shop.Other", row)
     bad = [
         first(row),
@@ -123,8 +123,10 @@ def test_frames_tell_the_message_and_the_version() -> None:
         b"\1\0\0\0\7\0",
         first(row, 7)[:-1] + b"\xff",
     ]
-    assert rows(of, *bad) == [None] * len(bad)
-    assert rows(of, head(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], "an empty message is one"
+    assert rows(framed_decoder, *bad) == [None] * len(bad)
+    assert rows(framed_decoder, head(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], (
+        "an empty message is one"
+    )
 
 
 def test_places_of_messages_are_counted_as_writers_do() -> None:
@@ -144,9 +146,9 @@ def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
     bodies = [first({"user": "u", "amount": 5})] * 10_000
     for n in broken:
         bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[n % 3]  # no number, too short, no text
-    found = decoder(from_texts(FIRST, {})).decode(pa.array(bodies, pa.binary()))
-    assert found.is_null().to_pylist() == [n in set(broken) for n in range(10_000)]
-    assert all(row == {"user": "u", "amount": 5} for row in found.drop_null().to_pylist())
+    decoded = decoder(from_texts(FIRST, {})).decode(pa.array(bodies, pa.binary()))
+    assert decoded.is_null().to_pylist() == [n in set(broken) for n in range(10_000)]
+    assert all(row == {"user": "u", "amount": 5} for row in decoded.drop_null().to_pylist())
 
 
 def test_bytes_at_which_the_decoder_itself_gives_up() -> None:
@@ -165,14 +167,14 @@ def test_bytes_at_which_the_decoder_itself_gives_up() -> None:
 def test_batches_keep_their_other_columns() -> None:
     body = pa.array([first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
     batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
-    (found,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
-    assert found.to_pydict() == {
+    (decoded,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
+    assert decoded.to_pydict() == {
         "n": [1, 2, 3],
         "value": body.to_pylist(),
         "_p": [{"user": "a", "amount": 1}, None, None],
     }
     (none,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch.slice(0, 0)]))
-    assert none.schema == found.schema
+    assert none.schema == decoded.schema
 
 
 OLD = 'syntax = "proto3"; message M { %s }'
@@ -217,8 +219,8 @@ def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: 
 
 def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
     text = 'syntax = "proto2"; message M { required string a = 1; optional int32 b = 2 [default = 7]; repeated int32 c = 3; }'
-    (found,) = rows(decoder(from_texts(text, {})), b"")
-    assert found == {"a": None, "b": None, "c": []}
+    (row,) = rows(decoder(from_texts(text, {})), b"")
+    assert row == {"a": None, "b": None, "c": []}
 
 
 def test_frames_name_messages_of_the_file_itself() -> None:

@@ -106,11 +106,11 @@ def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> 
     (body,) = [n.body for n in tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
     (block,) = [n for n in body if isinstance(n, ast.If)]
     (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
-    given = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
+    defaults = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
     names = {"as": "as_", "from": "from_"}
-    assert set(given) == {names.get(key, key) for key in (*cls.PARSERS, *with_units(cls))}
-    given = {name: default for name, default in given.items() if name not in with_units(cls)}
-    for name, default in given.items():
+    assert set(defaults) == {names.get(key, key) for key in (*cls.PARSERS, *with_units(cls))}
+    defaults = {name: default for name, default in defaults.items() if name not in with_units(cls)}
+    for name, default in defaults.items():
         attribute = "schema_" if name == "schema" else name
         field = cls.model_fields[attribute]
         if default is None:

@@ -32,7 +32,7 @@ def parsed(record: Mapping[str, Any]) -> Commit:
 
 
 def takes_text(path: NodePath) -> bool:
-    """Whether a number there may be a text: settings, and gaps that rows bring."""
+    """Say whether a text may stand for a number at this path: settings may, and gaps that rows bring."""
     return "described" in path or path[-1] == "gap_ms"
 
 

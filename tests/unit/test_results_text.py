@@ -58,10 +58,10 @@ def test_a_stage(kind: str, emitted: Mapping[str, int], said: str) -> None:
 
 
 def test_a_join() -> None:
-    found = status(
+    join_status = status(
         "join", {"match": 95_000, "unmatched": 1}, buffered={"left": BufferCounts(812), "right": BufferCounts(30)}
     )
-    assert list(results_lines(found)) == [
+    assert list(results_lines(join_status)) == [
         "95,001 rows: 95,000 pairs, 1 without a partner; 812 left and 30 right rows wait for partners"
     ]
 

@@ -39,8 +39,8 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StateView]:
     home = tmp_path_factory.mktemp("state")
     rows = RowsInput({"a": [{"ts": i * 5_000_000, "k": f"u{i}"} for i in range(50)]})
     run_local(WINDOW, [rows], {"k": "string"}, lateness_ms={"a": 86_400_000}, state_dir=str(home), flush=False)
-    with StateView(FilesStore(home, "law")) as found:
-        yield found
+    with StateView(FilesStore(home, "law")) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def served(view: StateView) -> Iterator[HttpServer]:
     running.stop()
 
 
-def get(at: HttpServer, path: str, **headers: str) -> tuple[int, Any]:
-    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+def get(http_server: HttpServer, path: str, **headers: str) -> tuple[int, Any]:
+    client = http.client.HTTPConnection("127.0.0.1", http_server.port, timeout=30)
     client.request("GET", path, headers=headers)
     answer = client.getresponse()
     content = answer.read()
@@ -59,20 +59,20 @@ def get(at: HttpServer, path: str, **headers: str) -> tuple[int, Any]:
     return answer.status, json.loads(content)
 
 
-def asked(at: HttpServer, where: str) -> tuple[int, Any]:
-    return get(at, f"/scan?where={quote(where)}")
+def scan_where(http_server: HttpServer, where: str) -> tuple[int, Any]:
+    return get(http_server, f"/scan?where={quote(where)}")
 
 
-def raw(at: HttpServer, sent: bytes, whole: bool = False) -> bytes:
+def raw(http_server: HttpServer, sent: bytes, whole: bool = False) -> bytes:
     """What comes back, up to the end of the connection if `whole`, else the first part."""
-    with socket.create_connection(("127.0.0.1", at.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", http_server.port), timeout=30) as client:
         client.sendall(sent)
-        found = b""
+        received = b""
         while part := client.recv(65536):
-            found += part
+            received += part
             if not whole:
                 break
-    return found
+    return received
 
 
 # -- what a `where` may hold -------------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_condition_that_is_none_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
-    status, answer = asked(served, BOMBS[bomb])
+    status, answer = scan_where(served, BOMBS[bomb])
     assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
     said = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
     assert re.fullmatch(said, answer["error"]), answer
-    assert asked(served, "n = 1") == (200, get(served, "/scan")[1]), "and the next question is answered"
+    assert scan_where(served, "n = 1") == (200, get(served, "/scan")[1]), "and the next question is answered"
 
 
 @pytest.mark.parametrize("bomb", ["a long sum", "casts", "LPAD", "subquery"])
@@ -165,9 +165,9 @@ def test_what_is_allowed_means_what_it_means_to_polars(where: str) -> None:
         "w": ["2024-01-02"] * 3,
     }
     frame = pl.DataFrame(data).with_columns(pl.col("w").str.to_datetime("%Y-%m-%d"))
-    found = pl.concat(condition.filter_frame(frame, condition.parse_condition(where, frame.columns)))
-    assert found.height == CONDITIONS[where]
-    assert found.equals(frame.filter(pl.sql_expr(where)))
+    filtered = pl.concat(condition.filter_frame(frame, condition.parse_condition(where, frame.columns)))
+    assert filtered.height == CONDITIONS[where]
+    assert filtered.equals(frame.filter(pl.sql_expr(where)))
 
 
 # -- what an answer may cost -------------------------------------------------------------------------------------------
@@ -203,41 +203,41 @@ def test_an_answer_has_bounds(
 def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, free = threading.Event(), threading.Event()
 
-    def slow(view: StateView, given: Any) -> dict[str, Any]:
+    def slow(view: StateView, parameters: Any) -> dict[str, Any]:
         begun.set()
         assert free.wait(30)
         return {"was": "slow"}
 
     monkeypatch.setattr(server, "_HANDLERS", {**server._HANDLERS, "/slow": slow})
     running = server.serve_state(view, 0)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(get(running, "/slow")))
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(get(running, "/slow")))
     thread.start()
     try:
         assert begun.wait(30)
         assert get(running, "/scan?limit=1")[0] == 200
-        assert not found
+        assert not answers
     finally:
         free.set()
         thread.join()
         running.stop()
-    assert found == [(200, {"was": "slow"})]
+    assert answers == [(200, {"was": "slow"})]
 
 
 def test_a_hundred_at_once_are_all_answered(served: HttpServer) -> None:
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(get(served, "/scan?limit=1")[0])) for _ in range(100)]
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(get(served, "/scan?limit=1")[0])) for _ in range(100)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 100
-    assert set(found) <= {200, 503}
-    assert found.count(200) >= server.MOST_RUNNING
+    assert len(statuses) == 100
+    assert set(statuses) <= {200, 503}
+    assert statuses.count(200) >= server.MOST_RUNNING
 
 
 def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(view: StateView, given: Any) -> dict[str, Any]:
+    def wrong(view: StateView, parameters: Any) -> dict[str, Any]:
         raise pl.exceptions.PanicException("out of luck\nand more")
 
     monkeypatch.setattr(server, "_HANDLERS", {**server._HANDLERS, "/bug": wrong})
@@ -279,9 +279,9 @@ def test_a_number_and_a_name_that_is_allowed_are_answered(served: HttpServer, ho
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "get", "X" * 100])
 def test_only_reading_is_answered(served: HttpServer, method: str) -> None:
-    found = raw(served, f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), whole=True)
-    assert found.startswith(b"HTTP/1.1 405 ")
-    assert b"only GET is" in found
+    answer = raw(served, f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), whole=True)
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert b"only GET is" in answer
 
 
 SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -298,9 +298,9 @@ SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     ],
 )
 def test_a_body_is_not_a_second_question(served: HttpServer, more: bytes) -> None:
-    found = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + more, whole=True)
-    assert found.startswith(b"HTTP/1.1 400 ")
-    assert found.count(b"HTTP/1.1") == 1
+    answer = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + more, whole=True)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
 
 
 @pytest.mark.parametrize(
@@ -316,18 +316,18 @@ def test_a_body_is_not_a_second_question(served: HttpServer, more: bytes) -> Non
 )
 def test_what_is_no_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
     try:
-        found = raw(served, junk)
+        answer = raw(served, junk)
     except (ConnectionResetError, BrokenPipeError):  # it was closed before it had read everything
-        found = b"HTTP/1.1 4"
-    assert found.startswith(b"HTTP/1.1 4")
+        answer = b"HTTP/1.1 4"
+    assert answer.startswith(b"HTTP/1.1 4")
     assert get(served, "/")[0] == 200
 
 
 def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, free = threading.Event(), threading.Event()
+    begun, free = threading.Event(), threading.Event()
 
-    def slow(view: StateView, given: Any) -> dict[str, Any]:
-        asked.set()
+    def slow(view: StateView, parameters: Any) -> dict[str, Any]:
+        begun.set()
         assert free.wait(30)
         return {"was": "slow"}
 
@@ -335,13 +335,13 @@ def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch:
     running = server.serve_state(view, 0)
     try:
         with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
-            assert asked.wait(30)
+            assert begun.wait(30)
             client.shutdown(socket.SHUT_WR)
             free.set()
-            found = b"".join(iter(lambda: client.recv(4096), b""))
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
     finally:
         running.stop()
-    assert found.endswith(b'{"was": "slow"}')
+    assert answer.endswith(b'{"was": "slow"}')
 
 
 def test_a_long_path_is_refused(served: HttpServer) -> None:
@@ -359,8 +359,8 @@ def test_no_path_leads_out(served: HttpServer) -> None:
 # -- who holds a connection --------------------------------------------------------------------------------------------
 
 
-def connected(at: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", at.port), timeout=30)
+def connected(http_server: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", http_server.port), timeout=30)
     client.sendall(sent)
     return client
 
@@ -370,8 +370,8 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-def small(app: Any = _hello, **given: Any) -> HttpServer:
-    return start_server(app, 0, service="a test", option="--port", **given)
+def small(app: Any = _hello, **limits: Any) -> HttpServer:
+    return start_server(app, 0, service="a test", option="--port", **limits)
 
 
 def ended(client: socket.socket) -> bool:

@@ -77,10 +77,10 @@ def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
 def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     real = jit.njit
 
-    def without_a_place(*given: Any, **options: Any) -> Any:
+    def without_a_place(*arguments: Any, **options: Any) -> Any:
         if options.get("cache"):
             raise RuntimeError("cannot cache function: no locator available")
-        return real(*given, **options)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(jit, "njit", without_a_place)
 
@@ -125,9 +125,9 @@ def test_groups_that_stand_together_merge_as_groups_do(values: list[float | None
         {"__kh": [1] * 6, "__ts": list(range(6)), "k": ["a"] * 6, "v": values, "i": whole, "s": texts}, strict=False
     ).cast({"v": pl.Float64, "i": pl.Int64, "s": pl.String})
     parts = logic.lift_rows(rows).select(*logic.accumulators)
-    at = np.array(heads)
-    group = np.repeat(np.arange(len(at)), np.diff(at, append=6))
+    run_starts = np.array(heads)
+    group = np.repeat(np.arange(len(run_starts)), np.diff(run_starts, append=6))
     keys = pl.Series("k", ["a"] * 6)
     expected = logic.merge_groups(parts.with_columns(keys), group, [])
-    found = logic.merge_runs(parts, at, [keys.gather(at.tolist())])
-    assert found.select(expected.columns).equals(expected)
+    merged = logic.merge_runs(parts, run_starts, [keys.gather(run_starts.tolist())])
+    assert merged.select(expected.columns).equals(expected)

@@ -29,8 +29,8 @@ PAGES = sorted(p.relative_to(DOCS).as_posix() for p in DOCS.rglob("*.md"))
 
 
 def blocks(page: str, language: str) -> list[str]:
-    found = re.findall(r"^```([\w ]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
-    return [text for name, text in found if name == language]
+    fenced = re.findall(r"^```([\w ]*)\n(.*?)^```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
 
 
 def configs() -> Iterator[tuple[str, int]]:
@@ -84,12 +84,12 @@ def built(home: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_site_has_every_page_and_reads_as_the_markdown_does(site: Path) -> None:
     for page in PAGES:
-        found = _Text()
-        found.feed((site / page).with_suffix(".html").read_text())
-        text = "".join(found.texts)
+        html = _Text()
+        html.feed((site / page).with_suffix(".html").read_text())
+        text = "".join(html.texts)
         assert "|---" not in text, f"{page}: a table needs an empty line before it"
         assert not re.search(r"^- ", text, re.MULTILINE), f"{page}: a list needs an empty line before it"
-        assert not [a for a in found.addresses if re.match(r"https?://|//", a)], f"{page} asks another host"
+        assert not [a for a in html.addresses if re.match(r"https?://|//", a)], f"{page} asks another host"
 
 
 def test_a_dead_link_is_no_site(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_a_dead_link_is_no_site(tmp_path: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    def pages(of: Any) -> Iterator[str]:
-        if isinstance(of, str):
-            yield of
-        for one in of if isinstance(of, list) else of.values() if isinstance(of, dict) else ():
+    def pages(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for one in entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ():
             yield from pages(one)
 
     project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
@@ -179,8 +179,8 @@ def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
     """What a target that replaces rows holds in the end."""
     step = pictures.reopening() if corrected else pictures.window()
     script = [RowsInput({"clicks": [event]}) for event in pictures.events()]
-    found = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
-    return {(r["user"], r["window_start"]): r for r in found.rows}
+    result = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
+    return {(r["user"], r["window_start"]): r for r in result.rows}
 
 
 @pytest.mark.parametrize("corrected", [False, True])
@@ -221,7 +221,7 @@ def test_the_glossary_lists_each_term_once_in_order_with_its_name_elsewhere() ->
 
 def test_how_to_pages_are_called_as_people_search() -> None:
     titles = {(DOCS / p).read_text().splitlines()[0].removeprefix("# ") for p in PAGES}
-    wanted = {
+    expected = {
         "No output yet",
         "Late rows and dead letters",
         "Change a running pipeline",
@@ -230,7 +230,7 @@ def test_how_to_pages_are_called_as_people_search() -> None:
         "Alert on lag",
         "Upgrade",
     }
-    assert wanted <= titles
+    assert expected <= titles
 
 
 def test_what_errors_and_keys_name_is_there() -> None:
@@ -245,31 +245,31 @@ def test_what_errors_and_keys_name_is_there() -> None:
 
 def test_commands_on_the_pages_exist() -> None:
     """Every `slackwater …` in a block of a how-to or start page is a command with these options."""
-    known = (DOCS / "commands.md").read_text()
+    reference = (DOCS / "commands.md").read_text()
     for page in [p for p in PAGES if p.startswith(("how-", "start-"))] + ["upgrade.md", "learn.md"]:
         for block in blocks(page, "") + re.findall(r"^    ```\n(.*?)^    ```$", (DOCS / page).read_text(), re.S | re.M):
             for line in block.splitlines():
                 words = line.strip().split()
                 if words[:1] != ["slackwater"]:
                     continue
-                name = next(n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in known)
-                section = known.split(f"## {name}\n")[1].split("\n## ")[0]
+                name = next(n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in reference)
+                section = reference.split(f"## {name}\n")[1].split("\n## ")[0]
                 for option in (w for w in words if w.startswith("--")):
                     assert option in section, f"{page}: {line.strip()}"
 
 
 def test_commands_in_sentences_and_tables_exist() -> None:
     """Every `slackwater …` within a line of any page is a command, or a group of commands, and has these options."""
-    known = (DOCS / "commands.md").read_text()
+    reference = (DOCS / "commands.md").read_text()
     seen = 0
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         for text in re.findall(r"`(slackwater [^`\n]+)`", page.read_text()):
             words = text.split()
-            if words[1] in ("COMMAND", "--help", "--install-completion") or f"## {' '.join(words)} " in known:
+            if words[1] in ("COMMAND", "--help", "--install-completion") or f"## {' '.join(words)} " in reference:
                 continue
-            name = next((n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in known), None)
+            name = next((n for n in (" ".join(words[:3]), " ".join(words[:2])) if f"## {n}\n" in reference), None)
             assert name is not None, f"{page.name}: there is no command `{text}`"
-            section = known.split(f"## {name}\n")[1].split("\n## ")[0]
+            section = reference.split(f"## {name}\n")[1].split("\n## ")[0]
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", text):
                 assert option in section, f"{page.name}: `{text}` has no {option}"
             seen += 1

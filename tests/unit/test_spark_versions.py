@@ -19,8 +19,8 @@ def test_the_hash_is_that_of_spark() -> None:
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 64, 1000])
 def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> None:
-    found = shard_partitioning.murmur3(np.array(shard_partitioning.shard_keys(shards), dtype=np.int32))
-    assert np.mod(found, shards).tolist() == list(range(shards))
+    hashes = shard_partitioning.murmur3(np.array(shard_partitioning.shard_keys(shards), dtype=np.int32))
+    assert np.mod(hashes, shards).tolist() == list(range(shards))
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,17 @@ def test_the_connector_is_of_the_line_of_spark(
         home = tmp_path / "jars" / f"org.apache.spark.{module}-{version}"
         home.mkdir(parents=True)
         (home / f"{module}-{version}.jar").touch()
-    asked: list[str] = []
+    fetched: list[str] = []
 
     def fetch(organisation: str, name: str, version: str, *, transitive: bool) -> list[Path]:
-        asked.append(version)
+        fetched.append(version)
         raise StartError(version)
 
     monkeypatch.setattr(packages, "_fetch", fetch)
     if taken is not None:
         assert packages._newest(module, spark, packages._CONNECTORS)[1] == taken
-        assert not asked
+        assert not fetched
         return
     with pytest.raises(StartError, match=spark):
         packages._newest(module, spark, packages._CONNECTORS)
-    assert asked == packages.list_candidate_versions(spark, packages._CONNECTORS)
+    assert fetched == packages.list_candidate_versions(spark, packages._CONNECTORS)

@@ -29,15 +29,15 @@ def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> No
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
 def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
-    known, connection = CONNECTORS[kind], CONNECTIONS[kind]
+    info, connection = CONNECTORS[kind], CONNECTIONS[kind]
     source = Source.model_construct(name="s", query="q", format="json")
     target = Target.model_construct(path="/p", table="t", topic="o")
-    assert ("q" in known.plan_text(source)) and ("q" in known.short_name(source))
-    assert bool(known.metadata_columns) == known.has_timestamp, "anyone who adds columns adds the time of the record"
-    assert connection.READS or not (known.metadata_columns or known.keeps_history or known.start.default)
+    assert ("q" in info.plan_text(source)) and ("q" in info.short_name(source))
+    assert bool(info.metadata_columns) == info.has_timestamp, "anyone who adds columns adds the time of the record"
+    assert connection.READS or not (info.metadata_columns or info.keeps_history or info.start.default)
     if connection.WRITES and kind != "console":
-        assert any(word in known.location_text(target) for word in ("/p", "t", "o"))
-        assert known.location_text(target).split()[-1].strip('"') in known.write_text(target, True, False)
+        assert any(word in info.location_text(target) for word in ("/p", "t", "o"))
+        assert info.location_text(target).split()[-1].strip('"') in info.write_text(target, True, False)
 
 
 def test_a_dataframe_adds_no_columns() -> None:

@@ -28,21 +28,21 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return FORMATS[request.param](tmp_path)
 
 
-def source_of(table: Any, known: str | None = None, **keys: Any) -> Any:
+def source_of(table: Any, stored_columns: str | None = None, **keys: Any) -> Any:
     spec = table.source(**keys)
-    return connector_for(spec.connection).source(None, None, spec, known)  # type: ignore[arg-type]  # Spark reads the data only
+    return connector_for(spec.connection).source(None, None, spec, stored_columns)  # type: ignore[arg-type]  # Spark reads the data only
 
 
 class Run:
     """What a run would do, epoch by epoch: `at` is what it would have committed."""
 
-    def __init__(self, table: Any, at: TableOffsets | None = None, **keys: Any) -> None:
-        self.table, self.at = table, at
+    def __init__(self, table: Any, offsets: TableOffsets | None = None, **keys: Any) -> None:
+        self.table, self.at = table, offsets
         self.epochs: list[list[int]] = []
         self.lost = 0
         self.source = source_of(table, **keys)
         # as a commit holds it, and back
-        record = SourceRecord.model_validate_json(SourceRecord(offsets=at).model_dump_json())
+        record = SourceRecord.model_validate_json(SourceRecord(offsets=offsets).model_dump_json())
         self.planner = TablePlanner(self.source, record)
 
     def epoch(self) -> bool:
@@ -65,9 +65,9 @@ class Run:
 
 
 def numbers(path: str) -> list[int]:
-    """Of the rows of a file: see `row`."""
-    found = pl.read_parquet(path.removeprefix("file://"), columns=["at"], glob=False)["at"].dt.second()
-    return [int(n) for n in found]
+    """Read the numbers of the rows of a file: see `row`."""
+    seconds = pl.read_parquet(path.removeprefix("file://"), columns=["at"], glob=False)["at"].dt.second()
+    return [int(n) for n in seconds]
 
 
 def filled(table: Any, *sizes: int, first: int = 0) -> None:
@@ -194,10 +194,10 @@ def test_a_version_that_takes_rows_away_ends_the_run_once_all_before_it_is_read(
     table.delete("x = 4")
     version = table.newest()
     filled(table, 1, first=8)
-    with pytest.raises(SlackwaterError) as told:
+    with pytest.raises(SlackwaterError) as raised:
         run.all()
     assert sorted(run.rows) == list(range(8)), "everything before it was read"
-    line = str(told.value)
+    line = str(raised.value)
     assert "\n" not in line
     assert re.search(rf'source "events": \w+ table .*: {table.word} {version}\b.* is .*(DELETE|delete|overwrite)', line)
     assert 'on_rewrite = "skip"' in line
@@ -227,12 +227,12 @@ def test_a_version_that_is_gone_is_told_and_nothing_is_passed_over(table: Any) -
     run.all()
     filled(table, 1, 1, 1, 1, first=3)
     table.expire()
-    with pytest.raises(SlackwaterError) as told:
+    with pytest.raises(SlackwaterError) as raised:
         Run(table, run.at).all()
     assert re.search(
-        r'source "events": .*(its log is gone|were expired).*rows would be lost.*events=latest', str(told.value)
+        r'source "events": .*(its log is gone|were expired).*rows would be lost.*events=latest', str(raised.value)
     )
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_what_a_table_held_is_gone(table: Any) -> None:
@@ -305,7 +305,7 @@ def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any
     filled(table, 1)
     run = Run(table)
     run.all()
-    known = run.source.schema.json()
+    stored_columns = run.source.schema.json()
     table.add_column("weight")
     more = COLUMNS.append(pa.field("weight", pa.int64()))
     table.append([row(1, weight=7)], more)
@@ -314,10 +314,10 @@ def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any
     ):
         run.all()
     with pytest.raises(StartError, match=r'source "events": .* columns are new .*"weight" \(bigint\)'):
-        source_of(table, known)
-    assert "weight" in source_of(table, known, schema_changes="add").schema.names
-    assert "weight" not in source_of(table, known, schema_changes="ignore").schema.names
-    assert Run(table, run.at, schema_changes="ignore", known=known).all() == [[1]]
+        source_of(table, stored_columns)
+    assert "weight" in source_of(table, stored_columns, schema_changes="add").schema.names
+    assert "weight" not in source_of(table, stored_columns, schema_changes="ignore").schema.names
+    assert Run(table, run.at, schema_changes="ignore", stored_columns=stored_columns).all() == [[1]]
     running = Run(table, schema_changes="add")
     table.add_column("height")
     table.append([row(2, height=1)], more.append(pa.field("height", pa.int64())))
@@ -334,7 +334,7 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
     filled(table, 1)
     run = Run(table)
 
-    def away(*given: Any) -> Any:
+    def away(*arguments: Any) -> Any:
         raise OSError("connection refused, with the password hunter2hunter2")
 
     with monkeypatch.context() as patch:
@@ -348,13 +348,13 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
 
 
 def test_a_position_survives_its_commit() -> None:
-    for at in (
+    for offsets in (
         TableOffsets("t", 5),
         TableOffsets("t", 5, 3, 2, True),
         TableOffsets(files=0, content=True),
         TableOffsets("t"),
     ):
-        assert parse_offsets(at.to_json()) == at
+        assert parse_offsets(offsets.to_json()) == offsets
 
 
 @pytest.mark.parametrize(

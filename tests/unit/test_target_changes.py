@@ -53,15 +53,15 @@ def rows(*minutes: int) -> dict[str, Any]:
 @pytest.fixture
 def test(tmp_path: Path) -> Any:
     seeds.quiet()
-    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), listen=False) as made:
-        made.pipe(rows(0, 1, 61))
-        yield made
+    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), listen=False) as local:
+        local.pipe(rows(0, 1, 61))
+        yield local
 
 
 def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
-    found = compare.compare_config(pipeline, commit)
-    assert found.startable and not found.migrates
-    return [c.line for c in found.changes]
+    comparison = compare.compare_config(pipeline, commit)
+    assert comparison.startable and not comparison.migrates
+    return [c.line for c in comparison.changes]
 
 
 def test_plan_says_what_becomes_of_each(test: Any) -> None:
@@ -132,8 +132,8 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
-        found = compare.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
-        assert not found.startable and found.waits is not None and 'target "minutes"' in found.waits
+        comparison = compare.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
+        assert not comparison.startable and comparison.waits is not None and 'target "minutes"' in comparison.waits
         with pytest.raises(StartError, match=waits):
             test.restart(other)
     test.target().down = False
@@ -155,8 +155,10 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
     with pytest.raises(PublishError):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store
-    found = _read_pending(store, commit, commit.missing(store.delivered_targets()))
-    assert {names: rows.height for names, rows in found.rows.items()} == {("minutes",): 1} and not found.has_one_target
+    pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
+    assert {names: rows.height for names, rows in pending.rows.items()} == {
+        ("minutes",): 1
+    } and not pending.has_one_target
 
 
 def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:

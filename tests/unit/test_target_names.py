@@ -56,9 +56,9 @@ def test_delta(odd: str, tmp_path: Path) -> None:
     target.open()
     target.publish(0, rows)
     target.publish(1, rows.with_columns(n=pl.col("n") + 10)[:2], rows.select(odd)[2:])
-    found = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
-    assert isinstance(found, pl.DataFrame)
-    assert found.sort("n").rows() == [("u", 11), (None, 12)]
+    stored = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
+    assert isinstance(stored, pl.DataFrame)
+    assert stored.sort("n").rows() == [("u", 11), (None, 12)]
 
 
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])

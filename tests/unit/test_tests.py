@@ -19,14 +19,14 @@ NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 
 def of_tests(text: str) -> list[str]:
     """The test files that a file imports, also in the text of a script for another process."""
-    found = []
+    modules = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{name.name}" for name in node.names]
+            modules += [f"{node.module}.{name.name}" for name in node.names]
         elif isinstance(node, ast.Import):
-            found += [name.name for name in node.names]
-    found += re.findall(r"^\s*(?:from|import) (tests\.[\w.]+)", text, re.MULTILINE)
-    return sorted({m.group() for name in found if (m := NAMED.match(name))})
+            modules += [name.name for name in node.names]
+    modules += re.findall(r"^\s*(?:from|import) (tests\.[\w.]+)", text, re.MULTILINE)
+    return sorted({m.group() for name in modules if (m := NAMED.match(name))})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
@@ -52,19 +52,19 @@ def test_every_module_of_helpers_says_what_it_is() -> None:
 
 def targets() -> dict[str, str]:
     """The targets that `make help` lists, with their commands."""
-    found = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    return dict(found)
+    recipes = re.findall(r"^([a-z-]+):[^\n]*##[^\n]*\n((?:\t[^\n]*\n)*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return dict(recipes)
 
 
 def test_the_pages_name_the_targets_that_there_are() -> None:
-    known = targets()
+    make_targets = targets()
     for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", ".ci/run"):
         named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)\b", (ROOT / page).read_text(), re.MULTILINE))
-        assert named <= set(known), page
-    told = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    assert [name for name in known if f"make {name}" not in told and name not in ("help", "clean")] == []
+        assert named <= set(make_targets), page
+    text = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert [name for name in make_targets if f"make {name}" not in text and name not in ("help", "clean")] == []
     (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert phony.split() == list(known)
+    assert phony.split() == list(make_targets)
 
 
 def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
@@ -73,11 +73,11 @@ def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
     (oldest,) = re.findall(r'"pyspark>=([\d.]+),', (ROOT / "pyproject.toml").read_text())
     assert re.search(rf"^make test-spark VERSION={re.escape(oldest)}\.\d+ ", ci, re.MULTILINE)
     assert "export CI=1" in ci
-    known = targets()
+    recipes = targets()
     assert re.search(r"^check: lint\b", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert '-m "not exhaustive"' in known["test"]
-    assert "SLACKWATER_TEST_ALL=1" in known["test-all"]
-    assert "-m " not in known["test-all"]
+    assert '-m "not exhaustive"' in recipes["test"]
+    assert "SLACKWATER_TEST_ALL=1" in recipes["test-all"]
+    assert "-m " not in recipes["test-all"]
 
 
 @pytest.mark.parametrize("name", ["CI", "SLACKWATER_TEST_ALL"])

@@ -53,8 +53,8 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     after = Window(
         kind="tumbling", duration_ms=60_000, max_groups_per_window=99, group_by=["left_user"], aggregations=SUMS
     )
-    given = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
-    run_local(join, [ROWS, ROWS], TYPES, SOURCES, **given)  # type: ignore[arg-type]
+    options = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
+    run_local(join, [ROWS, ROWS], TYPES, SOURCES, **options)  # type: ignore[arg-type]
     watched = PageSource(
         pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), report_lines
     )

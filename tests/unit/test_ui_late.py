@@ -32,10 +32,10 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         late_data="dlq",
     )
 
-    def at(*times: int) -> RowsInput:
+    def rows_at_ms(*times: int) -> RowsInput:
         return RowsInput({"a": [{"ts": t * MS, "u": "a"} for t in times]})
 
-    script = [at(0, 2, 8, 9), at(100), at(5), Replay()]
+    script = [rows_at_ms(0, 2, 8, 9), rows_at_ms(100), rows_at_ms(5), Replay()]
     for number, late, replayed in ((3, 1, 0), (4, 0, 1)):
         home = tmp_path / str(number)
         run_local(window, script[:number], {"u": "string"}, state_dir=str(home), flush=False)
@@ -50,10 +50,10 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
 def test_late_rows_lead_to_their_letters_and_a_key_has_its_own(tmp_path: Path) -> None:
     running = serve_pages([watched(with_letters(tmp_path))], 0)
     try:
-        found = get(running, "/letters?reason=late")
-        assert found.status == 200
+        letters_page = get(running, "/letters?reason=late")
+        assert letters_page.status == 200
         for text in ("web/1.jsonl", "5 min", "&lt;script&gt;", "1 letter,"):
-            assert text in found.text, text
+            assert text in letters_page.text, text
         assert "0 letters," in get(running, "/letters?reason=future").text
         key = get(running, "/key?user=u1")
         assert "web/1.jsonl" in key.text

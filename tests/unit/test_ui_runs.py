@@ -26,9 +26,9 @@ def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
     note(one, a_run(10), failed_run(11))
     running = serve_pages([one], 0)
     try:
-        found = json.loads(get(running, "/ui/runs.json").body)
-        assert [r["outcome"] for r in found["runs"]] == ["failed", "finished"]
-        assert found["failure"] == found["runs"][0]
+        history = json.loads(get(running, "/ui/runs.json").body)
+        assert [r["outcome"] for r in history["runs"]] == ["failed", "finished"]
+        assert history["failure"] == history["runs"][0]
         top = get(running, "/ui/top").text
         assert "403 Forbidden" in top
         assert "none is up" in top
@@ -57,17 +57,17 @@ def test_a_first_run_that_failed_is_no_waiting(tmp_path: Path) -> None:
     note(one, failed_run(11))
     running = serve_pages([one], 0)
     try:
-        found = get(running, "/")
-        assert found.status == 503
-        assert "403 Forbidden" in found.text
-        assert 'role="alert"' in found.text
+        front_page = get(running, "/")
+        assert front_page.status == 503
+        assert "403 Forbidden" in front_page.text
+        assert 'role="alert"' in front_page.text
     finally:
         running.stop()
 
 
 def test_cells_bear_the_names_of_their_columns() -> None:
     table = '<table class="x"><thead><tr><th>a &amp; b</th><th><i>c</i></th></tr></thead><tbody><tr><th scope="row">1</th><td>&lt;td&gt;</td></tr><tr><td colspan="2">x</td></tr></tbody></table>'
-    found = with_labels(f"<p>{table}</p>")
-    assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in found
-    assert '<td data-label="" colspan="2">x</td>' in found
-    assert with_labels(found) == found
+    labelled = with_labels(f"<p>{table}</p>")
+    assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in labelled
+    assert '<td data-label="" colspan="2">x</td>' in labelled
+    assert with_labels(labelled) == labelled

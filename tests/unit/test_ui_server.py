@@ -52,27 +52,27 @@ def page(drawn_state: Path) -> Iterator[UiServer]:
     running.stop()
 
 
-def events(at: UiServer, path: str, wanted: Callable[[str], bool]) -> str:
+def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -> str:
     """What a stream says until it is what is wanted."""
-    client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=30)
+    client = http.client.HTTPConnection("127.0.0.1", ui_server.port, timeout=30)
     client.request("GET", path)
-    found, said = client.getresponse(), ""
-    assert found.headers["content-type"].startswith("text/event-stream")
-    while not wanted(said):
-        said += found.read1(65536).decode()  # type: ignore[attr-defined]
+    response, said = client.getresponse(), ""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    while not is_complete(said):
+        said += response.read1(65536).decode()  # type: ignore[attr-defined]
     client.close()
     return said
 
 
 def test_every_answer_says_what_a_browser_may_do(page: UiServer) -> None:
     for path in (*PATHS, "/key?user=u1", "/key?nix=1", "/nix", "/static/ui.css", "/static/nix", "/closing", "/state/"):
-        found = get(page, path)
-        policy = found.headers["content-security-policy"]
+        answer = get(page, path)
+        policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'self';"), path
         assert "unsafe" not in policy
-        assert found.headers["x-content-type-options"] == "nosniff"
-        assert found.headers["cache-control"] == "no-cache"
-        assert found.status in (200, 400, 404), path
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-cache"
+        assert answer.status in (200, 400, 404), path
 
 
 def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) -> None:
@@ -115,22 +115,22 @@ def test_the_commit_is_the_etag(page: UiServer) -> None:
 def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = [], page_cache.look_at
 
-    def counted(*given: Any, **more: Any) -> Any:
+    def counted(*arguments: Any, **more: Any) -> Any:
         looks.append(1)
-        return look(*given, **more)
+        return look(*arguments, **more)
 
     monkeypatch.setattr(page_cache, "look_at", counted)
     running = serve_pages([watched(drawn_state)], 0)
     try:
-        found: list[list[int]] = []
+        statuses: list[list[int]] = []
         threads = [
-            threading.Thread(target=lambda: found.append([get(running, p).status for p in PATHS])) for _ in range(12)
+            threading.Thread(target=lambda: statuses.append([get(running, p).status for p in PATHS])) for _ in range(12)
         ]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-        assert found == [[200] * len(PATHS)] * 12
+        assert statuses == [[200] * len(PATHS)] * 12
         assert looks == [1]
     finally:
         running.stop()
@@ -207,9 +207,9 @@ def test_keys_are_found_as_they_are_linked(page: UiServer) -> None:
     assert len(links) == sum(b["count"] for b in bins)
     assert "/key?user" in links  # NULL
     for link in sorted(set(links)):
-        found = get(page, link)
-        assert found.status == 200, link
-        assert "no window of this key" not in found.text, link
+        key_page = get(page, link)
+        assert key_page.status == 200, link
+        assert "no window of this key" not in key_page.text, link
         record = json.loads(get(page, link.replace("/key?", "/ui/key.json?")).body)
         assert record["bars"]
 
@@ -230,10 +230,10 @@ def test_keys_are_found_as_they_are_linked(page: UiServer) -> None:
     ],
 )
 def test_a_wrong_question_is_told_in_one_line(page: UiServer, path: str, status: int, said: str) -> None:
-    found = get(page, path)
-    assert (found.status, said in found.text) == (status, True), found.text
-    assert "Traceback" not in found.text
-    assert "<b>" not in found.text
+    answer = get(page, path)
+    assert (answer.status, said in answer.text) == (status, True), answer.text
+    assert "Traceback" not in answer.text
+    assert "<b>" not in answer.text
 
 
 def test_a_state_that_cannot_be_read_is_told_and_comes_back(tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         assert "Every row is accounted for" in text
         assert 'href="/p/law/"' in text
         assert get(running, "/p/one/").status == 200
-        found = get(running, "/p/law/").text
-        assert 'sse-swap="rows"' in found
-        assert 'sse-connect="/p/law/ui/events' in found
+        pipeline_page = get(running, "/p/law/").text
+        assert 'sse-swap="rows"' in pipeline_page
+        assert 'sse-connect="/p/law/ui/events' in pipeline_page
         assert get(running, "/p/law/ui/rows.json").status == 200
         assert get(running, "/p/law").status in (200, 307)
     finally:
@@ -332,17 +332,19 @@ def test_head_ends_and_has_no_body(page: UiServer, path: str) -> None:
 
 @pytest.mark.parametrize("epoch", ["9" * 5000, "-1", "1e3", "٣", "%00", "1" * 19])
 def test_an_epoch_that_is_not_a_number_is_refused_in_one_line(page: UiServer, epoch: str) -> None:
-    found = get(page, f"/epoch/{quote(epoch, safe='%')}")
-    assert found.status == 400
-    assert found.text.startswith("epoch: found ")
-    assert found.text.count("\n") == 1
+    answer = get(page, f"/epoch/{quote(epoch, safe='%')}")
+    assert answer.status == 400
+    assert answer.text.startswith("epoch: found ")
+    assert answer.text.count("\n") == 1
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *given: str) -> tuple[Any, str, str]:
-    monkeypatch.setattr(sys, "argv", ["slackwater", "ui", *given])
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[Any, str, str]:
+    monkeypatch.setattr(sys, "argv", ["slackwater", "ui", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
     said = capsys.readouterr()
@@ -387,8 +389,8 @@ def test_nothing_of_it_is_loaded_before_it_is_wanted() -> None:
         "import sys, slackwater, slackwater.cli.main;"
         "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.server') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 def test_what_is_vendored_is_what_its_manifest_says() -> None:

@@ -26,16 +26,16 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["config", "state alone"])
 def page(request: pytest.FixtureRequest, file: Path) -> Iterator[UiServer]:
-    of = [watched(file)] if request.param == "config" else load_page_sources(str(file.parent / "state"))
-    running = serve_pages(of, 0)
+    page_sources = [watched(file)] if request.param == "config" else load_page_sources(str(file.parent / "state"))
+    running = serve_pages(page_sources, 0)
     yield running
     running.stop()
 
 
 def block(page: UiServer, path: str) -> dict[str, object]:
-    found = get(page, path)
-    assert found.status == 200, found.text
-    return json.loads(found.text)  # type: ignore[no-any-return]
+    answer = get(page, path)
+    assert answer.status == 200, answer.text
+    return json.loads(answer.text)  # type: ignore[no-any-return]
 
 
 def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
@@ -43,12 +43,12 @@ def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
     links = [a["href"] for tag, a in Tags(text).found if tag == "a"]
     for name, blocks in (("sessions", "closing"), ("minutes", "closing"), ("seen", "joins")):
         assert f"/stage/{name}/" in links
-        found = get(page, f"/stage/{name}/")
-        assert found.status == 200
-        Tags(found.text)
-        assert f'id="{blocks}-title"' in found.text
-        assert 'id="pace-title"' not in found.text
-        assert get(page, f"/stage/{name}/", If_None_Match=found.headers["etag"]).status == 304
+        stage_page = get(page, f"/stage/{name}/")
+        assert stage_page.status == 200
+        Tags(stage_page.text)
+        assert f'id="{blocks}-title"' in stage_page.text
+        assert 'id="pace-title"' not in stage_page.text
+        assert get(page, f"/stage/{name}/", If_None_Match=stage_page.headers["etag"]).status == 304
         for one in pages.STAGE_BLOCKS:
             assert get(page, f"/stage/{name}/ui/{one}").status == 200
             is_there = block(page, f"/stage/{name}/ui/{one}.json") is not None
@@ -56,23 +56,23 @@ def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
 
 
 def test_what_holds_a_stage_is_told_from_there_to_the_source(page: UiServer) -> None:
-    told = {s: block(page, f"/stage/{s}/ui/top.json")["held"] for s in ("sessions", "minutes", "seen")}
+    holders = {s: block(page, f"/stage/{s}/ui/top.json")["held"] for s in ("sessions", "minutes", "seen")}
     root = 'source "orders", partition o-1 (quiet for 45 s, since 2024-03-01 12:00:00Z)'
-    assert str(told["sessions"]).endswith(f"; {root.replace(' (', ' holds it (')}.")
-    assert str(told["minutes"]).endswith(
+    assert str(holders["sessions"]).endswith(f"; {root.replace(' (', ' holds it (')}.")
+    assert str(holders["minutes"]).endswith(
         f'; stage "minutes" waits for stage "sessions", whose watermark is held by {root}.'
     )
-    assert str(told["seen"]).endswith(
+    assert str(holders["seen"]).endswith(
         f'; stage "seen" waits for stage "minutes", which waits for stage "sessions", whose watermark is held by {root}.'
     )
-    assert block(page, "/ui/top.json")["held"] == told["seen"]
+    assert block(page, "/ui/top.json")["held"] == holders["seen"]
 
 
 def test_lanes_are_those_of_what_a_stage_reads(page: UiServer) -> None:
     def lanes(path: str) -> list[tuple[object, ...]]:
-        found = block(page, f"{path}/ui/watermark.json")["lanes"]
-        assert isinstance(found, list)
-        return [(x["source"], x["partition"], x["of_stage"], x["holds"]) for x in found]
+        drawn = block(page, f"{path}/ui/watermark.json")["lanes"]
+        assert isinstance(drawn, list)
+        return [(x["source"], x["partition"], x["of_stage"], x["holds"]) for x in drawn]
 
     assert lanes("/stage/sessions") == [
         ("orders", None, False, False),
@@ -87,8 +87,8 @@ def test_lanes_are_those_of_what_a_stage_reads(page: UiServer) -> None:
 
 
 def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
-    found = block(page, "/stage/sessions/ui/closing.json")
-    assert (found["what"], found["total"]) == ("sessions", 2)
+    closing = block(page, "/stage/sessions/ui/closing.json")
+    assert (closing["what"], closing["total"]) == ("sessions", 2)
     text = get(page, "/stage/sessions/").text
     (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/closing?" in str(a.get("href"))]
     assert link.startswith("/stage/sessions/closing?from=")
@@ -123,23 +123,23 @@ def test_what_is_no_stage_is_not_there(page: UiServer) -> None:
 
 
 def test_kept_commits_of_a_stage(page: UiServer) -> None:
-    found = get(page, "/stage/sessions/epoch/0")
-    assert found.status == 200
-    assert "stays at this commit" in found.text
+    epoch_page = get(page, "/stage/sessions/epoch/0")
+    assert epoch_page.status == 200
+    assert "stays at this commit" in epoch_page.text
 
 
 def test_names_of_stages_that_are_no_part_of_an_address(tmp_path: Path) -> None:
     text = TEXT
     for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
         text = text.replace(f'"{name}"', f'"{other}"')
-    of = watched(ran(tmp_path, text))
-    running = serve_pages([of], 0)
+    page_source = watched(ran(tmp_path, text))
+    running = serve_pages([page_source], 0)
     try:
-        for at, name in (("~0", "a/b ?&amp;&lt;i&gt;"), ("~1", ".."), ("seen", "seen")):
-            found = get(running, f"/stage/{at}/")
-            assert found.status == 200
-            assert name in found.text
-            assert "<i>" not in found.text
+        for address, name in (("~0", "a/b ?&amp;&lt;i&gt;"), ("~1", ".."), ("seen", "seen")):
+            stage_page = get(running, f"/stage/{address}/")
+            assert stage_page.status == 200
+            assert name in stage_page.text
+            assert "<i>" not in stage_page.text
     finally:
         running.stop()
 

@@ -36,13 +36,13 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
     ran(file, drawn(3))
     (alone,) = load_page_sources(str(tmp_path / "state"))
     assert alone.is_described
-    seen, known = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
+    without_config, with_config = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
-        mine, own = pages.block_data(block, seen), pages.block_data(block, known)
+        block_alone, block_with_config = pages.block_data(block, without_config), pages.block_data(block, with_config)
         if block == "top":
-            mine["told"] = tuple(line.replace("FILE", str(file)) for line in mine["told"])
-        assert mine == own, block
-    assert pages.block_data("pace", seen)["waits"] == ()  # no commit says where its sources are
+            block_alone["told"] = tuple(line.replace("FILE", str(file)) for line in block_alone["told"])
+        assert block_alone == block_with_config, block
+    assert pages.block_data("pace", without_config)["waits"] == ()  # no commit says where its sources are
 
 
 def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
 
             line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
             commit.write_text(f"{line}\n{file_checksum(line.encode())}\n")
-    found = load_page_sources(str(tmp_path / "state"))
-    assert [w.pipeline.name for w in found] == ["one", "two"]
-    running = serve_pages(found, 0)
+    page_sources = load_page_sources(str(tmp_path / "state"))
+    assert [w.pipeline.name for w in page_sources] == ["one", "two"]
+    running = serve_pages(page_sources, 0)
     try:
         text = get(running, "/").text
         assert 'href="/p/one/"' in text and 'href="/p/two/"' in text
@@ -168,8 +168,8 @@ def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(
     with one.store.peek() as snapshot:
         assert snapshot is not None
         for _ in range(3):
-            found = one.asker.waits(one.pipeline, snapshot)
-            assert [w.problem for w in found] == ["it is being asked"] * 2
+            backlogs = one.asker.waits(one.pipeline, snapshot)
+            assert [w.problem for w in backlogs] == ["it is being asked"] * 2
         assert sum(t.name.startswith("ui-asks-") for t in threading.enumerate()) == 2
     release.set()
 

@@ -30,19 +30,19 @@ from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_u
 
 def parsed(stream: bytes) -> list[tuple[str, str]]:
     """Events with their data, as the standard says that a browser reads them (HTML, 9.2.6)."""
-    found, name, data = [], "message", list[str]()
+    parsed_events, name, data = [], "message", list[str]()
     for line in re.split("\r\n|\r|\n", stream.decode()):
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if not line:
             if data:
-                found.append((name, "\n".join(data)))
+                parsed_events.append((name, "\n".join(data)))
             name, data = "message", []
         elif field == "event":
             name = value
         elif field == "data":
             data.append(value)
-    return found
+    return parsed_events
 
 
 BLOCKS = st.dictionaries(
@@ -77,11 +77,11 @@ def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
         woken[name] += 1
 
     async def many(name: str) -> None:
-        left = [5]
+        remaining = [5]
 
         def begun() -> None:
-            left[0] -= 1
-            if not left[0]:
+            remaining[0] -= 1
+            if not remaining[0]:
                 threading.Thread(target=waiting.wait, daemon=True).start()
 
         await asyncio.gather(*(one(name, begun) for _ in range(5)))
@@ -104,9 +104,9 @@ def commit(file: Path, number: int, user: str = "u1") -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    found = config("session", tmp_path)
-    commit(found, 0)
-    return found
+    path = config("session", tmp_path)
+    commit(path, 0)
+    return path
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
 class Viewer(threading.Thread):
     """Follows, as a page does, and keeps each update."""
 
-    def __init__(self, at: UiServer, path: str) -> None:
+    def __init__(self, ui_server: UiServer, path: str) -> None:
         super().__init__(daemon=True)
         self.updates: list[dict[str, str]] = []
         self.raw: list[bytes] = []
-        self._client = http.client.HTTPConnection("127.0.0.1", at.port, timeout=60)
+        self._client = http.client.HTTPConnection("127.0.0.1", ui_server.port, timeout=60)
         self._client.request("GET", path)
         self._answer = self._client.getresponse()
         self.changed = threading.Condition()
@@ -166,9 +166,9 @@ def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
 ) -> None:
     drawn, draw = Counter[str](), pages.render_fragment
 
-    def counted(name: str, *given: Any) -> bytes:
+    def counted(name: str, *arguments: Any) -> bytes:
         drawn[name] += 1
-        return draw(name, *given)
+        return draw(name, *arguments)
 
     page = get(running, "/").text
     monkeypatch.setattr(pages, "render_fragment", counted)
@@ -208,22 +208,22 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
         ]  # isinstance would ask what a weak proxy stands for
 
     others = all_kept()  # of other tests in this process
-    known = {id(o) for o in others}
+    earlier_ids = {id(o) for o in others}
 
-    def kept() -> dict[str, int]:
-        return dict(Counter(type(o).__name__ for o in all_kept() if id(o) not in known))
+    def new_counts() -> dict[str, int]:
+        return dict(Counter(type(o).__name__ for o in all_kept() if id(o) not in earlier_ids))
 
     viewers = [Viewer(running, followed(get(running, "/").text)) for _ in range(3)]
-    found = []
+    counts = []
     for number in range(1, 5):
         commit(file, number)
         for viewer in viewers:
             viewer.wait_for(number)
         get(running, "/")
         get(running, f"/epoch/{number - 1}")
-        found.append(kept())
-    assert all(set(now) == {"PageModel", "PageUpdate"} and max(now.values()) <= 2 for now in found), (
-        found
+        counts.append(new_counts())
+    assert all(set(now) == {"PageModel", "PageUpdate"} and max(now.values()) <= 2 for now in counts), (
+        counts
     )  # one may be in the making
 
 
@@ -231,7 +231,7 @@ def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkey
     """Viewers wait for a ring; a state that nobody watches is not looked at."""
     page = get(running, "/").text
     looks, look = [], page_model.look_at
-    monkeypatch.setattr(page_cache, "look_at", lambda *given, **more: looks.append(1) or look(*given, **more))
+    monkeypatch.setattr(page_cache, "look_at", lambda *arguments, **more: looks.append(1) or look(*arguments, **more))
     viewers = [Viewer(running, followed(page)) for _ in range(5)]
     ui = running._ui
     (one,) = ui._caches
@@ -275,14 +275,14 @@ def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
 
 def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
     """Two commits: one has all rows, and one closes what is open."""
-    at = watched(file)
-    with at.store.peek() as snapshot:
+    page_source = watched(file)
+    with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
 
-    def told(*commits: Any) -> tuple[throughput.Throughput, str]:
+    def rendered_pace(*commits: Any) -> tuple[throughput.Throughput, str]:
         block = throughput.build_throughput(commits, [], 0)
-        whole = replace(page_model.look_at(at, 0), pace=block)
+        whole = replace(page_model.look_at(page_source, 0), pace=block)
         text = pages.render_fragment("pace", whole, PageLocation("")).decode()
         return block, re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text.split("</p>")[0])).strip()
 
@@ -293,21 +293,21 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
         return commit.model_copy(update={**record, "stages": tuple(stages)})
 
     batch = at_epoch(0, 6000, 0, 1_500_000), at_epoch(1, 6000, 500_000, 2_000_000)
-    block, text = told(*batch)
+    block, text = rendered_pace(*batch)
     assert (block.rows, block.over_us, block.rows_per_s) == (6000, 2_000_000, 3000)
     assert text == (
         "3,000 rows a second came in over the kept commits: 6,000 in 2 s; epochs took 100.0 % of the time. "
         "While it works it reads 3,000 a second."
     )
-    assert told(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
+    assert rendered_pace(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
     # only the last ones are kept: nothing came between them, and that is not a rate
     later = at_epoch(7, 6000, 60_000_000, 2_000_000), at_epoch(8, 6000, 63_000_000, 3_000_000)
-    block, text = told(*later)
+    block, text = rendered_pace(*later)
     assert (block.rows, block.rows_per_s) == (0, None)
     assert text == (
         "No row came in since epoch 7 was committed, 3 s before the last one. While it works it reads 2,000 a second."
     )
-    block, text = told(later[1])
+    block, text = rendered_pace(later[1])
     assert block.over_us is None
     assert text.startswith("A rate needs two kept commits, and there is one. While it works")
 
@@ -315,8 +315,8 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
 def test_the_pace_tells_of_planning_too(file: Path) -> None:
     """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
     assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
-    at = watched(file)
-    with at.store.peek() as snapshot:
+    page_source = watched(file)
+    with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
     spent = {p: 1000 * n for n, p in enumerate(throughput.PHASES, 1)}
@@ -332,7 +332,7 @@ def test_the_pace_tells_of_planning_too(file: Path) -> None:
     block = throughput.build_throughput([first, second], [], first.committed_us)
     assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
-    whole = replace(page_model.look_at(at, first.committed_us), pace=block)
+    whole = replace(page_model.look_at(page_source, first.committed_us), pace=block)
     text = pages.render_fragment("pace", whole, PageLocation("")).decode()
     assert text.count('class="phase plan"') == 2 * 2  # in each of both drawings
     assert '<li class="phase-plan">plan</li>' in text

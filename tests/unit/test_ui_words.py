@@ -12,7 +12,7 @@ from slackwater.ui.draw.upcoming_closes import draw_closes
 
 
 @pytest.mark.parametrize(
-    ("count", "what", "text"),
+    ("count", "noun", "text"),
     [
         (1, "sessions", "1 open session"),
         (2000, "sessions", "2,000 open sessions"),
@@ -20,9 +20,9 @@ from slackwater.ui.draw.upcoming_closes import draw_closes
         (2, "keys in windows", "2 keys in open windows"),
     ],
 )
-def test_counts_agree_with_their_nouns(count: int, what: str, text: str) -> None:
-    assert count_windows(count, what) == text
-    drawn = draw_closes(UpcomingCloses(what, None, count, 10, (CloseBin(0, 10, count),)), None)
+def test_counts_agree_with_their_nouns(count: int, noun: str, text: str) -> None:
+    assert count_windows(count, noun) == text
+    drawn = draw_closes(UpcomingCloses(noun, None, count, 10, (CloseBin(0, 10, count),)), None)
     assert f"{text} {'closes' if count == 1 else 'close'} from" in drawn
 
 

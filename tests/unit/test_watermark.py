@@ -28,8 +28,8 @@ NEVER = NO_WATERMARK
 SILENT = SourceActivity(0, None)
 
 
-def clock(**given: int | bool) -> SourceClock:
-    return SourceClock(lateness_us=10, idleness_us=60, **given)  # type: ignore[arg-type]
+def clock(**settings: int | bool) -> SourceClock:
+    return SourceClock(lateness_us=10, idleness_us=60, **settings)  # type: ignore[arg-type]
 
 
 def heard(**newest: int | None) -> SourceActivity:
@@ -41,8 +41,8 @@ def heard(**newest: int | None) -> SourceActivity:
 
 def after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
     c = clock()
-    for what, quiet_us in epochs:
-        c = advance_clock(c, what, quiet_us)
+    for activity, quiet_us in epochs:
+        c = advance_clock(c, activity, quiet_us)
     return c
 
 
@@ -84,8 +84,8 @@ def test_the_story_of_two_partitions() -> None:
         (heard(a=None, b=None), 30, 390, 290, ("a", "b")),
     ]
     c, everywhere = clock(), NEVER
-    for epoch, (what, quiet_us, watermark, expected, idle) in enumerate(story, 1):
-        c = advance_clock(c, what, quiet_us)
+    for epoch, (activity, quiet_us, watermark, expected, idle) in enumerate(story, 1):
+        c = advance_clock(c, activity, quiet_us)
         everywhere = global_watermark(everywhere, [c])
         assert (c.watermark_us, everywhere, c.idle_partitions) == (watermark, expected, idle), f"epoch {epoch}"
     assert c.idle_flags == (("", True), ("a", True), ("b", True))

@@ -98,12 +98,12 @@ def test_the_answer_for_windows(say: Say) -> None:
 
 def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) -> None:
     ran(HOPPING, STORY)
-    found = why_json(say, "--key", "user=u1")
-    starts = [(o["start_us"], o["rows"]) for o in found["key"]["open"]]
-    wanted = [("8:55", 1), ("9:00", 2), ("9:05", 1), ("9:55", 1), ("10:00", 1)]
-    assert starts == [(us(clock), n) for clock, n in wanted]
-    assert found["key"]["late_before_us"] == us("8:55")
-    assert (found["open_windows"], found["open_keys"]) == (5, None)
+    report = why_json(say, "--key", "user=u1")
+    starts = [(o["start_us"], o["rows"]) for o in report["key"]["open"]]
+    expected = [("8:55", 1), ("9:00", 2), ("9:05", 1), ("9:55", 1), ("10:00", 1)]
+    assert starts == [(us(clock), n) for clock, n in expected]
+    assert report["key"]["late_before_us"] == us("8:55")
+    assert (report["open_windows"], report["open_keys"]) == (5, None)
 
 
 @pytest.mark.parametrize("text", [TUMBLING, HOPPING])
@@ -131,9 +131,9 @@ def test_what_it_says_comes_true(say: Say, text: str) -> None:
     (need,) = following["needs"]
     assert need["source"] == "app"
     for early in (1, 0):
-        given = [*STORY, RowsInput({"app": [{"ts": need["event_us"] - early, "user": "z", "price": None}]})]
+        script = [*STORY, RowsInput({"app": [{"ts": need["event_us"] - early, "user": "z", "price": None}]})]
         window = toml.loads(text).transform.window
-        result = run_local(window, given, TYPES, ("web", "app"), flush=False, lateness_ms={"web": 30_000})
+        result = run_local(window, script, TYPES, ("web", "app"), flush=False, lateness_ms={"web": 30_000})
         assert [r["window_start"] for r in result.rows] == [following["start_us"]] * (0 if early else len(result.rows))
         assert bool(result.rows) is not bool(early)
 
@@ -172,9 +172,9 @@ def test_the_next_to_close_are_found_among_many(say: Say) -> None:
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
     ran(SESSION, [RowsInput({"web": rows, "app": rows_at("u60", "8:30")}), RowsInput({"web": longer})], shards=5)
-    found = why_json(say)
-    assert (found["open_windows"], found["open_keys"]) == (61, 61)
-    assert [o["key"]["user"] for o in found["next"]] == ["u60", "u1", "u2", "u3", "u4"]
+    report = why_json(say)
+    assert (report["open_windows"], report["open_keys"]) == (61, 61)
+    assert [o["key"]["user"] for o in report["next"]] == ["u60", "u1", "u2", "u3", "u4"]
 
 
 # -- who holds it ----------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_a_config_that_will_be_carried_out_shows_the_state_as_it_is(say: Say) ->
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("option", "message"),
     [
         ("usr=u1", '--key: "usr" is not a key of this window; did you mean "user"?'),
         ("zzz", '--key: found "zzz", expected the name of the column too: user=zzz,n=…'),
@@ -337,10 +337,10 @@ def test_a_config_that_will_be_carried_out_shows_the_state_as_it_is(say: Say) ->
         ("user=u1,n=x", '--key: n: found "x", expected a value of type bigint'),
     ],
 )
-def test_a_wrong_key_is_one_line(say: Say, given: str, message: str) -> None:
+def test_a_wrong_key_is_one_line(say: Say, option: str, message: str) -> None:
     two = SESSION.replace('["user"]', '["user", "n"]')
     ran(two, [RowsInput({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"})
-    assert say("--key", given) == [f"1 error: law: {message}"]
+    assert say("--key", option) == [f"1 error: law: {message}"]
 
 
 def test_a_window_without_keys_has_none(say: Say) -> None:
@@ -380,16 +380,16 @@ def test_keys_of_every_type_are_found_as_people_write_them(
     row = {"ts": us("9:00"), "user": "x,y", "k": value, "price": None}
     ran(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
     key = "k" if text is None else f"k={text}"
-    for given in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
-        found = why_json(say, *given)["key"]
-        assert [o["rows"] for o in found["open"]] == [1], given
-        assert found["key"]["user"] == "x,y"
+    for options in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
+        key_report = why_json(say, *options)["key"]
+        assert [o["rows"] for o in key_report["open"]] == [1], options
+        assert key_report["key"]["user"] == "x,y"
 
 
 def test_without_a_count_there_is_no_number_of_rows(say: Say) -> None:
     ran(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
-    found = why_json(say, "--key", "user=u1")
-    assert {o["rows"] for o in [*found["next"], *found["key"]["open"]]} == {None}
+    report = why_json(say, "--key", "user=u1")
+    assert {o["rows"] for o in [*report["next"], *report["key"]["open"]]} == {None}
     assert not any("1 row" in line for line in say("--key", "user=u1"))
 
 
@@ -411,5 +411,5 @@ finally:
 
 def test_the_function_is_there_for_programs() -> None:
     ran(SESSION, STORY)
-    found = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
-    assert (found.epoch, found.watermark_us, found.runner) == (2, us("9:01"), None)
+    report = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
+    assert (report.epoch, report.watermark_us, report.runner) == (2, us("9:01"), None)

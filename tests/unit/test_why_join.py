@@ -48,10 +48,10 @@ def test_what_waits_and_until_when(say: Say) -> None:
         ["a pair comes out in the epoch that reads the second of its rows"],
         ["a row without a partner, of the left side, comes out once its wait is over"],
     ]
-    found = why_json(say)
-    assert (found["kind"], found["open_windows"], found["next"]) == ("join", 0, [])
-    assert [(s["side"], s["rows"], s["outer"]) for s in found["sides"]] == [("left", 2, True), ("right", 1, False)]
-    assert found["holder"]["source"] == "payments"
+    report = why_json(say)
+    assert (report["kind"], report["open_windows"], report["next"]) == ("join", 0, [])
+    assert [(s["side"], s["rows"], s["outer"]) for s in report["sides"]] == [("left", 2, True), ("right", 1, False)]
+    assert report["holder"]["source"] == "payments"
 
 
 def test_a_join_has_no_window_of_a_key(say: Say) -> None:

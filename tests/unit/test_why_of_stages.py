@@ -86,9 +86,9 @@ def test_one_stage(say: Say) -> None:
         "",
         "no window is open: there is nothing to come out",
     ]
-    found = why_json(say, "--stage", "minutes")
-    assert (found["stage"], found["through"], found["stages"]) == ("minutes", ["sessions"], [])
-    assert found["holder"]["partition"] == "o-1"
+    report = why_json(say, "--stage", "minutes")
+    assert (report["stage"], report["through"], report["stages"]) == ("minutes", ["sessions"], [])
+    assert report["holder"]["partition"] == "o-1"
     assert [s["stage"] for s in why_json(say)["stages"]] == ["sessions", "minutes", "seen"]
 
 
@@ -135,7 +135,7 @@ def test_one_of_idle_sources_or_all_that_are_behind(say: Say) -> None:
 
 
 def test_python_asks_the_same() -> None:
-    told = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
-    assert told.key is not None and [o.start_us for o in told.key.open] == [us("9:50")]
+    report = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
+    assert report.key is not None and [o.start_us for o in report.key.open] == [us("9:50")]
     assert sw.why("p.toml").stage == "seen"
     assert "seen" in sw.why("p.toml")._repr_html_()

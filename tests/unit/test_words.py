@@ -53,12 +53,12 @@ def test_no_count_is_written_with_a_fixed_plural() -> None:
         "rows={status",
     )
     bounds = ("{times} sources", "{join.max_rows_per_key:,} rows")
-    found = []
+    fixed_plurals = []
     for path in SRC.rglob("*.py"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if fixed.search(line) and not any(known in line for known in (*names, *bounds)):
-                found.append(f"{path.relative_to(SRC)}:{number}: {line.strip()}")
-    assert found == []
+            if fixed.search(line) and not any(allowed in line for allowed in (*names, *bounds)):
+                fixed_plurals.append(f"{path.relative_to(SRC)}:{number}: {line.strip()}")
+    assert fixed_plurals == []
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_hint_does_not_look_at_case_and_comes_once() -> None:
 
 
 def test_why_a_record_is_undecodable() -> None:
-    made = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
-    csv, json = Source(**made, format="csv"), Source(**made, format="json")  # type: ignore[arg-type]
+    settings = {"name": "s", "connection": "lake", "query": "in", "schema": "user STRING, ts TIMESTAMP"}
+    csv, json = Source(**settings, format="csv"), Source(**settings, format="json")  # type: ignore[arg-type]
     assert 'set options = { header = "true" }' in decode_hints.decode_hint(csv, "user,ts", 7)
     assert decode_hints.decode_hint(csv, "u1,yesterday", 12) == ""
-    assert decode_hints.decode_hint(Source(**made, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
+    assert decode_hints.decode_hint(Source(**settings, format="csv", options={"header": "true"}), "user,ts", 7) == ""  # type: ignore[arg-type]
     assert 'set options = { header = "true" }' in decode_hints.decode_hint(
-        Source(**made, format="csv", options={"sep": ";"}), "User;TS", 7
+        Source(**settings, format="csv", options={"sep": ";"}), "User;TS", 7
     )  # type: ignore[arg-type]
     assert "30 MB long" in decode_hints.decode_hint(json, "{", 30_000_000) and "20,000,000" in decode_hints.decode_hint(
         json, "{", 30_000_000

@@ -44,11 +44,11 @@ print(json.dumps({"told": told, "kept": kept, "looked_at": looked_at, "left": le
 
 
 def test_a_task_is_reported_without_pandas_and_modules_are_no_work_for_the_collector() -> None:
-    found = json.loads(subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True).stdout)
-    of_task = [{"report": json.dumps({"names": ["k"], "rows": 6}), "error": "", "rows": 6, "bytes": 50}]
+    measured = json.loads(subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True).stdout)
+    task_reports = [{"report": json.dumps({"names": ["k"], "rows": 6}), "error": "", "rows": 6, "bytes": 50}]
     three = {"rows": 3, "bytes": 25}  # values of eight bytes, and which of them are there
     failed = [{"report": "no", "error": "EpochError", **three}]
-    assert found["told"] == [*[of_task] * 9, failed]
-    assert found["kept"] > 50_000 > 5_000 > found["looked_at"]
-    assert (found["left"], found["zips"]) == (0, 0)
-    assert not found["pandas"]
+    assert measured["told"] == [*[task_reports] * 9, failed]
+    assert measured["kept"] > 50_000 > 5_000 > measured["looked_at"]
+    assert (measured["left"], measured["zips"]) == (0, 0)
+    assert not measured["pandas"]
