@@ -94,7 +94,7 @@ def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
 def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
     step = pipeline.transform.step
     if isinstance(step, StatelessStep):
-        return (ExplainedStage("emit", "Spark", step.summary().behaviour, ("no state but offsets",)),)
+        return (ExplainedStage("emit", "Spark", step.summary().behaviour, ("no state except offsets",)),)
     if isinstance(step, Join):
         return (_shuffle_sides(step), _join(step, pipeline), _emit_pairs(step))
     if not isinstance(step, Window):
@@ -104,11 +104,11 @@ def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
 
 def _hand_over(upstream: str, upstream_pipeline: Pipeline, name: str) -> ExplainedStage:
     """Describe how the output of a stage becomes the input of the next one within an epoch."""
-    watermark_text = f"its watermark is {duration_text(upstream_pipeline.watermark_delay_ms)} behind: so far back may lie what the join emits"
+    watermark_text = f"its watermark is {duration_text(upstream_pipeline.watermark_delay_ms)} behind, because the join may emit rows that far back"
     if upstream_pipeline.transform.join is None:
-        watermark_text = "_event_ts is that of each row; its watermark is that of the stage before"
+        watermark_text = "_event_ts is the event time of each row; the watermark is that of the previous stage"
     if upstream_pipeline.transform.window is not None:
-        watermark_text = "_event_ts = the last instant of each window; its watermark is that of the stage before"
+        watermark_text = "_event_ts = the last instant of each window; the watermark is that of the previous stage"
     return ExplainedStage(
         "next stage",
         "driver",
@@ -140,6 +140,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
         time = "the time of each record"
     else:
         time = f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
+    advance = f"; after {duration_text(w.idle_close_ms)} the watermark follows the clock" if w.idle_close_ms else ""
     lateness = ", ".join(
         f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
@@ -151,10 +152,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
         f"_event_ts = {time}",
         (
             f"watermark per source = newest event - lateness ({lateness}); the global one is the minimum",
-            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows"
-            + (
-                f"; after {duration_text(w.idle_close_ms)} without any the watermark runs on" if w.idle_close_ms else ""
-            ),
+            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows{advance}",
             f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {duration_text(w.max_future_ms)} ahead",
         ),
     )
@@ -162,8 +160,8 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
 
 def _record_time(pipeline: Pipeline) -> ExplainedStage:
     """Describe the event time of rows in a stateless stage, which waits for no watermark."""
-    title = "_event_ts where the source brings it, else the epoch's clock"
-    lines = ("nothing waits for it, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
+    title = "_event_ts if the source provides it, else the epoch's clock"
+    lines = ("no row waits, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
     return ExplainedStage("event time", "Spark", title, lines)
 
 
@@ -196,7 +194,7 @@ def _path_sql(pipeline: Pipeline, path: InputPath) -> str:
 
 
 def _sql_text(sql: str | None) -> str:
-    return " ".join((sql or "").split()) or "no SQL: rows go on as they are"
+    return " ".join((sql or "").split()) or "no SQL: rows pass unchanged"
 
 
 def _lift(window: Window) -> ExplainedStage:
@@ -234,8 +232,8 @@ def _step(window: Window) -> ExplainedStage:
 def _late(window: Window) -> str:
     if window.late_data != "dlq":
         return window.late_data
-    cost = "carried behind the SQL" if window.kind == "session" else "found by reading the batch a second time"
-    return f"dlq, one letter for each; their bytes are {cost}"
+    cost = "carried through the SQL" if window.kind == "session" else "found by reading the batch a second time"
+    return f"dlq, one dead letter per row; their bytes are {cost}"
 
 
 def _emit(window: Window) -> ExplainedStage:
@@ -243,7 +241,7 @@ def _emit(window: Window) -> ExplainedStage:
     hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
     at_most = f", at most every {duration_text(window.emit_interval_ms)}" if window.emit_interval_ms else ""
     when = {
-        "final": "when nothing can change them any more",
+        "final": "once nothing can change them",
         "updates": f"in every epoch that changes them{at_most}",
     }.get(window.emit, "when the watermark closes them")
     retention = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
@@ -279,7 +277,7 @@ def retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
 def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
     lower, upper = map(duration_text, join.bounds_ms)
     keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
-    late = "dlq, one letter for each" if pipeline.keeps_late_rows else "drop"
+    late = "dlq, one dead letter per row" if pipeline.keeps_late_rows else "drop"
     if join.late_data == "reopen":
         late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
@@ -289,9 +287,9 @@ def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
 
 def _emit_pairs(join: Join) -> ExplainedStage:
     alone = " and ".join(side for side, outer in zip(SIDES, join.outer, strict=True) if outer)
-    when = "each pair once, in the epoch that brings its second row"
+    when = "each pair once, in the epoch that reads its second row"
     time = "the later of the two" if join.event_time == "later" else f"that of the {join.event_time} row"
-    lines = [f"{alone} rows without a partner come out when they leave the state"] if alone else []
+    lines = [f"{alone} rows without a partner are emitted when they leave the state"] if alone else []
     return ExplainedStage("emit", "shards", when, (*lines, f"_event_ts = {time}"))
 
 
@@ -321,7 +319,7 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
         f"{name}{f', of {target_pipeline.target.from_}' if staged and name != target_pipeline.target.from_ else ''}: {_target(target_pipeline.target, target_pipeline)}"
         for name, target_pipeline in several.items()
     ]
-    return ExplainedStage("publish", "driver", f"to {len(several)} targets, each by itself", (*each, *lines))
+    return ExplainedStage("publish", "driver", f"to {len(several)} targets, each separately", (*each, *lines))
 
 
 def target_text(pipeline: Pipeline) -> str:
@@ -392,7 +390,7 @@ def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
             panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)
             if panes > 1000:
                 warnings.append(
-                    f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is put together from more than "
+                    f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is merged from more than "
                     "1000 panes; choose a hop that divides duration"
                 )
     return tuple(warnings)

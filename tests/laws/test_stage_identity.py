@@ -170,11 +170,14 @@ def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
-        ([Kept("s0", ("a",), formerly="s0"), BASE], '"s0" is its name today; remove it'),
-        ([Kept("s0", ("a",), formerly="base"), BASE], '"base" is the name of a stage; remove it once a start has'),
+        ([Kept("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove it'),
+        (
+            [Kept("s0", ("a",), formerly="base"), BASE],
+            '"base" is also the name of a stage; remove formerly once a start has',
+        ),
         (
             [Kept("s0", ("a",), formerly="x"), Kept("s1", ("a",), formerly="x"), BASE],
-            '2 stages were formerly "x"; only one',
+            '2 stages have formerly = "x"; only one',
         ),
     ],
 )

@@ -31,10 +31,13 @@ def test_seeded_chains(first: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"emit": "updates"}, '"updates" is for stages that no other reads'),
-        ({"late_data": "standalone"}, '"standalone" is for stages that no other reads'),
-        ({"late_data": "reopen", "allowed_lateness_ms": 5}, '"reopen" is for stages that no other reads'),
-        ({"group_by": ["_event_ts"]}, 'a column of its results is called "_event_ts"'),
+        ({"emit": "updates"}, '"updates" is not supported in a stage that another stage reads'),
+        ({"late_data": "standalone"}, '"standalone" is not supported in a stage that another stage reads'),
+        (
+            {"late_data": "reopen", "allowed_lateness_ms": 5},
+            '"reopen" is not supported in a stage that another stage reads',
+        ),
+        ({"group_by": ["_event_ts"]}, 'a result column is named "_event_ts"'),
     ],
 )
 def test_only_the_last_stage_may_change_what_it_said(settings: dict[str, Any], line: str) -> None:

@@ -141,7 +141,7 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ),
         (
             {"left_prefix": "", "right_prefix": ""},
-            'test: transform.join.right_prefix: "region" of the right side comes out as "region", which is already the name of '
+            'test: transform.join.right_prefix: "region" of the right side is emitted as "region", which is already the name of '
             '"region" of the left side',
         ),
         (

@@ -83,7 +83,7 @@ LOOKUP = '[transform.lookups.users]\nconnection = "bus"\nquery = "users.json"\n'
 OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
 S = "sources[0]"
 ANY_OFFSETS = '"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
-READS = 'rows are read from a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'
+READS = 'sources need a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'
 ICE = 'kind = "iceberg"\ncatalog = "sql"\noptions = { warehouse = "/w" }\n'
 WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"'
 EOS = 'transform.window.crash_recovery: "kafka_eos" needs'
@@ -99,7 +99,7 @@ def target(connection: str, keys: str = "") -> str:
 
 
 def wrong_kind(key: str, kinds: str, this: str, advice: str = "remove it") -> str:
-    return f'{key}: belongs to connections of kind {kinds}, this one is "{this}"; {advice}'
+    return f'{key}: applies only to connections of kind {kinds}, but this one is "{this}"; {advice}'
 
 
 # base, what is replaced, by what, the lines
@@ -124,17 +124,17 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, ICE, ICE.replace('"sql"', '"sqlite"'), 'connections.ice.catalog: found "sqlite", expected "rest" or "sql" or "glue" or "hive"; did you mean "sql"?'),
     (KAFKA, ICE, ICE + 'uri = "x"\n', 'connections.ice.uri: unknown key; did you mean "options"?'),
     (KAFKA, ICE, ICE.replace('"/w"', '"w"'),
-     'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, which every reader can follow'),
+     'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, so that every reader finds it'),
     (KAFKA, ICE, ICE.replace('warehouse', 'type = "sql", warehouse'),
-     "connections.ice.options: names a type of catalog; say it in catalog, and remove it here"),
+     "connections.ice.options: sets the type of the catalog; set the key catalog instead, and remove it here"),
     (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
     (KAFKA, '{ "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }', '"SSL"',
      'connections.bus.options: found "SSL", expected a table of settings ({ "security.protocol" = "SSL" })'),
     (KAFKA, '"security.protocol" =', "security.protocol =", "connections.bus.options.security: found a table, expected a string, a number, "
-     'true or false; a key with dots stands in quotes: "security.protocol"'),
+     'true or false; a key with dots needs quotes: "security.protocol"'),
     # -- Spark's settings
     (KAFKA, '"spark.driver.memory" =', "spark.driver.memory =", "spark.spark: found a table, expected a string, a number, true or false; "
-     'a key with dots stands in quotes: "spark.driver.memory"'),
+     'a key with dots needs quotes: "spark.driver.memory"'),
     (KAFKA, '"2g"', '["2g"]', 'spark."spark.driver.memory": found ["2g"], expected a string, a number, true or false'),
     (KAFKA, '[spark]\n"spark.driver.memory" = "2g"\n"spark.ui.enabled" = false\n', 'spark = "local"\n',
      'spark: found "local", expected a table of Spark settings ({ "spark.driver.memory" = "4g" })'),
@@ -147,9 +147,9 @@ CASES: list[tuple[str, ...]] = [
      source("lake", 'format = "json"\nstarting_offsets = "latest"\n'), wrong_kind(f"{S}.starting_offsets", '"kafka" or "kinesis" or "delta" or "iceberg"', "files")),
     (KAFKA, SOURCE + KEYS, source("queues", 'commit_group = "lag"\n'), wrong_kind(f"{S}.commit_group", '"kafka"', "rabbitmq")),
     (KAFKA, SOURCE + KEYS, source("queues", 'payload_format = "avro"\n'),
-     f'{S}.payload_format: "avro" belongs to connections of kind "kafka", this one is "rabbitmq"; use "json" or "raw"'),
+     f'{S}.payload_format: "avro" needs a connection of kind "kafka", but this one is "rabbitmq"; use "json" or "raw"'),
     (KAFKA, SOURCE + KEYS, source("streams", "starting_offsets = { s = { 0 = 1 } }\n"),
-     f'{S}.starting_offsets: found a table, expected "earliest" or "latest"; Kinesis has no offsets to start at'),
+     f'{S}.starting_offsets: found offsets, expected "earliest" or "latest"; Kinesis has no offsets to start from'),
     (KAFKA, SOURCE + KEYS, source("db", 'format = "json"\n'), f'{S}.connection: "db" is of kind "postgres"; {READS}'),
     (KAFKA, SOURCE + KEYS, source("tables", ""), 'transform.window.event_time_column: missing; source "orders" reads a table, which has no '
      "event time of its own: name a column or an expression"),
@@ -164,9 +164,9 @@ CASES: list[tuple[str, ...]] = [
      f"{S}.starting_offsets.orders.2: found true, expected a whole number of at least 0"),
     (KAFKA, 'payload_format = "json"', 'payload_format = "jsn"',
      f'{S}.payload_format: found "jsn", expected "json" or "avro" or "json_schema" or "protobuf" or "raw"; did you mean "json"?'),
-    (KAFKA, 'payload_format = "json"', 'payload_format = "raw"', f'{S}.schema: belongs to payload_format = "json", this one is "raw"; remove it'),
+    (KAFKA, 'payload_format = "json"', 'payload_format = "raw"', f'{S}.schema: applies only to payload_format = "json", but this source has "raw"; remove it'),
     (KAFKA, 'payload_format = "json"', 'avro_schema_file = "a.avsc"',
-     f'{S}.avro_schema_file: belongs to payload_format = "avro", this one is "json"; remove it'),
+     f'{S}.avro_schema_file: applies only to payload_format = "avro", but this source has "json"; remove it'),
     (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
      'payload_format = "avro"\n', f'{S}.avro_schema_file: missing; payload_format = "avro" needs it, or schema_registry in the connection'),
     (KAFKA.replace('schema_registry = "http://registry"\n', ""), 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n',
@@ -175,19 +175,19 @@ CASES: list[tuple[str, ...]] = [
      'payload_format = "protobuf"\n',
      f'{S}.protobuf_schema_file: missing; payload_format = "protobuf" needs it, or schema_registry in the connection'),
     (KAFKA, 'payload_format = "json"', 'protobuf_schema_file = "a.proto"',
-     f'{S}.protobuf_schema_file: belongs to payload_format = "protobuf", this one is "json"; remove it'),
+     f'{S}.protobuf_schema_file: applies only to payload_format = "protobuf", but this source has "json"; remove it'),
     (KAFKA, 'payload_format = "json"', 'protobuf_message = "shop.Event"',
-     f'{S}.protobuf_message: belongs to payload_format = "protobuf", this one is "json"; remove it'),
+     f'{S}.protobuf_message: applies only to payload_format = "protobuf", but this source has "json"; remove it'),
     (KAFKA, 'payload_format = "json"', 'payload_format = "protobuf"',
-     f'{S}.schema: belongs to payload_format = "json", this one is "protobuf"; remove it'),
+     f'{S}.schema: applies only to payload_format = "json", but this source has "protobuf"; remove it'),
     (KAFKA, 'payload_format = "json"', 'payload_format = "json_schema"',
-     f'{S}.schema: belongs to payload_format = "json", this one is "json_schema"; remove it'),
-    (KAFKA, "amount DOUBLE", "_event_ts TIMESTAMP", f'{S}.schema: declares "_event_ts", which is injected; rename the column'),
-    (KAFKA, "amount DOUBLE", "_KEY STRING", f'{S}.schema: declares "_key", which is injected; rename the column'),
+     f'{S}.schema: applies only to payload_format = "json", but this source has "json_schema"; remove it'),
+    (KAFKA, "amount DOUBLE", "_event_ts TIMESTAMP", f'{S}.schema: declares "_event_ts", which Slackwater adds; rename the column'),
+    (KAFKA, "amount DOUBLE", "_KEY STRING", f'{S}.schema: declares "_key", which Slackwater adds; rename the column'),
     (KAFKA, '"skip"', '"ignore"', f'{S}.on_data_loss: found "ignore", expected "fail" or "skip"'),
     (KAFKA, "max_offsets_per_trigger = 1000", "max_offsets_per_trigger = 0", f"{S}.max_offsets_per_trigger: found 0, expected a whole number of at least 1"),
     (KAFKA, "[target]", LOOKUP + "[target]",
-     'transform.lookups.users.connection: "bus" is of kind "kafka"; lookups are read from a connection of kind "files"'),
+     'transform.lookups.users.connection: "bus" is of kind "kafka"; lookups need a connection of kind "files"'),
     # -- targets
     (KAFKA, 'topic = "counts"\n', "", 'target.topic: missing; a kafka target needs a topic, as in "sessions"'),
     (PERSISTED, TARGET, target("db"), 'target.table: missing; a postgres target needs a table, as in "public.sessions"'),
@@ -206,7 +206,7 @@ CASES: list[tuple[str, ...]] = [
     (PERSISTED, TARGET, target("db", 'table = "t"\nmode = "merge"\n'), wrong_kind("target.mode", '"delta" or "iceberg"', "postgres")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nformat = "json"\n'), wrong_kind("target.format", '"files"', "delta")),
     (PERSISTED, TARGET, target("tables", 'path = "t"\nkey_columns = ["user"]\n'), wrong_kind("target.key_columns", '"kafka"', "delta")),
-    (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results go to {WRITES}'),
+    (PERSISTED, TARGET, target("queues", 'topic = "t"\n'), f'target.connection: "queues" is of kind "rabbitmq"; results need {WRITES}'),
     (ISSUE, '"lake"\npath = "out/sessions"', '"screen"\npath = "out"', 'target.connection: found "screen", which is not a connection; expected one of lake'),
     (ISSUE.replace('[connections.lake]\n', '[connections.screen]\nkind = "console"\n[connections.lake]\n'), '"lake"\npath = "out/sessions"\n',
      '"screen"\npath = "out"\n', wrong_kind("target.path", '"files" or "delta"', "console"), wrong_kind("target.format", '"files"', "console")),
@@ -216,24 +216,24 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, '["user"]\n[dead', '"user"\n[dead', 'target.key_columns: found "user", expected a list; write ["user"]'),
     # -- dead letters
     (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
-    (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: on_error is "drop" and late_data "drop", under which nothing goes there; set one of them to "dlq", or remove it'),
+    (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: unused, because on_error is "drop" and late_data is "drop"; set one of them to "dlq", or remove [dead_letter]'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "dlp"', 'transform.on_error: found "dlp", expected "fail" or "drop" or "dlq"; did you mean "dlq"?'),
     (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need it: [dead_letter] with a connection and a path, table or topic'),
     (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
     (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
     (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is not a connection; did you mean "tables"?'),
-    (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub"; dead letters go to {WRITES}'),
+    (KAFKA, 'connection = "tables"\n', 'connection = "pub"\n', f'dead_letter.connection: "pub" is of kind "pubsub"; dead letters need {WRITES}'),
     # -- state and recovery
     (KAFKA, STORE, '[state_store]\nkind = "postgres"\n', 'state_store.url: missing; a postgres store needs a database, as in "${STATE_URL}"'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: belongs to kind = "postgres", this one is "files"; remove it'),
-    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: belongs to kind = "postgres", this one is "files"; remove it'),
+    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nurl = "u"\n', 'state_store.url: applies only to kind = "postgres", but this store has "files"; remove it'),
+    (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\nschema = "u"\n', 'state_store.schema: applies only to kind = "postgres", but this store has "files"; remove it'),
     (ISSUE.replace('"persisted"', '"at_least_once"'), 'kind = "files"                         #', 'kind = "in_memory" #',
-     'state_store.path: belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'),
+     'state_store.path: applies only to kind = "files" or "postgres", because an in_memory store has no directory; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "hdfs://n/s"\noptions = { region = "x" }\n',
      'state_store.path: found "hdfs://n/s", expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'),
     (KAFKA, STORE, '[state_store]\nkind = "files"\npath = "s"\noptions = { region = "x" }\n',
-     'state_store.options: belongs to a path in an object store, as in "s3://bucket/state"; remove it'),
+     'state_store.options: applies only to a path in an object store, as in "s3://bucket/state"; remove it'),
     (KAFKA, STORE, '[state_store]\nkind = "postgre"\nurl = "u"\n',
      'state_store.kind: found "postgre", expected "files" or "postgres" or "in_memory"; did you mean "postgres"?'),
     (PERSISTED, STORE, '[state_store]\nkind = "in_memory"\n',

@@ -63,7 +63,7 @@ def swap(old: str, new: str, base: str = ISSUE) -> str:
     return base.replace(old, new, 1)
 
 
-ADVICE = "choose another prefix, or list the columns that are to come out"
+ADVICE = "choose another prefix, or list the columns to emit"
 # fmt: off
 CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: the lines that come of it
     ('kind = "stream_stream_join"', 'kind = "iner"', f'{J}.kind: found "iner", expected "stream_stream_join" or "inner" or "left" or "right" or "full" '
@@ -71,60 +71,60 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     ('kind = "stream_stream_join"\n', "", f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),
     ('kind = "stream_stream_join"', 'how = "left"', f'{J}.how: unknown key; did you mean "kind"?', f'{J}.kind: missing; expected "inner" or "left" or "right" or "full"'),
     # -- sides
-    ('left_source = "orders"\n', "", f"{J}.left_source: missing; name the one of the [[sources]] that is the left side"),
+    ('left_source = "orders"\n', "", f"{J}.left_source: missing; name the source of the left side"),
     ('left_source = "orders"', 'left_source = "ordres"', f'{J}.left_source: found "ordres", which is not a source; did you mean "orders"?'),
     ('right_source = "payments"', 'right_source = "zz"', f'{J}.right_source: found "zz", which is not a source; expected one of orders, payments'),
     ('right_source = "payments"', 'right_source = "orders"',
-     f'{J}.right_source: is "orders", as left_source is; a self-join is two [[sources]] with one query and names of their own'),
-    (PAYMENTS, "", "sources: found 1, expected 2: the sides of the join, whose names left_source and right_source give"),
+     f'{J}.right_source: found "orders", which is also left_source; for a self-join, describe two [[sources]] with the same query and different names'),
+    (PAYMENTS, "", "sources: found 1, expected 2: those that left_source and right_source name"),
     (PAYMENTS, PAYMENTS + PAYMENTS.replace("payments", "refunds"),
-     'sources[2]: "refunds" is neither side of the join; remove it, or give it a pipeline of its own'),
+     'sources[2]: "refunds" is not a side of the join; remove it, or read it in another pipeline'),
     # -- keys
     ('left_keys = ["order_id"]', "left_keys = []", f'{J}.left_keys: empty; a join needs at least one key, as in ["order_id"]'),
-    ('right_keys = ["order_id"]\n', "", f'{J}.right_keys: missing; name the right columns that are compared, as in ["order_id"]'),
+    ('right_keys = ["order_id"]\n', "", f'{J}.right_keys: missing; name the right columns to compare, as in ["order_id"]'),
     ('right_keys = ["order_id"]', 'right_keys = "order_id"', f'{J}.right_keys: found "order_id", expected a list; write ["order_id"]'),
     ('right_keys = ["order_id"]', 'right_keys = ["order_id", "line"]',
      f'{J}.right_keys: found ["order_id", "line"], expected as many as left_keys (["order_id"]): they are compared in this order'),
-    ('left_keys = ["order_id"]', 'left_keys = ["_event_ts"]', f'{J}.left_keys: "_event_ts" is the event time; it cannot be a key, the bounds compare it'),
+    ('left_keys = ["order_id"]', 'left_keys = ["_event_ts"]', f'{J}.left_keys: "_event_ts" is the event time; it cannot be a key, because the time bounds compare it'),
     # -- bounds
-    (BOUNDS, "", f'{J}.time_window_ms: missing; a join needs to know how far apart partners may be, as in "5m" either way '
-     "(or lower_ms and upper_ms, of right.ts - left.ts)"),
+    (BOUNDS, "", f'{J}.time_window_ms: missing; set how far apart partners may be in either direction, as in "5m", '
+     "or set lower_ms and upper_ms, the limits of right.ts - left.ts"),
     (BOUNDS, BOUNDS + "lower_ms = 0\nupper_ms = 5\n",
-     f"{J}.time_window_ms: given next to lower_ms and upper_ms; it stands for both bounds: remove it, or them"),
-    (BOUNDS, BOUNDS + "lower_ms = 0\n", f"{J}.time_window_ms: given next to lower_ms; it stands for both bounds: remove it, or them"),
-    (BOUNDS, "lower_ms = 0\n", f"{J}.upper_ms: missing; lower_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
-    (BOUNDS, "upper_ms = 0\n", f"{J}.lower_ms: missing; upper_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
+     f"{J}.time_window_ms: cannot be combined with lower_ms and upper_ms, because it sets both bounds; remove one or the other"),
+    (BOUNDS, BOUNDS + "lower_ms = 0\n", f"{J}.time_window_ms: cannot be combined with lower_ms, because it sets both bounds; remove one or the other"),
+    (BOUNDS, "lower_ms = 0\n", f"{J}.upper_ms: missing; lower_ms is set, and a join needs both: lower_ms <= right.ts - left.ts <= upper_ms"),
+    (BOUNDS, "upper_ms = 0\n", f"{J}.lower_ms: missing; upper_ms is set, and a join needs both: lower_ms <= right.ts - left.ts <= upper_ms"),
     (BOUNDS, 'lower_ms = "5m"\nupper_ms = "-1m"\n', f"{J}.lower_ms: found 5m, expected at most upper_ms (-1m): nothing could match"),
     (BOUNDS, 'lower_ms = "x"\n', f'{J}.lower_ms: found "x", expected a duration ({DURATION})',
-     f"{J}.upper_ms: missing; lower_ms also needs lower_ms <= right.ts - left.ts <= upper_ms"),
+     f"{J}.upper_ms: missing; lower_ms is set, and a join needs both: lower_ms <= right.ts - left.ts <= upper_ms"),
     (BOUNDS, "time_window_ms = -1\n", f"{J}.time_window_ms: found -1, expected a duration of 0 or more ({DURATION})"),
     # -- late rows, times
     (BOUNDS, BOUNDS + 'allowed_lateness_ms = "1h"\n', f'{J}.allowed_lateness_ms: needs late_data = "reopen"; to wait longer for late rows raise lateness_ms'),
     ('late_data = "drop"', 'late_data = "dlq"', 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
     ('late_data = "drop"', 'late_data = "standalone"', f'{J}.late_data: found "standalone", expected "drop" or "dlq" or "reopen"'),
-    ("[target]", LETTERS + "[target]", 'dead_letter: on_error is "fail" and late_data "drop", under which nothing goes there; set one of them to "dlq", or remove it'),
+    ("[target]", LETTERS + "[target]", 'dead_letter: unused, because on_error is "fail" and late_data is "drop"; set one of them to "dlq", or remove [dead_letter]'),
     (BOUNDS, BOUNDS + 'idle_close_ms = "1s"\n',
      f"{J}.idle_close_ms: found 1s, expected at least source_idleness_ms (1m): a source that is quiet for less is not idle"),
     ('event_time_column = "_event_ts"', 'event_time_column = "ts"\ntime_mode = "processing"',
-     f'{J}.event_time_column: given with time_mode = "processing", where the clock is the event time; remove one of them'),
+     f'{J}.event_time_column: cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them'),
     # -- output
     (BOUNDS, BOUNDS + "left_prefix = 3\n", f"{J}.left_prefix: found 3, expected a string; it may be empty"),
     (BOUNDS, BOUNDS + 'output_left_columns = ["a", "a"]\n', f'{J}.output_left_columns: "a" is listed 2 times; list it once'),
     (BOUNDS, BOUNDS + 'output_left_columns = ["a", "b"]\noutput_right_columns = ["c", "B"]\nleft_prefix = "x"\nright_prefix = "x"\n',
-     f'{J}.right_prefix: "B" of the right side comes out as "xB", which is already the name of "b" of the left side; {ADVICE}'),
+     f'{J}.right_prefix: "B" of the right side is emitted as "xB", which is already the name of "b" of the left side; {ADVICE}'),
     (BOUNDS, BOUNDS + 'output_left_columns = ["_event_ts"]\nleft_prefix = ""\n',
-     f'{J}.left_prefix: "_event_ts" of the left side comes out as "_event_ts", which is already the name of the event time of the joined row; {ADVICE}'),
+     f'{J}.left_prefix: "_event_ts" of the left side is emitted as "_event_ts", which is already the name of the event time of the joined row; {ADVICE}'),
     (BOUNDS, BOUNDS + "max_rows_per_key = 0\n", f"{J}.max_rows_per_key: found 0, expected a whole number of at least 1"),
     (BOUNDS, BOUNDS + 'on_state_cap = "drop_new_groups"\n', f'{J}.on_state_cap: found "drop_new_groups", expected "fail" or "drop_oldest"'),
     # -- the rest of the pipeline
-    (JOIN, WINDOW + JOIN, f"{J}: given next to [transform.window]; a stage is one or the other: remove one of them"),
-    (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: belongs to windows; a join has one SQL per side: left_sql and right_sql in [{J}]"),
+    (JOIN, WINDOW + JOIN, f"{J}: cannot be combined with [transform.window]; a stage is one or the other: remove one of them"),
+    (JOIN, '[transform]\nsql = "SELECT 1"\n' + JOIN, f"transform.sql: applies only to windows; a join has one SQL per side: left_sql and right_sql in [{J}]"),
     (ALL_JOIN, "[transform]\n", f"transform.window: missing; {STEP}"),
     (ALL_JOIN, "", f"transform: missing; {STEP}"),
     ('name = "orders-payments"\n', 'name = "orders-payments"\njoin = {}\n', 'join: unknown key; did you mean "transform.join"?'),
-    (STORE, "", 'state_store: missing; a join needs it: [state_store] with kind = "files" and path = "state"'),
+    (STORE, "", 'state_store: missing; a join needs a state store: [state_store] with kind = "files" and path = "state"'),
     (BOUNDS, BOUNDS + 'crash_recovery = "kafka_eos"\n', f'{J}.crash_recovery: "kafka_eos" needs a kafka target with delivery = "exactly_once"; set it, or use "persisted"'),
     (TARGET, LAKE + '[target]\nconnection = "lake"\npath = "out"\nmode = "merge"\n',
-     'target.mode: "merge" replaces rows of equal identity, which joined rows do not have; use "append" (the default for a join)'),
-    (TARGET, TARGET + 'mode = "merge"\n', 'target.mode: belongs to connections of kind "delta" or "iceberg", this one is "postgres"; remove it'),
+     'target.mode: "merge" replaces rows with the same identity, but joined rows have no identity; use "append" (the default for a join)'),
+    (TARGET, TARGET + 'mode = "merge"\n', 'target.mode: applies only to connections of kind "delta" or "iceberg", but this one is "postgres"; remove it'),
 ]

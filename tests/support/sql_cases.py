@@ -163,17 +163,17 @@ ACCEPTED: list[dict[str, str]] = [
 # what changes, the key that is reported, what of the line
 REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"query": "SELECT user_id, x, amount, _event_ts FROM source, LATERAL explode(tags) AS t(x)"}, "transform.sql", "a lateral subquery"),
-    ({"schema": 'schema = "user_id CHAR(3), amount DOUBLE, ts TIMESTAMP, n INT"'}, "sources[0].schema", "write STRING"),
+    ({"schema": 'schema = "user_id CHAR(3), amount DOUBLE, ts TIMESTAMP, n INT"'}, "sources[0].schema", "use STRING"),
     ({"query": f"SELCT {_ALL} FROM source"}, "transform.sql", 'did you mean "SELECT"?'),
-    ({"query": f"SELECT {_ALL} FROM source WHERE (n > 1"}, "transform.sql", '"(" that is not closed'),
-    ({"query": f"SELECT {_ALL} FROM source WHERE n > 1)"}, "transform.sql", '")" too many'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE (n > 1"}, "transform.sql", 'unclosed "("'),
+    ({"query": f"SELECT {_ALL} FROM source WHERE n > 1)"}, "transform.sql", 'extra ")" at'),
     ({"query": f"SELECT {_ALL} FROM source WHERE user_id = 'a"}, "transform.sql", "quote"),
     ({"query": f"SELECT {_ALL} FROM source; SELECT 1"}, "transform.sql", "2 statements"),
     ({"query": "UPDATE source SET n = 1"}, "transform.sql", "UPDATE is a statement"),
     ({"query": f"SELECT {_ALL} FROM source JOIN source b USING (user_id)"}, "transform.sql", "source joined with itself"),
     ({"query": "WITH a AS (SELECT * FROM source) SELECT a.* FROM a LEFT ANTI JOIN a b ON a.n < b.n"}, "transform.sql", "source joined with itself"),
     ({"query": "SELECT s.user_id, s.amount, s._event_ts FROM users LEFT JOIN source s ON s.user_id = id"}, "transform.sql", "write source LEFT JOIN lookup"),
-    ({"query": f"SELECT {_ALL} FROM source UNION ALL SELECT 'a', 1, 1, TIMESTAMP '2024-01-01'"}, "transform.sql", "UNION ALL with rows that are not of source"),
+    ({"query": f"SELECT {_ALL} FROM source UNION ALL SELECT 'a', 1, 1, TIMESTAMP '2024-01-01'"}, "transform.sql", "UNION ALL with rows that are not from source"),
     ({"query": "SELECT id AS user_id, 1 AS amount, TIMESTAMP '2024-01-01' AS _event_ts FROM users"}, "transform.sql", "no row of source"),
     ({"query": f"SELECT {_ALL}, reflect('java.lang.System', 'nanoTime') AS r FROM source"}, "transform.sql", "reflect()"),
     ({"query": "SELECT TRANSFORM (user_id, _event_ts) USING 'cat' AS (user_id, _event_ts) FROM source"}, "transform.sql", "TRANSFORM … USING"),
@@ -230,7 +230,7 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"time": "amount"}, "transform.window.event_time_column", "is decimal(10,2); expected a timestamp"),
     ({"time": "CAST(at AS DOUBLE)"}, "transform.window.event_time_column", "is double"),
     ({"time": "to_timestamp(att)"}, "transform.window.event_time_column", 'did you mean "at"?'),
-    ({"time": "to_timestamp(at"}, "transform.window.event_time_column", "not closed"),
+    ({"time": "to_timestamp(at"}, "transform.window.event_time_column", "unclosed "),
     ({"length": GAP.format("thirty seconds")}, "transform.window.gap_ms", "neither a duration"),
     ({"length": GAP.format("idel_ms"), "query": "SELECT * FROM source"}, "transform.window.gap_ms", 'did you mean "idle_ms"?'),
     ({"length": GAP.format("idle_ms")}, "transform.window.gap_ms", 'column "idle_ms" does not exist'),
@@ -246,8 +246,8 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
 UNREAD: list[tuple[dict[str, str], str]] = [
     ({"query": f"SELECT {_ALL} FORM source"}, 'did you mean "FROM"?'),
     ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, 'did you mean "WHERE"?'),
-    ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "is not understood here"),
-    ({"query": f"SELECT {_ALL} FROM source |> LIMIT 3"}, "is not understood here"),
+    ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "this check cannot parse it"),
+    ({"query": f"SELECT {_ALL} FROM source |> LIMIT 3"}, "this check cannot parse it"),
 ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def test_broken_toml_is_told_by_every_command(slackwater: Command, command: str)
 
 
 @pytest.mark.parametrize(
-    ("base", "how"), [(GOOD, "carried behind the SQL"), (TUMBLING, "found by reading the batch a second time")]
+    ("base", "how"), [(GOOD, "carried through the SQL"), (TUMBLING, "found by reading the batch a second time")]
 )
 def test_explain_tells_what_letters_of_late_rows_cost(slackwater: Command, base: str, how: str) -> None:
     late = (
@@ -90,7 +90,7 @@ def test_explain_tells_what_letters_of_late_rows_cost(slackwater: Command, base:
     )
     said = slackwater("explain", write(late))
     assert said.code == 0
-    assert f"late rows: dlq, one letter for each; their bytes are {how}" in said.out
+    assert f"late rows: dlq, one dead letter per row; their bytes are {how}" in said.out
     assert f'dead letters: parquet files in "{Path.cwd() / "letters"}", one per epoch' in said.out
 
 

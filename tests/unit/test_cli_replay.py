@@ -141,7 +141,7 @@ def test_late_letters_of_a_target_that_only_adds_rows_are_refused_before_spark_s
     with pytest.raises(StartError) as refused:
         replay_dead_letters(spec, everything)  # type: ignore[arg-type]
     assert str(refused.value) == (
-        "orders: 1 letter of late rows cannot be replayed: they correct windows that the target holds, and the target "
+        "orders: 1 letter of late rows cannot be replayed: they correct windows in the target, but the target "
         f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )
@@ -174,7 +174,7 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
     [
         ('[target]\nconnection = "lake"\npath = "o"\n', False, "only adds rows"),
         ('[target]\nconnection = "pg"\ntable = "t"\n', False, None),
-        ('[target]\nconnection = "bus"\ntopic = "t"\n', False, "cannot be read back here"),
+        ('[target]\nconnection = "bus"\ntopic = "t"\n', False, "cannot be read back"),
         ('[target]\nconnection = "tables"\npath = "o"\n', False, None),
         ('[target]\nconnection = "tables"\npath = "o"\nmode = "append"\n', False, "only adds rows"),
         (f"targets = [{FILES}, {PG}]\n", False, "only adds rows"),

@@ -149,7 +149,7 @@ def test_the_plan_tells_guarantee_and_size() -> None:
     closing = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nidle_close_ms = "5m"'))
     idle = "a source counts as idle after 1m without rows"
     assert [line for line in plan.stages[1].lines if "idle" in line] == [idle]
-    assert f"{idle}; after 5m without any the watermark runs on" in explain.build_plan(closing).stages[1].lines
+    assert f"{idle}; after 5m the watermark follows the clock" in explain.build_plan(closing).stages[1].lines
     large = toml.loads(counting.replace('gap_ms = "30s"', 'gap_ms = "30s"\nmax_groups_per_window = 50000000'))
     assert "the state may grow to 7.5 GiB at max_groups_per_window = 50,000,000" in explain.build_plan(large).notes[0]
     in_memory = toml.loads(counting.replace('kind = "files"\npath = "state"', 'kind = "in_memory"'))

@@ -534,7 +534,7 @@ def test_a_lateness_keeps_all_but_one_row_in_a_thousand(slackwater: Command) -> 
     assert "behind the newest row before: p50 0 s, p99 0 s, p99.9 0 s, max " in said.out
     assert "lateness 1s keeps 99.92 % of the sample, where rows are out of order by up to " in said.out
     assert "; 3 rows of the sample would be late, kept as dead letters\n" in said.out
-    assert 'note: late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: ' in said.out
+    assert 'note: late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: ' in said.out
 
 
 def test_dead_letters_are_a_comment_where_nothing_goes_there(slackwater: Command) -> None:

@@ -73,8 +73,8 @@ def test_check_says_what_is_joined(said) -> None:  # type: ignore[no-untyped-def
     state = 'state in Postgres, schema "public"'
     assert said("check") == [
         f'p.toml: ok — left outer join of "orders" and "payments" on 2 keys, {state}',
-        "p.toml: not checked: sources[0].schema: none is declared, so the columns are known when the first rows are read",
-        "p.toml: not checked: sources[1].schema: none is declared, so the columns are known when the first rows are read",
+        "p.toml: not checked: sources[0].schema: none is declared, so the columns are known only when the first rows are read",
+        "p.toml: not checked: sources[1].schema: none is declared, so the columns are known only when the first rows are read",
     ]
     memory = CONFIG[: CONFIG.index("[state_store]")] + '[state_store]\nkind = "in_memory"\n'
     first, second, *_ = said("check", memory.replace('"left_outer"', '"inner"'))
@@ -90,15 +90,15 @@ def test_explain_walks_the_stages(said) -> None:  # type: ignore[no-untyped-def]
         *("delivery", "state"),
     ]
     for line in (
-        "  sql        Spark   left: no SQL: rows go on as they are",
+        "  sql        Spark   left: no SQL: rows pass unchanged",
         "                     right: SELECT * FROM source",
         "  shuffle    Spark   both sides by hash of their keys: id, shop and order, shop",
         '  step       shards  left outer join of "orders" and "payments": left.id = right.order and left.shop = right.shop '
         "and -1m <= right.ts - left.ts <= 5m",
         "                     late rows: joined up to 1h behind the watermark, then drop",
         "                     at most 100,000 rows per key and side, then fail",
-        "  emit       shards  each pair once, in the epoch that brings its second row",
-        "                     left rows without a partner come out when they leave the state",
+        "  emit       shards  each pair once, in the epoch that reads its second row",
+        "                     left rows without a partner are emitted when they leave the state",
         "                     _event_ts = the later of the two",
         "  publish    driver  insert into Postgres table paid, within the commit",
         "  delivery   exactly once: state, offsets and output are one transaction",
@@ -112,13 +112,14 @@ def test_explain_tells_the_policies(said) -> None:  # type: ignore[no-untyped-de
     letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
     lines = said("explain", CONFIG.replace("[target]", letters))
     assert (
-        "                     late rows: joined up to 1h behind the watermark, then dlq, one letter for each" in lines
+        "                     late rows: joined up to 1h behind the watermark, then dlq, one dead letter per row"
+        in lines
     )
     assert "                     dead letters: insert into Postgres table letters" in lines
     plain = CONFIG.replace('late_data = "reopen"\nallowed_lateness_ms = "1h"\n', 'event_time = "left"\n')
     lines = said("explain", plain.replace('"left_outer"', '"full"').replace('"10s"', "0").replace('"30s"', "0"))
     assert "                     late rows: drop" in lines
-    assert "                     left and right rows without a partner come out when they leave the state" in lines
+    assert "                     left and right rows without a partner are emitted when they leave the state" in lines
     assert "                     _event_ts = that of the left row" in lines
     assert lines[-2:] == [
         "  state      left rows are kept until the watermark is 5m past them",

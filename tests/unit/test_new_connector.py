@@ -88,7 +88,7 @@ def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
     assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
     assert starting_offsets.offsets_text(pipeline) == "ticks at earliest"
     with pytest.raises(
-        ConfigError, match='max_files_per_trigger: belongs to connections of kind "files" or "delta" or'
+        ConfigError, match='max_files_per_trigger: applies only to connections of kind "files" or "delta" or'
     ):
         page(tmp_path, "max_messages_per_trigger", "max_files_per_trigger")
     with pytest.raises(ConfigError, match='expected "earliest" or "latest"; ticks begin at the first'):

@@ -70,13 +70,13 @@ _BELONGS = {
     "options": (),
 }
 _NEEDS = {
-    "approx_quantile": (("quantile", "needs to know which, as in 0.95"),),
+    "approx_quantile": (("quantile", "needs the quantile, as in 0.95"),),
     "top_k": (
-        ("k", "needs to know how many values, as in 10"),
-        ("max_distinct_values_per_group", "counts every value and needs a bound, as in 10000"),
+        ("k", "needs the number of values, as in 10"),
+        ("max_distinct_values_per_group", "stores every value and needs a limit, as in 10000"),
     ),
-    "collect_set": (("max_values_per_group", "needs a bound, as in 1000"),),
-    "collect_list": (("max_values_per_group", "needs a bound, as in 1000"),),
+    "collect_set": (("max_values_per_group", "needs a limit, as in 1000"),),
+    "collect_list": (("max_values_per_group", "needs a limit, as in 1000"),),
     "min_by": (("by", "needs the column that orders the rows"),),
     "max_by": (("by", "needs the column that orders the rows"),),
 }
@@ -117,7 +117,7 @@ def _columns(value: Any) -> dict[str, str]:
 @with_schema(type="object")
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidValueError("a table of arguments of the class ({ k = 3 })")
+        raise InvalidValueError("a table of arguments for the class ({ k = 3 })")
     return {str(k): v for k, v in value.items()}
 
 
@@ -256,11 +256,11 @@ class Aggregation(Spec):
 
         if agg != "count" and missing("column"):
             purpose = "count" if agg == "count_col" else "aggregate"
-            yield "column", f"missing; {format_value(agg)} needs the column to {purpose}"
+            yield "column", f"missing; {format_value(agg)} needs a column to {purpose}"
         for key, kinds in _BELONGS.items():
             if key in values and agg not in kinds:
-                owners = " and ".join(map(format_value, kinds)) or "aggregations of your own"
-                yield key, f"belongs to {owners}, not to {format_value(agg)}; remove it"
+                owners = " and ".join(map(format_value, kinds)) or "custom aggregations"
+                yield key, f"applies only to {owners}, not to {format_value(agg)}; remove it"
         for key, why in _NEEDS.get(agg, ()):
             if missing(key):
                 yield key, f"missing; {format_value(agg)} {why}"
@@ -272,17 +272,17 @@ class Aggregation(Spec):
             if missing("max_distinct_values_per_group"):
                 yield (
                     "max_distinct_values_per_group",
-                    'missing; mode = "exact" needs a bound, or use mode = "approximate"',
+                    'missing; mode = "exact" needs a limit; set one, or use mode = "approximate"',
                 )
         elif "max_distinct_values_per_group" in values:
-            yield "max_distinct_values_per_group", 'belongs to mode = "exact"; set it, or remove the bound'
+            yield "max_distinct_values_per_group", 'applies only to mode = "exact"; set that mode, or remove the limit'
 
     @classmethod
     def _check_custom(cls, agg: Any, values: Values, wrong: set[str]) -> Iterator[Problem]:
         for key in [*_BELONGS, "column"]:
             if key in values and key not in ("columns", "options"):
-                advice = "name its inputs in columns" if key == "column" else "give its arguments in options"
-                yield key, f"belongs to built-in aggregations; {advice}"
+                advice = "name the inputs in columns" if key == "column" else "give the arguments in options"
+                yield key, f"applies only to built-in aggregations; {advice}"
         if "options" in wrong:
             return
         try:
@@ -303,7 +303,7 @@ class Aggregation(Spec):
             names = ", ".join(absent)
             yield (
                 "columns",
-                f'{names} missing; say which columns {type(aggregator).__name__} reads, as in {{ {absent[0]} = "price" }}',
+                f'{names} missing; name the columns that {type(aggregator).__name__} reads, as in {{ {absent[0]} = "price" }}',
             )
 
 

@@ -91,7 +91,9 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
     """Return the aggregator of an import path, a class or an instance. Raises UnfitError."""
     if isinstance(reference, Aggregator):
         if options:
-            raise UnfitError("options", "given with an aggregator that is made already; give the class, or remove them")
+            raise UnfitError(
+                "options", "apply only to a class, but agg is an instance; give the class, or remove the options"
+            )
         return reference
     loaded = _import_attribute(reference) if isinstance(reference, str) else reference
     if not (isinstance(loaded, type) and issubclass(loaded, Aggregator)) or loaded is Aggregator:
@@ -102,7 +104,7 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
     try:
         return loaded(**options)
     except Exception as error:
-        raise UnfitError("options", f"{loaded.__name__} does not take them ({_error_line(error)})") from None
+        raise UnfitError("options", f"{loaded.__name__} does not accept these options ({_error_line(error)})") from None
 
 
 def _reference_text(reference: Any) -> str:
@@ -119,8 +121,8 @@ def _import_attribute(path: str) -> Any:
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise UnfitError(
             "agg",
-            f'"{path}" is code of your own, and no code is loaded because a state names it; give the config\'s TOML file in '
-            f"the place of the state, or in Python import {module_name} first",
+            f'"{path}" is a custom aggregation, and a state alone never loads code; name the config\'s TOML file instead '
+            f"of the state, or import {module_name} first in Python",
         )
     try:
         attribute: Any = importlib.import_module(module_name)
@@ -161,12 +163,16 @@ def check_aggregator(aggregator: Aggregator) -> None:
             field = Field(part, str(kind))
             scalar = field.element if field.element is not None and role == "accumulator" else field
             if not scalar.is_scalar:
-                arrays = " or an array of scalars; a struct is several accumulators" if role == "accumulator" else ""
-                raise unfit(f'{role} "{part}" has type "{kind}", expected a scalar type of Spark{arrays}')
+                arrays = (
+                    " or an array of scalars; use several accumulators instead of a struct"
+                    if role == "accumulator"
+                    else ""
+                )
+                raise unfit(f'{role} "{part}" has type "{kind}", expected a scalar Spark type{arrays}')
     if not aggregator.accumulators:
         raise unfit('declares no accumulators; expected at least one, as in {"total": "double"}')
     if not Field(name, str(aggregator.output)).is_result_type:
-        raise unfit(f'output is "{aggregator.output}", expected a type of Spark, as in "double" or "array<string>"')
+        raise unfit(f'output is "{aggregator.output}", expected a Spark type, as in "double" or "array<string>"')
     kinds = {n: Field(n, t).polars for n, t in aggregator.inputs.items()}
     parts = {n: Field(n, t).polars for n, t in aggregator.accumulators.items()}
     rows = pl.DataFrame({"__g": [0, 0]}).with_columns(pl.lit(None, t).alias(n) for n, t in kinds.items())
@@ -179,7 +185,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         merged = lifted.group_by("__g").agg(merges)
         for part, dtype in parts.items():
             if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
-                raise unfit(f'merge gives a list for "{part}", expected one value per group, as of {part}.sum()')
+                raise unfit(f'merge returns a list for "{part}", expected one value per group, as from {part}.sum()')
         merged = merged.cast(parts)  # type: ignore[arg-type]
         step = "finish"
         finished = aggregator.finish(**{n: pl.col(n) for n in parts})

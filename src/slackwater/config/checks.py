@@ -72,7 +72,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
         if connection is None:
             yield from _unknown_connection(f"{path}.connection", spec.connection, connections)
         elif not connection.READS or (isinstance(spec, Lookup) and connection.kind != "files"):
-            purpose = "lookups are read from" if isinstance(spec, Lookup) else "rows are read from"
+            purpose = "lookups need" if isinstance(spec, Lookup) else "sources need"
             kinds = ["files"] if isinstance(spec, Lookup) else [k for k, c in CONNECTIONS.items() if c.READS]
             yield f"{path}.connection", _wrong_kind(spec.connection, connection, purpose, kinds)
         elif isinstance(spec, Source):
@@ -95,7 +95,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
         if connection is None:
             yield from _unknown_connection(f"{path}.connection", target.connection, connections)
         elif not connection.WRITES:
-            purpose = "dead letters go to" if path == "dead_letter" else "results go to"
+            purpose = "dead letters need" if path == "dead_letter" else "results need"
             kinds = [k for k, c in CONNECTIONS.items() if c.WRITES]
             yield f"{path}.connection", _wrong_kind(target.connection, connection, purpose, kinds)
         else:
@@ -138,14 +138,14 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         for name in reserved_collisions(declared, declared=True):
             yield (
                 f"sources[{i}].schema",
-                f"declares {format_value(name)}, a name that Slackwater uses for a column of its own; rename the column",
+                f"declares {format_value(name)}, a column name that Slackwater reserves; rename the column",
             )
         columns = [c.casefold() for c in declared]
         connection = resolve_connection(source.connection, connections) if source.connection is not None else None
         own_time = connection is not None and CONNECTORS[connection.kind].has_timestamp
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
-            yield f"sources[{i}].schema", f'declares "_event_ts", which is injected; rename the column{use}'
+            yield f"sources[{i}].schema", f'declares "_event_ts", which Slackwater adds; rename the column{use}'
         files_keys = (
             source.format is not None or "format" in source._wrong
         )  # for an unknown connection, its keys decide
@@ -168,7 +168,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
             if is_set:
                 yield (
                     f"{step.CONFIG_PATH}.{key}",
-                    'given with time_mode = "processing", where the clock is the event time; remove one of them',
+                    'cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them',
                 )
 
 
@@ -189,9 +189,9 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     target_text = CONNECTORS[connection.kind].append_only_text or f"a {connection.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{format_value(getattr(window, key))} writes a window again, and {target_text} only adds "
-        "rows: the former ones would stay next to it unmarked; set emit_metadata = true (_revision and _emit_reason tell them apart), "
-        'or emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
+        f"{format_value(getattr(window, key))} rewrites windows, but {target_text} only adds "
+        "rows, so earlier rows of a window would remain unmarked; set emit_metadata = true (_revision and _emit_reason distinguish them), "
+        'use emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 
 
@@ -222,7 +222,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if store is None and step_text is not None:
         yield (
             "state_store",
-            f'missing; {step_text} needs it: [state_store] with kind = "files" and path = "state"',
+            f'missing; {step_text} needs a state store: [state_store] with kind = "files" and path = "state"',
         )
     durable = store is not None and store.kind != "in_memory"
     if step.crash_recovery in ("persisted", "kafka_eos") and not durable:
@@ -259,8 +259,8 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",
-            f"on_error is {format_value(on_error)} and late_data {format_value(late_data)}, under which nothing goes there; "
-            'set one of them to "dlq", or remove it',
+            f"unused, because on_error is {format_value(on_error)} and late_data is {format_value(late_data)}; "
+            'set one of them to "dlq", or remove [dead_letter]',
         )
     if keys_to_letters and not has_target:
         keys = " and ".join(f'{key} = "dlq"' for key in keys_to_letters)

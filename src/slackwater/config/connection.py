@@ -144,12 +144,12 @@ class IcebergConnection(Connection):
             for value in options.values():
                 secrets.remember_url(value)
             if "type" in options or "py-catalog-impl" in options:
-                yield "options", "names a type of catalog; say it in catalog, and remove it here"
+                yield "options", "sets the type of the catalog; set the key catalog instead, and remove it here"
             warehouse = str(options.get("warehouse", "/"))
             if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
                 yield (
                     "options",
-                    f"warehouse: found {format_value(warehouse)}, expected an absolute path or a URL, which every reader can follow",
+                    f"warehouse: found {format_value(warehouse)}, expected an absolute path or a URL, so that every reader finds it",
                 )
         if find_spec("pyiceberg") is None:
             yield (

@@ -119,7 +119,7 @@ def _table(kind: str, version: str) -> dict[str, Any]:
         "start": StartPosition(
             "earliest",
             default_text="begins with what it holds, or with what comes next",
-            no_offsets_reason=f"a table begins at one of its {version}: starting_version",
+            no_offsets_reason=f"{kind} tables start at one of their {version}; use starting_version",
         ),
         "short_name": text,
         "plan_text": text,
@@ -185,7 +185,7 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
         metadata_columns=("_value",),
         has_timestamp=True,
         keys=(*_STREAM, "starting_offsets"),
-        start=StartPosition("latest", no_offsets_reason="Kinesis has no offsets to start at"),
+        start=StartPosition("latest", no_offsets_reason="Kinesis has no offsets to start from"),
         **_stream("kinesis"),
     ),
     "pubsub": ConnectorInfo(metadata_columns=("_value",), has_timestamp=True, keys=_STREAM, **_stream("pubsub")),

@@ -59,7 +59,7 @@ def parse_columns(ddl: str) -> dict[str, str]:
         return {}
     columns = dict(reader.members(None))
     if not reader.at_end():
-        raise DdlError(f"{reader.found_text()} is not expected {reader.location_text()}; {_FORM}")
+        raise DdlError(f"found {reader.found_text()} {reader.location_text()}, {_FORM}")
     return columns
 
 
@@ -161,12 +161,12 @@ class DdlParser:
     def name(self) -> str:
         token = self.peek()
         if token.kind not in ("word", "quoted") or token.text.isdecimal():
-            raise DdlError(f"{self.found_text()} is not expected {self.location_text()}; {_FORM}")
+            raise DdlError(f"found {self.found_text()} {self.location_text()}, {_FORM}")
         self.position += 1
         if self.peek().kind == "mark" and self.peek().text not in "<>(),:":
             odd = self.peek().text
             raise DdlError(
-                f'"{odd}" after "{token.text}" cannot stand in a name; quote it with backticks, as in `a{odd}b`'
+                f'"{odd}" after "{token.text}" is not allowed in a name; quote the name with backticks, as in `a{odd}b`'
             )
         return token.text
 

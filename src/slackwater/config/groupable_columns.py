@@ -34,15 +34,13 @@ class GroupableColumns:
             return ""
         if self.names:
             shown = " or ".join(format_value(name) for name in sorted(self.names))
-            return (
-                f"; the results of a window may be put together by its bounds: name {shown} in GROUP BY or PARTITION BY"
-            )
+            return f"; results of a window may be grouped by its start or end: name {shown} in GROUP BY or PARTITION BY"
         return f"; {self.reason}" if self.reason else ""
 
 
 ROW_BY_ROW = GroupableColumns()
 SEVERAL = GroupableColumns(
-    reason="it has several inputs and runs over each of them by itself, so no run has all of a group"
+    reason="it has several inputs and runs over each of them separately, so no run has all rows of a group"
 )
 
 
@@ -50,15 +48,17 @@ def groupable_columns_of(step: StepSpec) -> GroupableColumns:
     """Return the columns by which the results of a step may be grouped in the epoch that emits them."""
     if isinstance(step, Join):
         return GroupableColumns(
-            reason="joined rows come out with the epoch that completes them, so no epoch has all of a group"
+            reason="each joined row is emitted by the epoch that completes it, so no epoch has all rows of a group"
         )
     if not isinstance(step, Window):
         return ROW_BY_ROW
     if step.kind == "session":
         return GroupableColumns(
-            reason="sessions with the same bounds may come out in two epochs: one that is cut at max_session_duration closes "
+            reason="sessions with the same start and end may be emitted in two epochs: one that is cut at max_session_duration closes "
             "before one that ends there"
         )
     if step.emit != "final" and (step.emit != "on_close" or step.late_data not in ("drop", "dlq")):
-        return GroupableColumns(reason='these windows come out more than once; with emit = "final" each comes once')
+        return GroupableColumns(
+            reason='these windows are emitted more than once; with emit = "final" each is emitted once'
+        )
     return GroupableColumns(frozenset((step.window_start_column, step.window_end_column)))

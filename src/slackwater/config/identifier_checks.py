@@ -52,7 +52,7 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         if _RESERVED.fullmatch(name):
             yield (
                 f"{path}.table",
-                f"found {format_value(target.table)}, a name that Slackwater gives tables of its own; choose another",
+                f"found {format_value(target.table)}, a table name that Slackwater reserves; choose another",
             )
     if (
         connection.kind == "kafka"
@@ -62,7 +62,7 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
     ):
         yield (
             f"{path}.topic",
-            f'found {format_value(target.topic)}; a topic is up to 249 letters, digits, ".", "_" and "-"',
+            f'found {format_value(target.topic)}, expected at most 249 letters, digits, ".", "_" and "-"',
         )
     if connection.kind == "iceberg" and target.table and "table" not in target._wrong:
         parts = target.table.split(".")
@@ -72,7 +72,7 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
                 f'found {format_value(target.table)}, expected a table in a namespace, as in "shop.sessions"',
             )
     if target.path and "\0" in target.path:
-        yield f"{path}.path", "holds U+0000, which no file name can"
+        yield f"{path}.path", "contains U+0000, which is not allowed in a file name; remove it"
     if window is not None:
         yield from _column_problems(window, connection.kind, target)
 
@@ -83,11 +83,11 @@ def _column_problems(window: Window, kind: str, target: Target) -> Iterator[Prob
     for key, name in _column_names(window):
         if kind == "delta" and (odd := sorted(_DELTA & set(name))):
             shown = ", ".join(format_value(c) for c in odd)
-            yield key, f"found {format_value(name)}; a column of a Delta table cannot have {shown}; choose another name"
+            yield key, f"found {format_value(name)}; a column name in Delta cannot contain {shown}; choose another name"
         if kind == "kafka" and target.value_format == "avro" and not _AVRO.fullmatch(name):
             yield (
                 key,
-                f"found {format_value(name)}; a field of Avro is letters, digits and _, not a digit first; choose another name",
+                f"found {format_value(name)}; an Avro field name has letters, digits and _, and does not begin with a digit; choose another name",
             )
 
 
@@ -107,10 +107,10 @@ def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator
         if size > most:
             yield (
                 key,
-                f"found {format_value(name)} of {size} bytes; {why}, whose columns have names of {most} at most; choose a shorter one",
+                f"found {format_value(name)} with {size} bytes; {why}, where column names have at most {most} bytes; choose a shorter one",
             )
         elif not name:
-            yield key, f"found {format_value(name)}; {why}, whose columns are called by one character at least"
+            yield key, f"found {format_value(name)}; {why}, where column names have at least one character"
 
 
 def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem]:
@@ -118,15 +118,15 @@ def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem
     if size > POSTGRES_BYTES:
         yield (
             key,
-            f"{identifier} {format_value(name)} has a name of {size} bytes, Postgres holds {POSTGRES_BYTES}; choose a shorter one",
+            f"{identifier} {format_value(name)} has a name of {size} bytes, but Postgres allows at most {POSTGRES_BYTES}; choose a shorter one",
         )
     elif not name or "\0" in name:
         yield (
             key,
-            f"{identifier} is called {format_value(name)}; Postgres needs one character at least and takes no U+0000",
+            f"{identifier} is named {format_value(name)}; Postgres names have at least one character, and no U+0000",
         )
     elif identifier == "the schema" and name.startswith("pg_"):
         yield (
             key,
-            f"{identifier} {format_value(name)} begins with pg_, which Postgres keeps for itself; choose another name",
+            f"{identifier} {format_value(name)} begins with pg_, which Postgres reserves; choose another name",
         )

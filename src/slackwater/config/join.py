@@ -185,8 +185,8 @@ class Join(StepSpec):
             return f"expected {' or '.join(format_value(how) for how in dict.fromkeys(JOIN_TYPES.values()))}"
         side = key.partition("_")[0]
         if key.endswith("source"):
-            return f"name the one of the [[sources]] that is the {side} side"
-        return f'name the {side} columns that are compared, as in ["order_id"]'
+            return f"name the source of the {side} side"
+        return f'name the {side} columns to compare, as in ["order_id"]'
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -195,7 +195,7 @@ class Join(StepSpec):
         if left_source is not None and left_source == right_source:
             yield (
                 "right_source",
-                f"is {format_value(right_source)}, as left_source is; a self-join is two [[sources]] with one query and names of their own",
+                f"found {format_value(right_source)}, which is also left_source; for a self-join, describe two [[sources]] with the same query and different names",
             )
         yield from cls._check_keys(values)
         yield from cls._check_bounds(values, wrong)
@@ -208,7 +208,10 @@ class Join(StepSpec):
             if not names:
                 yield key, 'empty; a join needs at least one key, as in ["order_id"]'
             if EVENT_TIME in (name.casefold() for name in names):
-                yield key, f"{format_value(EVENT_TIME)} is the event time; it cannot be a key, the bounds compare it"
+                yield (
+                    key,
+                    f"{format_value(EVENT_TIME)} is the event time; it cannot be a key, because the time bounds compare it",
+                )
         left_keys, right_keys = keys_by_side.get("left_keys"), keys_by_side.get("right_keys")
         if left_keys and right_keys and len(left_keys) != len(right_keys):
             yield (
@@ -224,17 +227,20 @@ class Join(StepSpec):
         if whole_window and present:
             yield (
                 "time_window_ms",
-                f"given next to {' and '.join(present)}; it stands for both bounds: remove it, or them",
+                f"cannot be combined with {' and '.join(present)}, because it sets both bounds; remove one or the other",
             )
         elif not whole_window and not present:
             yield (
                 "time_window_ms",
-                'missing; a join needs to know how far apart partners may be, as in "5m" either way '
-                "(or lower_ms and upper_ms, of right.ts - left.ts)",
+                'missing; set how far apart partners may be in either direction, as in "5m", '
+                "or set lower_ms and upper_ms, the limits of right.ts - left.ts",
             )
         elif not whole_window and len(present) == 1:
             absent = next(key for key in both if key not in present)
-            yield absent, f"missing; {present[0]} also needs lower_ms <= right.ts - left.ts <= upper_ms"
+            yield (
+                absent,
+                f"missing; {present[0]} is set, and a join needs both: lower_ms <= right.ts - left.ts <= upper_ms",
+            )
         lower, upper = (values.get(key) for key in both)
         if lower is not None and upper is not None and lower > upper:
             yield (
@@ -302,5 +308,5 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
                 yield f"{side}_prefix", f"{column}: {problem}"
             other = taken.setdefault(f"{prefix}{name}".casefold(), column)
             if other != column:
-                line = f"{column} comes out as {format_value(prefix + name)}, which is already the name of {other}; "
-                yield f"{side}_prefix", f"{line}choose another prefix, or list the columns that are to come out"
+                line = f"{column} is emitted as {format_value(prefix + name)}, which is already the name of {other}; "
+                yield f"{side}_prefix", f"{line}choose another prefix, or list the columns to emit"

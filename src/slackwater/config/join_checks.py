@@ -25,7 +25,7 @@ def check_join(values: Values) -> Iterator[Problem]:
     if join is None or not sources:
         return
     if len(sources) == 1:
-        yield "sources", "found 1, expected 2: the sides of the join, whose names left_source and right_source give"
+        yield "sources", "found 1, expected 2: those that left_source and right_source name"
         return
     names = [s.name for s in sources if s.name]
     named_sources = {
@@ -43,7 +43,7 @@ def check_join(values: Values) -> Iterator[Problem]:
         if not undecided and source.name not in named_sources.values():
             yield (
                 f"sources[{i}]",
-                f"{format_value(source.name)} is neither side of the join; remove it, or give it a pipeline of its own",
+                f"{format_value(source.name)} is not a side of the join; remove it, or read it in another pipeline",
             )
 
 
@@ -63,5 +63,5 @@ def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]
     if connection is not None and connection.kind in ("delta", "iceberg"):  # other kinds have no mode
         yield (
             f"{path}.mode",
-            f'"merge" replaces rows of equal identity, which {row_text} do not have; use "append" (the default for {stage_text})',
+            f'"merge" replaces rows with the same identity, but {row_text} have no identity; use "append" (the default for {stage_text})',
         )

@@ -219,7 +219,7 @@ class Pipeline(Spec, NotebookRepr):
             return next(iter(pipelines.values()))
         if name is None:
             raise StartError(
-                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); say which: --target NAME"
+                f"{self.name} has {len(pipelines)} targets ({', '.join(pipelines)}); choose one with --target NAME"
             )
         if name not in pipelines:
             raise StartError(
@@ -303,7 +303,7 @@ class Pipeline(Spec, NotebookRepr):
             yield "name", f"found {len(name)} characters, expected at most {LONGEST_NAME} (it names a directory)"
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
-            yield "formerly", f"found {format_value(formerly)}, expected the name that the pipeline had before"
+            yield "formerly", f"found {format_value(formerly)}, expected the previous name of the pipeline"
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))
@@ -334,7 +334,9 @@ class Pipeline(Spec, NotebookRepr):
 def check_run_flags(available_now: bool, flush: bool) -> None:
     """Raise ConfigError for flags that do not go together."""
     if flush and not available_now:
-        raise ConfigError(["--flush: needs --available-now: only bounded input has an end to flush at; add it"])
+        raise ConfigError(
+            ["--flush: needs --available-now, because only bounded input has an end; add --available-now"]
+        )
 
 
 def _name_connections(values: Values) -> None:

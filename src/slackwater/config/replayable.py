@@ -15,7 +15,7 @@ EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "
 def late_refusal(pipeline: Pipeline) -> str | None:
     """Return why `dlq replay` cannot apply late rows of this pipeline, and what would allow it; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
-        return "the stages read each other's results, which are not taken back; expected a pipeline of one stage"
+        return "the pipeline has several stages, and results that a stage has read cannot be corrected; expected a pipeline of one stage"
     step = pipeline.transform.step
     if pipeline.transform.join is not None:
         return "the rows of a join are final; expected a window"
@@ -28,8 +28,8 @@ def late_refusal(pipeline: Pipeline) -> str | None:
     if readable and (is_marked or not adds):
         return None
     target, kind = next(iter(adds or targets))
-    restriction = "only adds rows" if adds else "cannot be read back here"
-    return f"they correct windows that the target holds, and the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
+    restriction = "only adds rows" if adds else "cannot be read back"
+    return f"they correct windows in the target, but the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
 
 
 def late_notes(pipeline: Pipeline) -> Iterator[str]:
@@ -37,7 +37,7 @@ def late_notes(pipeline: Pipeline) -> Iterator[str]:
     if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
         why = late_refusal(pipeline)
         if why is not None:
-            yield f'late_data = "dlq" keeps late rows to be looked at, and dlq replay cannot apply them: {why}'
+            yield f'late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: {why}'
 
 
 def _kind(pipeline: Pipeline) -> str:

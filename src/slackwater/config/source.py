@@ -223,7 +223,10 @@ class Source(Spec):
                 yield "name", "missing; a source over a DataFrame needs a name"
             for key in ("connection", "query", "options", *cls.KINDS_BY_KEY):
                 if key in values:
-                    yield key.rstrip("_"), "belongs to a connection, this source is a DataFrame; remove it"
+                    yield (
+                        key.rstrip("_"),
+                        "applies only to a source with a connection, but this one is a DataFrame; remove it",
+                    )
             return
         for key, advice in (
             ("connection", "name one of the [connections]"),
@@ -242,27 +245,30 @@ class Source(Spec):
                 named = " or ".join(format_value(k) for k in kinds)
                 yield (
                     key.rstrip("_"),
-                    f"belongs to connections of kind {named}, this one is {format_value(kind)}; remove it",
+                    f"applies only to connections of kind {named}, but this one is {format_value(kind)}; remove it",
                 )
         if kind == "files" and values.get("format") is None and "format" not in wrong:
             yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
         without = CONNECTORS[kind].start.no_offsets_reason
         if without and isinstance(values.get("starting_offsets"), Mapping):
-            yield "starting_offsets", f'found a table, expected "earliest" or "latest"; {without}'
+            yield "starting_offsets", f'found offsets, expected "earliest" or "latest"; {without}'
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
-            yield "starting_version", "says where to begin, as starting_offsets does; remove one of them"
+            yield (
+                "starting_version",
+                "cannot be combined with starting_offsets, because both set where to begin; remove one of them",
+            )
         payload = values.get("payload_format") or "json"
         if payload in FRAMED and kind in cls.KINDS_BY_KEY["payload_format"] and kind != "kafka":
             yield (
                 "payload_format",
-                f'{format_value(payload)} belongs to connections of kind "kafka", this one is {format_value(kind)}; use "json" or "raw"',
+                f'{format_value(payload)} needs a connection of kind "kafka", but this one is {format_value(kind)}; use "json" or "raw"',
             )
             return
         for key, owner in OF_PAYLOADS.items():
             if kind == "kafka" and payload != owner and values.get(key) is not None:
                 yield (
                     key,
-                    f"belongs to payload_format = {format_value(owner)}, this one is {format_value(payload)}; remove it",
+                    f"applies only to payload_format = {format_value(owner)}, but this source has {format_value(payload)}; remove it",
                 )
         if payload == "protobuf" and (missing := [m for m in _PROTOBUF if find_spec(m) is None]):
             packages = " and ".join(_PROTOBUF[m] for m in missing)
@@ -274,9 +280,12 @@ class Source(Spec):
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
             if column.casefold() in metadata_columns(kind):
-                yield "schema", f"declares {format_value(column.casefold())}, which is injected; rename the column"
+                yield "schema", f"declares {format_value(column.casefold())}, which Slackwater adds; rename the column"
         if payload != "json" and kind in cls.KINDS_BY_KEY["payload_format"] and values.get("schema_") is not None:
-            yield "schema", f'belongs to payload_format = "json", this one is {format_value(payload)}; remove it'
+            yield (
+                "schema",
+                f'applies only to payload_format = "json", but this source has {format_value(payload)}; remove it',
+            )
 
 
 def _schema_problems(schema: str) -> Iterator[Problem]:
@@ -285,7 +294,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
     except ddl.DdlError as error:
         yield (
             "schema",
-            'is not a schema that Spark reads; expected "name TYPE, name TYPE, …"'
+            'is not a valid Spark schema; expected "name TYPE, name TYPE, …"'
             if isinstance(schema, EnvString)
             else str(error),
         )
@@ -296,7 +305,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
         which = (
             f"a column of {format_value(schema)}" if isinstance(schema, EnvString) else f"column {format_value(twice)}"
         )
-        yield "schema", f"{which} is declared twice (Spark reads names without regard to case); declare it once"
+        yield "schema", f"{which} is declared twice (Spark ignores the case of names); declare it once"
 
 
 class Lookup(Spec):

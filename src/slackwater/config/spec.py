@@ -97,7 +97,7 @@ class Spec(BaseModel):
             prefix = f"{file}: {path}." if path else f"{file}: "
             for key in [k for k in cls.PYTHON_ONLY if k in data]:
                 del data[key]
-                problems.append(f"{prefix}{key}: exists in Python only; {cls.PYTHON_ONLY[key]}")
+                problems.append(f"{prefix}{key}: is available in Python only; {cls.PYTHON_ONLY[key]}")
             values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnv):
             problems.append(f"{file}: {path}: found {format_value(data)}, expected a table")
@@ -114,7 +114,7 @@ class Spec(BaseModel):
         for old, new in cls.ALIASES.items():
             if old in data and new in data:
                 del data[old]
-                problems.append(f'{prefix}{old}: is the older spelling of "{new}", which is given too; remove it')
+                problems.append(f'{prefix}{old}: is the old spelling of "{new}", which is also set; remove it')
             elif old in data:
                 data[new] = data.pop(old)
                 written[new] = old
@@ -124,7 +124,7 @@ class Spec(BaseModel):
         for name, key in with_units(cls).items():
             if name in data and key in data:
                 del data[name]
-                problems.append(f"{prefix}{name}: {written.get(key, key)} is given too; remove one of them")
+                problems.append(f"{prefix}{name}: {written.get(key, key)} is also set; remove one of them")
             elif name in data:
                 data[key] = data.pop(name)
                 written[key] = name
@@ -135,7 +135,7 @@ class Spec(BaseModel):
                 at_key = f"{prefix}{written.get(key, key)}"
                 if written.get(key) in with_units(cls) and isinstance(value, int) and not isinstance(value, bool):
                     wrong.add(key)
-                    unit = 'a text with its unit ("30s", "5m", "2h")'
+                    unit = 'a duration with its unit ("30s", "5m", "2h")'
                     problems.append(f"{at_key}: found {format_value(value)}, expected {unit}; {key} takes milliseconds")
                     continue
                 if isinstance(value, MissingEnv):
@@ -197,7 +197,7 @@ class Spec(BaseModel):
     @classmethod
     def missing_hint(cls, key: str) -> str:
         """Return what to write for a missing key."""
-        return "it must be given"
+        return "it is required"
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:

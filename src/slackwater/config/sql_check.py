@@ -50,7 +50,7 @@ def check_sql(pipeline: Pipeline) -> CheckResult:
     checked = CheckResult()
     changed = [k for k in pipeline.spark if k.startswith(tuple(f"spark.sql.{other}" for other in _OTHER_SQL))]
     if changed:
-        checked.skip("transform", f'SQL and columns, as [spark] sets "{changed[0]}", which changes what SQL means')
+        checked.skip("transform", f'SQL and columns, because [spark] sets "{changed[0]}", which changes SQL itself')
         return checked
     _check(pipeline, {}, checked)
     return checked
@@ -106,10 +106,10 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
     kind = connection.kind if connection is not None else None
     key = f"sources[{index}]"
     if kind is None:
-        checked.skip(f"{key}.dataframe", "its columns are known at the start")
+        checked.skip(f"{key}.dataframe", "its columns are known only at the start")
         return UNKNOWN
     if CONNECTORS[kind].is_table:
-        checked.skip(f"{key}.query", "the columns of a table are known at the start")
+        checked.skip(f"{key}.query", "the columns of a table are known only at the start")
         return UNKNOWN
     more = dict.fromkeys(metadata_columns(kind))
     if CONNECTORS[kind].has_timestamp:
@@ -119,17 +119,17 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
                 return KnownColumns({"value": None, **more}, True)
             checked.skip(
                 f"{key}.payload_format",
-                f"the columns of {format_value(source.payload_format)} payloads are known at the start",
+                f"the columns of {format_value(source.payload_format)} payloads are known only at the start",
             )
             return UNKNOWN
     for name, type_ in ddl.parse_columns(source.schema_).items() if source.schema_ is not None else ():
         if re.search(r"\b(var)?char\(", type_):
             checked.add(
-                f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark has in tables only; write STRING'
+                f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark supports only in tables; use STRING'
             )
     declared = _declared(source)
     if declared is None:
-        checked.skip(f"{key}.schema", "none is declared, so the columns are known when the first rows are read")
+        checked.skip(f"{key}.schema", "none is declared, so the columns are known only when the first rows are read")
         return UNKNOWN
     return KnownColumns({**declared, **more}, True)
 
@@ -169,7 +169,7 @@ class _StepCheck:
         for name in self.pipeline.transform.lookups:
             if not tables[name].is_complete and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
                 key = f"{self.path}.lookups.{name}.schema"
-                self.result.skip(key, "none is declared, so its columns are known at the start")
+                self.result.skip(key, "none is declared, so its columns are known only at the start")
         for source in self.pipeline.sources:
             if not source.is_stage_output or all(s.is_stage_output for s in self.pipeline.sources):
                 self._event_time(source.name, inputs[source.name])
@@ -235,7 +235,7 @@ class _StepCheck:
             if findings.problems or findings.undecided or beyond:
                 return
             if type_ is None and columns.is_complete:
-                self.result.skip(key, f"{shown}: whether it is a time, its type is known at the start")
+                self.result.skip(key, f"{shown}: whether it is a time: its type is known only at the start")
         if type_ is not None and step.time_mode != "processing":
             for wrong, fact in event_time_problems(type_, step.event_time_unit):
                 self.result.add(f"{self.path}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
@@ -271,7 +271,7 @@ class _StepCheck:
                 key, f'"{table}" is neither source nor a lookup; Spark looks for it in its catalog at the start'
             )
         for line in findings.undecided:
-            self.result.skip(key, f"{line}; Spark judges it at the start")
+            self.result.skip(key, f"{line}; Spark checks it at the start")
         if findings.non_row_wise:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.path}.window]"
             self.result.add(
@@ -321,7 +321,7 @@ class _StepCheck:
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
             for name in step.added_columns:
                 if name in out.types:
-                    line = f"the SQL selects a column {format_value(name)}, too, which is the name of what is added; rename one"
+                    line = f"the SQL selects a column {format_value(name)}, which this step adds; rename it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
         return KnownColumns({**rows.types, **step.added_columns}, rows.is_complete)
@@ -338,7 +338,7 @@ class _StepCheck:
                 if all(present) and (a == b or None in (a, b)):
                     continue
                 shown = [
-                    f"{(t or 'there') if is_there else 'missing'} in source {format_value(source)}"
+                    f"{(t or 'present') if is_there else 'missing'} in source {format_value(source)}"
                     for t, is_there, source in zip((a, b), present, (first, name), strict=True)
                 ]
                 self.result.add(

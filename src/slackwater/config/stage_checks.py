@@ -33,9 +33,12 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield problems of the stages: inputs that do not exist, and sources or stages that nothing reads."""
     stages: tuple[Stage, ...] = values["stages"]
     if "transform" in values:
-        yield "stages", "given next to [transform]; a pipeline is one transform or several stages: remove one of them"
+        yield (
+            "stages",
+            "cannot be combined with [transform]; a pipeline has one transform or several stages: remove one of them",
+        )
     if len(stages) < 2:
-        yield "stages", "found 1; a single one is written as [transform]"
+        yield "stages", "found 1, expected at least 2; write a single stage as [transform]"
         return
     if len(stages) > MOST_STAGES:
         yield "stages", f"found {len(stages)}, expected at most {MOST_STAGES}"
@@ -70,7 +73,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             if behind:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'what a stage emits ({format_value(behind[0])}) is never late; "dlq" belongs to stages that read sources alone',
+                    f'it reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only in stages that read sources alone',
                 )
     yield from _conflicting_lookups(stages)
 
@@ -83,18 +86,21 @@ def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
     names = [s.name for s in stages]
     for name, times in Counter(s.formerly for s in stages if s.formerly is not None).items():
         if times > 1:
-            yield "stages", f"{times} stages were formerly {format_value(name)}; only one of them can go on with it"
+            yield (
+                "stages",
+                f"{times} stages have formerly = {format_value(name)}; only one of them can take over its state",
+            )
     for number, stage in enumerate(stages):
         if stage.formerly in names:
             reason = (
-                "is its name today"
+                "is the current name of the stage"
                 if stage.formerly == stage.name
-                else "is the name of a stage; remove it once a start has"
+                else "is also the name of a stage; remove formerly once a start has"
             )
             remedy = (
                 "; remove it"
                 if stage.formerly == stage.name
-                else " carried out the rename, and only then use the name again"
+                else " carried out the rename, and reuse the name only then"
             )
             yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {reason}{remedy}"
 
@@ -122,7 +128,9 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
                 continue
             if name in every:
                 line = (
-                    "is below it, and a stage reads what stands above: move it" if name != stage.name else "is itself"
+                    "is defined below it, and a stage reads only what is defined above it: move it"
+                    if name != stage.name
+                    else "is itself"
                 )
                 yield key, f"found {format_value(name)}, which {line}"
             else:
@@ -132,7 +140,7 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
                 )
         if sides and stage.from_ and set(stage.from_) != set(sides):
             listed = " and ".join(map(format_value, sides))
-            yield f"stages[{number}].from", f"a join reads its sides, {listed}; remove it"
+            yield f"stages[{number}].from", f"not needed: not needed: a join reads its sides, {listed}; remove it"
         for name, times in Counter(stage.from_).items():
             if times > 1:
                 yield f"stages[{number}].from", f"{format_value(name)} is listed {times} times; list it once"
@@ -147,7 +155,7 @@ def _unread_inputs(
         if name not in readers:
             yield (
                 f"sources[{number}]",
-                f"no stage reads {format_value(name)}; name it in the `from` of one, or remove it",
+                f"no stage reads {format_value(name)}; name it in the `from` of a stage, or remove it",
             )
     for number, stage in enumerate(stages):
         if stage.name not in readers and stage.name not in shown:
@@ -174,22 +182,22 @@ def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
     if late == "reopen" and not (window is not None and window.emit == "final"):
         yield (
             f"stages[{number}].{kind}.late_data",
-            '"reopen" is for stages that no other reads; raise lateness to wait longer for late rows',
+            '"reopen" is not supported in a stage that another stage reads; raise lateness to wait longer for late rows',
         )
     if window is None:
         return
     if late == "standalone":
         yield (
             f"stages[{number}].window.late_data",
-            '"standalone" is for stages that no other reads: its results lie behind the watermark; use "drop" or "dlq"',
+            '"standalone" is not supported in a stage that another stage reads: its results lie behind the watermark; use "drop" or "dlq"',
         )
     if window.emit == "updates":
         yield (
             f"stages[{number}].window.emit",
-            '"updates" is for stages that no other reads: a reader gets each result once; use "on_close" or "final"',
+            '"updates" is not supported in a stage that another stage reads: a reader gets each result only once; use "on_close" or "final"',
         )
     if "_event_ts" in (c.casefold() for c in (*window.group_by, window.window_start_column, window.window_end_column)):
         yield (
             f"stages[{number}].window",
-            'a column of its results is called "_event_ts", which is their event time in the next stage; rename it',
+            'a result column is named "_event_ts", which is the event time of the next stage; rename it',
         )

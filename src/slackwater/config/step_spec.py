@@ -99,7 +99,7 @@ class StepSpec(Spec):
         if "max_jump_ms" in values and values.get("time_mode") == "processing":
             yield (
                 "max_jump_ms",
-                'given with time_mode = "processing", where the clock is the event time; remove one of them',
+                'cannot be combined with time_mode = "processing", where the clock is the event time; remove one of them',
             )
         close, idleness = values.get("idle_close_ms"), values.get("source_idleness_ms", 60_000)
         if close is not None and "source_idleness_ms" not in wrong and close < idleness:

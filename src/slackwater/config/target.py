@@ -138,11 +138,14 @@ class Target(Spec):
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
                 if missing and key in ("path", "table", "topic"):  # report one mistake in one line
                     missing, advice = False, f"write {needed} instead: {target_text}"
-                yield key, f"belongs to connections of kind {named}, this one is {format_value(kind)}; {advice}"
+                yield (
+                    key,
+                    f"applies only to connections of kind {named}, but this one is {format_value(kind)}; {advice}",
+                )
         if missing:
             yield needed, f"missing; {target_text}"
         if kind == "kafka" and values.get("create") is False and values.get("partitions") is not None:
-            yield "partitions", "is of a topic that a start creates, and create = false; remove one of them"
+            yield "partitions", "applies only to a topic that a start creates, but create = false; remove one of them"
         path = values.get("path")
         if kind == "files" and isinstance(path, str) and "path" not in wrong:
             yield from url_problems(path, "results")
@@ -215,10 +218,13 @@ class StateStore(Spec):
             yield "url", 'missing; a postgres store needs a database, as in "${STATE_URL}"'
         yield from _object_store_problems(values, wrong)
         if kind == "in_memory" and "path" in values:
-            yield "path", 'belongs to kind = "files" or "postgres"; an in_memory store has no directory, remove it'
+            yield (
+                "path",
+                'applies only to kind = "files" or "postgres", because an in_memory store has no directory; remove it',
+            )
         for key, attribute in (("url", "url"), ("schema", "schema_")):
             if attribute in values and kind not in (None, "postgres"):
-                yield key, f'belongs to kind = "postgres", this one is {format_value(kind)}; remove it'
+                yield key, f'applies only to kind = "postgres", but this store has {format_value(kind)}; remove it'
 
 
 def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]:
@@ -232,7 +238,7 @@ def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]
     if kind == "files" and isinstance(path, str):
         yield from url_problems(path, "state")
     if options and not {"options", "path"} & wrong and not (kind == "files" and is_url and scheme != "file"):
-        yield "options", 'belongs to a path in an object store, as in "s3://bucket/state"; remove it'
+        yield "options", 'applies only to a path in an object store, as in "s3://bucket/state"; remove it'
 
 
 def url_problems(path: str, content: str) -> Iterator[Problem]:

@@ -25,11 +25,11 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if "targets" in values and "target" in values:
         yield (
             "targets",
-            "given next to [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
+            "cannot be combined with [target]; a pipeline has one target, or several in [[targets]]: remove one of them",
         )
         return
     if "targets" in values and not targets:
-        yield "targets", "empty; describe at least one in [[targets]], or the only one in [target]"
+        yield "targets", "empty; describe at least one in [[targets]], or a single one in [target]"
         return
     if len(targets) > MOST_TARGETS:
         yield "targets", f"found {len(targets)}, expected at most {MOST_TARGETS}"
@@ -45,7 +45,10 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
     letters: Target | None = values.get("dead_letter")
     for key, value in (("name", letters and letters.name), ("from", letters and letters.from_)):
         if value is not None:
-            yield f"dead_letter.{key}", "belongs to [[targets]]; the dead letters of all stages go there; remove it"
+            yield (
+                f"dead_letter.{key}",
+                "applies only to [[targets]]; [dead_letter] gets the dead letters of all stages; remove it",
+            )
 
 
 def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
@@ -95,7 +98,7 @@ def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping
         if first != path:
             yield (
                 path,
-                f"writes where {first} does ({format_value(next(p for p in location if p))}); give each its own place",
+                f"writes to the same location as {first} ({format_value(next(p for p in location if p))}); give each target its own location",
             )
 
 

@@ -92,9 +92,11 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
         text = str(error).partition(";")[0]
         raise ConfigError([f"{file}: is not valid TOML: {text}"]) from None
     if (key := _too_deep(data)) is not None:
-        raise ConfigError([f"{file}: {key}: is nested more than {DEPTH} levels deep; no key of a pipeline is"])
+        raise ConfigError(
+            [f"{file}: {key}: is nested more than {DEPTH} levels deep, deeper than any key of a pipeline; correct it"]
+        )
     if (key := _too_large(data)) is not None:
-        raise ConfigError([f"{file}: {key}: found a number beyond 64 bits; no key of a pipeline takes one"])
+        raise ConfigError([f"{file}: {key}: found a number beyond 64 bits, expected at most 64 bits"])
     problems: list[str] = []
     data = _interpolate(data, os.environ if env is None else env, file, "", problems)
     return Pipeline.parse_partial(data, file, "", problems), problems

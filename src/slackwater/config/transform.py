@@ -38,7 +38,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
-            problems.append(f": {name}: the name is taken by the rows themselves; choose another name")
+            problems.append(f": {name}: this is the name of the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             problems.append(
                 f': {show_key(name)}: found {format_value(name)}, expected a name of letters, digits and "_"'
@@ -125,12 +125,12 @@ class Transform(Spec):
         if present[1:]:
             yield (
                 present[1],
-                f"given next to [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
+                f"cannot be combined with [{cls.CONFIG_PATH}.{present[0]}]; a stage is one or the other: remove one of them",
             )
         elif "join" in present and "sql" in values:
             yield (
                 "sql",
-                f"belongs to windows; a join has one SQL per side: left_sql and right_sql in [{Join.CONFIG_PATH}]",
+                f"applies only to windows; a join has one SQL per side: left_sql and right_sql in [{Join.CONFIG_PATH}]",
             )
 
 

@@ -64,9 +64,9 @@ def parse_text(value: Any) -> str:
 def name_problem(name: str) -> str | None:
     """Return why a column may not have this name; None if it may."""
     if "\0" in name:
-        return f"found {format_value(name)}; U+0000 is in no name of a column: rename it in the SQL"
+        return f"found {format_value(name)}; a column name cannot contain U+0000: rename it in the SQL"
     if name.startswith(HIDDEN) and name != HIDDEN:  # "__" alone stands for "no aggregation" in a state
-        return f"found {format_value(name)}; names that begin with {HIDDEN} are Slackwater's own: rename the column in the SQL"
+        return f"found {format_value(name)}; names that begin with {HIDDEN} are reserved: rename the column in the SQL"
     return None
 
 
@@ -159,7 +159,7 @@ def settings_parser(expected: str) -> ValueParser:
                 continue
             advice = ""
             if isinstance(setting, Mapping) and setting:
-                advice = f"; a key with dots stands in quotes: {quote_text(_dotted_key(str(key), setting))}"
+                advice = f"; a key with dots needs quotes: {quote_text(_dotted_key(str(key), setting))}"
             problems.append(
                 f": {show_key(key)}: found {format_value(setting)}, expected a string, a number, true or false{advice}"
             )

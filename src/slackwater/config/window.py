@@ -24,7 +24,7 @@ from slackwater.config.value_parsers import (
 )
 from slackwater.core.time import duration_ms
 
-_NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows for ever"
+_NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows forever"
 METADATA = ("_revision", "_final_at", "_emit_reason")
 MOST_GROUPS = 1_000_000  # default of max_groups_per_window
 KINDS_OF_WINDOW = ("tumbling", "hopping", "session")
@@ -200,7 +200,7 @@ class Window(StepSpec):
         if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
             yield (
                 "late_data",
-                '"standalone" puts late rows next to the window they missed; it needs emit_metadata = true, whose _emit_reason tells them apart',
+                '"standalone" puts late rows next to the window they missed; it needs emit_metadata = true, whose _emit_reason distinguishes them',
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
@@ -213,7 +213,7 @@ class Window(StepSpec):
 
         for key, kinds in _KEYS_OF.items():
             if key in values and kind not in kinds:
-                yield key, f'belongs to {" and ".join(kinds)} windows, this one is "{kind}"; remove it'
+                yield key, f'applies only to {" and ".join(kinds)} windows, but this one is "{kind}"; remove it'
         if kind == "session":
             for key, meaning in (
                 ("gap_ms", "how long a silence ends a session"),
@@ -261,7 +261,10 @@ class Window(StepSpec):
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
         start, end = (values.get(f"window_{side}_column", f"window_{side}") for side in ("start", "end"))
         if start.casefold() == end.casefold():
-            yield "window_end_column", f"found {format_value(end)}, expected another name than window_start_column"
+            yield (
+                "window_end_column",
+                f"found {format_value(end)}, expected a name other than that of window_start_column",
+            )
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is the event time; choose another name'

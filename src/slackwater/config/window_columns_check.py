@@ -43,7 +43,7 @@ class WindowColumns:
         if findings.non_row_wise and not findings.problems:
             self.result.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
-            why = findings.undecided[0] if findings.undecided else "the columns are known at the start"
+            why = findings.undecided[0] if findings.undecided else "the columns are known only at the start"
             self.result.skip(key, f"{shown} is not a duration and is read as SQL over the row: {why}")
         if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
@@ -74,7 +74,7 @@ class WindowColumns:
             if unknown:
                 self.result.skip(
                     window_key,
-                    f"whether {', '.join(map(format_value, unknown))} come{'s' if len(unknown) == 1 else ''} out of the SQL",
+                    f"whether the SQL selects {', '.join(map(format_value, unknown))}",
                 )
         for name in self.window.group_by:
             self._column_type(name, out, f"{window_key}.group_by")
@@ -89,7 +89,7 @@ class WindowColumns:
                 ):
                     self.result.add(
                         f"{window_key}.aggregations[{i}].column",
-                        f"{aggregation.agg} needs a number, column {format_value(name)} is {type_}; cast it in the SQL",
+                        f"{aggregation.agg} needs a number, but column {format_value(name)} is {type_}; cast it in the SQL",
                     )
 
     def check_same_types(self, outputs: Mapping[str, KnownColumns]) -> None:
@@ -104,7 +104,7 @@ class WindowColumns:
                 if name not in columns.types or (a is not None and b is not None and a != b):
                     self.result.add(
                         f"{self.path}.window",
-                        f'column {format_value(name)} is {a or "there"} in source "{first}" and {b or "missing"} in source "{source}"; '
+                        f'column {format_value(name)} is {a or "present"} in source "{first}" and {b or "missing"} in source "{source}"; '
                         "expected the same columns from every source: cast or rename in the SQL",
                     )
 

@@ -164,9 +164,7 @@ def bind_keyed(
             )
     for name in step.added_columns:
         if name in first:
-            problems.append(
-                f'{where}: the SQL selects a column "{name}", too, which is the name of what is added; rename one'
-            )
+            problems.append(f'{where}: the SQL selects a column "{name}", which this step adds; rename it in the SQL')
     if problems:
         raise StartError("\n".join(problems))
     return tuple(first[k] for k in step.key), fields

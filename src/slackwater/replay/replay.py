@@ -226,8 +226,8 @@ def check_late(driver: Driver) -> None:
     if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
         raise StartError(
-            f"{driver.pipeline.name}: late rows correct windows that the target holds, and {first.description} "
-            f"{'cannot be read here' if first.upserts else 'only ever adds rows'}; expected a Postgres table, or a Delta "
+            f"{driver.pipeline.name}: late rows correct windows in the target, but {first.description} "
+            f"{'cannot be read back' if first.upserts else 'only adds rows'}; expected a Postgres table, or a Delta "
             'or Iceberg table with mode = "merge"; nothing was replayed'
         )
 

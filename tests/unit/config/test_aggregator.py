@@ -36,16 +36,16 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
     ("aggregator", "line"),
     [
         (variant(inputs=["value"]), 'inputs must be a mapping of names to types, as in {"value": "double"}'),
-        (variant(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar type of Spark'),
-        (variant(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar type of Spark or an array of '
-         "scalars; a struct is several accumulators"),
-        (variant(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar type of Spark or an array of '
-         "scalars; a struct is several accumulators"),
+        (variant(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type'),
+        (variant(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
+         "scalars; use several accumulators instead of a struct"),
+        (variant(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
+         "scalars; use several accumulators instead of a struct"),
         (variant(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
-        (variant(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a type of Spark, as in "double" or "array<string>"'),
+        (variant(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, as in "double" or "array<string>"'),
         (variant(lift=lambda self, value: {"n": value}), "lift returns n, expected a mapping of n, total"),
         (variant(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping of n, total"),
-        (variant(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge gives a list for "n", expected one value per group, as of n.sum()'),
+        (variant(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n", expected one value per group, as from n.sum()'),
         (variant(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
         (variant(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
@@ -61,7 +61,9 @@ def test_a_function_that_is_missing_is_named() -> None:
 
 
 def test_an_object_takes_no_options() -> None:
-    expected = "Aggregation: options: given with an aggregator that is made already; give the class, or remove them"
+    expected = (
+        "Aggregation: options: apply only to a class, but agg is an instance; give the class, or remove the options"
+    )
     assert lines(Mean(), options={"k": 1}) == (expected,)
 
 
@@ -121,7 +123,7 @@ def test_a_number_that_fits_is_cast(column: str, fits: bool) -> None:
 def test_what_changed_since_it_was_configured_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     monkeypatch.setattr(Mean, "output", "nothing")
-    with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a type of Spark'):
+    with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a Spark type'):
         Agg(spec, None, (Field("x", "double"),))
 
 

@@ -33,7 +33,7 @@ CONNECTIONS: dict[str, Connection] = {
     "postgres": PostgresConnection(url="postgresql://h/d"),
 }
 HOW = (
-    'set emit_metadata = true (_revision and _emit_reason tell them apart), or emit = "final", or write to postgres, '
+    'set emit_metadata = true (_revision and _emit_reason distinguish them), use emit = "final", or write to postgres, '
     'delta or iceberg (mode = "merge"), or kafka (keyed by the identity)'
 )
 
@@ -70,7 +70,7 @@ REOPEN = {"late_data": "reopen"}
 def test_corrections_beside_their_former_rows_are_refused(
     kind: str, target_settings: dict[str, Any], which: str
 ) -> None:
-    line = f"writes a window again, and {which} only adds rows: the former ones would stay next to it unmarked; {HOW}"
+    line = f"rewrites windows, but {which} only adds rows, so earlier rows of a window would remain unmarked; {HOW}"
     assert problems(kind, target_settings=target_settings, **REOPEN) == [
         ("transform.window.late_data", f'"reopen" {line}')
     ]

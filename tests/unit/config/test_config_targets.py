@@ -116,18 +116,18 @@ def test_a_stage_may_be_called_what_no_file_is() -> None:
     ("targets", "more", "lines"),
     [
         ([], "", ["target: missing; say where results go in [target]"]),
-        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: given next to [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
+        ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
         ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
         ([TABLE], "", ['stages[1]: stage "hours" is unused: name it in the `from` of a later stage or of a target, or remove it']),
         ([], "[target]\n" + TABLE, ['stages[1]: stage "hours" is unused: name it in the `from` of a later stage or of a target, or remove it']),
-        ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes where targets[0] does ("out"); give each its own place']),
-        ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes where targets[1] does ("public.visits"); give each its own place']),
+        ([LAKE, LAKE.replace('"out"', '"./out"')], "", ['targets[1]: writes to the same location as targets[0] ("out"); give each target its own location']),
+        ([LAKE, TABLE, TABLE.replace('"visits"', '"public.visits"', 1)], "", ['targets[2]: writes to the same location as targets[1] ("public.visits"); give each target its own location']),
         ([LAKE + '\nname = "a"', TABLE + '\nname = "a"'], "", ['targets: 2 targets are called "a"; give each its own name']),
         ([LAKE + '\nname = "a b"'], "", ['targets[0].name: found "a b", expected at most 100 letters, digits, ".", "_" and "-"']),
         ([LAKE + '\nfrm = "hours"'], "", ['targets[0].frm: unknown key; did you mean "from"?']),
         ([LAKE.replace("lake", "lak")], "", ['targets[0].connection: found "lak", which is not a connection; did you mean "lake"?']),
-        ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: belongs to connections of kind "files" or "delta", this one is "postgres"; write table instead: a postgres target needs a table, as in "public.sessions"']),
-        ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", a name that Slackwater gives tables of its own; choose another']),
+        ([LAKE, 'connection = "db"\npath = "x"'], "", ['targets[1].path: applies only to connections of kind "files" or "delta", but this one is "postgres"; write table instead: a postgres target needs a table, as in "public.sessions"']),
+        ([LAKE, 'connection = "db"\ntable = "slackwater_targets"'], "", ['targets[1].table: found "slackwater_targets", a table name that Slackwater reserves; choose another']),
     ],
 )  # fmt: skip
 def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str]) -> None:
@@ -160,12 +160,13 @@ def test_dead_letters_are_of_no_stage() -> None:
         '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
     )
     with pytest.raises(
-        ConfigError, match=r"dead_letter\.from: belongs to \[\[targets\]\]; the dead letters of all stages go there"
+        ConfigError,
+        match=r"dead_letter\.from: applies only to \[\[targets\]\]; \[dead_letter\] gets the dead letters of all stages",
     ):
         toml.loads(text)
 
 
-@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); say which: --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
+@pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); choose one with --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
 def test_a_command_that_needs_one_says_which_there_are(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
         toml.loads(config_text(LAKE, TABLE)).one_target(name)

@@ -168,7 +168,7 @@ def test_a_missing_variable_is_one_line() -> None:
         ("= 30000 ", '= "${S}" ', "77d",
          'transform.window.max_session_duration_ms: found 2h, expected more than gap_ms ("${S}")'),
         ('"user_id STRING, amount', '"${S}, amount', "amount INT",
-         'sources[0].schema: a column of "${S}, amount DOUBLE, page_url STRING, event_type STRING, ts TIMESTAMP" is declared twice (Spark reads names without regard to case); declare it once'),
+         'sources[0].schema: a column of "${S}, amount DOUBLE, page_url STRING, event_type STRING, ts TIMESTAMP" is declared twice (Spark ignores the case of names); declare it once'),
         ('as  = "events"', 'as = "${S}"', "user_id",
          'transform.window.aggregations[0].as: "${S}" is already the name of a key; choose another name'),
         ('connection = "lake"\npath', 'connection = "${S}"\npath', "hunter2",

@@ -82,11 +82,11 @@ def test_all_mistakes_come_at_once_also_those_between_parts() -> None:
         'connections.screen.bootstrap_servers: missing; the brokers, as in "kafka-1:9092,kafka-2:9092"',
         f'sources[0].format: found "jsn", expected {FORMATS}; did you mean "json"?',
         f"{W}.gap_ms: found -5, expected {DURATION}",
-        f'{A}[0].column: missing; "sum" needs the column to aggregate',
+        f'{A}[0].column: missing; "sum" needs a column to aggregate',
         f'{A}[0].as: "user_id" is already the name of a key; choose another name',
         'sources[0].connection: found "laek", which is not a connection; did you mean "lake"?',
         f'{W}.event_time_column: missing; source "events" reads files, which have no event time of their own: name a column or an expression',
-        'state_store: missing; a session window needs it: [state_store] with kind = "files" and path = "state"',
+        'state_store: missing; a session window needs a state store: [state_store] with kind = "files" and path = "state"',
     ]
 
 
@@ -106,7 +106,7 @@ def test_flush_needs_an_end() -> None:
     with pytest.raises(ConfigError) as caught:
         check_run_flags(False, True)
     assert caught.value.problems == (
-        "--flush: needs --available-now: only bounded input has an end to flush at; add it",
+        "--flush: needs --available-now, because only bounded input has an end; add --available-now",
     )
 
 
@@ -162,7 +162,10 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
     ("text", "problem"),
     [
         ("x = " + "[" * 5000 + "]" * 5000, "is nested too deeply to be read; expected at most 32 levels"),
-        ("a" + ".a" * 900 + " = 1", "a: is nested more than 32 levels deep; no key of a pipeline is"),
+        (
+            "a" + ".a" * 900 + " = 1",
+            "a: is nested more than 32 levels deep, deeper than any key of a pipeline; correct it",
+        ),
         ("x = " + "[" * 400 + "]" * 400, "x: is nested more than 32 levels deep"),
         ("x = " + "1" * 5000, "is not valid TOML: Exceeds the limit"),
         ('name = "' + "a" * 300 + '"', "name: found 300 characters, expected at most 200"),

@@ -262,11 +262,11 @@ def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
     [
         (
             {"left_prefix": "", "right_prefix": ""},
-            f'{J}.right_prefix: "order_id" of the right side comes out as "order_id", which is already the name of "order_id" of the left side; {ADVICE}',
+            f'{J}.right_prefix: "order_id" of the right side is emitted as "order_id", which is already the name of "order_id" of the left side; {ADVICE}',
         ),
         (
             {"left_prefix": "right_ORDER_", "output_left_columns": ["id"]},
-            f'{J}.right_prefix: "order_id" of the right side comes out as "right_order_id", which is already the name of "id" of the left side; {ADVICE}',
+            f'{J}.right_prefix: "order_id" of the right side is emitted as "right_order_id", which is already the name of "id" of the left side; {ADVICE}',
         ),
         (
             {"output_left_columns": ["amuont"]},
@@ -285,7 +285,7 @@ def test_names_that_the_columns_do_not_allow_stop_the_start(settings: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "line"), [("__reason", "begin with __ are Slackwater's own"), ("a\0", r"U\+0000 is in no")]
+    ("name", "line"), [("__reason", "begin with __ are reserved"), ("a\0", r"a column name cannot contain U\+0000")]
 )
 def test_names_of_results_that_no_column_may_have_stop_the_start(name: str, line: str) -> None:
     with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
@@ -339,7 +339,7 @@ def test_files_have_no_event_time_of_their_own() -> None:
 def test_in_python_a_stage_is_one_or_the_other_too() -> None:
     with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
         sw.Transform()
-    with pytest.raises(ConfigError, match=r"Transform: sql: belongs to windows"):
+    with pytest.raises(ConfigError, match=r"Transform: sql: applies only to windows"):
         sw.Transform(sql="SELECT 1", join=join())
 
 

@@ -33,10 +33,10 @@ BEYOND = {
     r"expected (at most|less than|more than|at least source_idleness_ms)": "two values are compared",
     r"a row is in duration_ms / hop_ms windows": "two values are compared",
     r"expected as many as left_keys": "two lists are compared",
-    r"is already the name of|is a column of emit_metadata|is the name of the session's id|another name than": "names are compared",
-    r"is the same name as|declared twice|is injected|are called": "names are compared",
-    r"which is not a connection|which is not a source|as left_source is": "a name refers to another table",
-    r"belongs to connections of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
+    r"is already the name of|is a column of emit_metadata|is the name of the session's id|a name other than that of": "names are compared",
+    r"is the same name as|declared twice|which Slackwater adds|are called": "names are compared",
+    r"which is not a connection|which is not a source|which is also left_source": "a name refers to another table",
+    r"(applies only to connections|needs a connection) of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
     r"sources\[0\].format: missing": "whether files are read is in another table",
     r"sources\[0\].(avro|protobuf)_schema_file: missing": "whether there is a registry is in another table",
     r"needs schema_registry in the connection": "whether there is a registry is in another table",
@@ -47,8 +47,8 @@ BEYOND = {
     r"reads (files|a table), which ha(ve|s) no event time": "whether files are read is in another table",
     r"module \"|is a function|is the class|Mean": "code has to be imported",
     r"environment variable": "the environment is not part of the file",
-    r"needs a durable|needs a kafka target|under which nothing goes there": "what is missing elsewhere may be a default",
-    r"sources\[0\].starting_offsets: found a table": "the kind is in another table",
+    r"needs a durable|needs a kafka target|unused, because on_error": "what is missing elsewhere may be a default",
+    r"sources\[0\].starting_offsets: found offsets": "the kind is in another table",
 }
 
 

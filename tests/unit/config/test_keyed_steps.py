@@ -51,7 +51,7 @@ def test_its_mistakes_are_told_by_key() -> None:
     )
     assert draft(nth={"every": 1, "key": ["u"], "evry": 2}) == ['.nth.evry: unknown key; did you mean "every"?']
     beside = draft(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
-    assert ".nth: given next to [transform.window]; a stage is one or the other: remove one of them" in beside
+    assert ".nth: cannot be combined with [transform.window]; a stage is one or the other: remove one of them" in beside
     assert draft(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )
@@ -69,9 +69,7 @@ def test_its_key_is_among_the_columns_that_come_out() -> None:
 def test_what_it_adds_has_a_name_of_its_own_and_is_there_for_the_next_stage() -> None:
     for check in (lambda p: sql_check.check_sql(p).problems, started):
         (line,) = check(pipeline(number_column="tags"))
-        assert line.endswith(
-            '.nth: the SQL selects a column "tags", too, which is the name of what is added; rename one'
-        )
+        assert line.endswith('.nth: the SQL selects a column "tags", which this step adds; rename it in the SQL')
     numbered = pipeline(number_column="nr")
     assert (sql_check.check_sql(numbered).problems, started(numbered)) == ([], [])
 
@@ -118,7 +116,9 @@ def test_it_is_said_what_it_does_and_keeps() -> None:
 
 
 def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
-    with pytest.raises(ConfigError, match='"merge" replaces rows of equal identity, which rows of a nth do not have'):
+    with pytest.raises(
+        ConfigError, match='"merge" replaces rows with the same identity, but rows of a nth have no identity'
+    ):
         sw.Pipeline(
             name="p",
             sources=[sw.Source(name="a", dataframe=object())],

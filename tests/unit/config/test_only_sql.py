@@ -176,7 +176,7 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check.explain_file(file)
     said = capsys.readouterr().out
     assert "what the SQL selects, in the epoch that reads it" in said
-    assert "no state but offsets" in said
+    assert "no state except offsets" in said
     assert "SELECT user, n + 1 AS n FROM source" in said
     plan = explain.build_plan(toml.load(file))
     assert plan.state_bytes == 0
@@ -207,7 +207,7 @@ def test_the_bounds_of_windows_that_come_once() -> None:
     for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
         groupable = groupable_columns_of(window(**again))
         assert not groupable.names
-        assert "come out more than once" in groupable.reason
+        assert "emitted more than once" in groupable.reason
     session = groupable_columns_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
     assert not session.names
     assert "cut at max_session_duration" in session.reason
@@ -329,7 +329,7 @@ def test_the_best_of_each_window() -> None:
     assert line.startswith("stages[1].sql: must be row-wise, it uses a window function (OVER)")
     assert line.endswith("one that is cut at max_session_duration closes before one that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
-    assert line.endswith('by its bounds: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
+    assert line.endswith('by its start or end: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
 
 
 def test_groups_of_several_inputs_are_refused() -> None:
@@ -345,7 +345,9 @@ def test_groups_of_several_inputs_are_refused() -> None:
     )
     (line,) = problems(both)
     assert line.startswith("stages[2].sql: must be row-wise, it uses a window function (OVER)")
-    assert line.endswith("it has several inputs and runs over each of them by itself, so no run has all of a group")
+    assert line.endswith(
+        "it has several inputs and runs over each of them separately, so no run has all rows of a group"
+    )
     ranked = STAGES[end:].partition("[target]")[0]
     last = """[[stages]]
 name = "all"

@@ -253,13 +253,13 @@ def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
     assert caught.value.problems == (
         'Window: duration_ms: found true, expected a duration greater than 0 ("30s", "5m", "2h" or milliseconds)',
         'Window: group_by: found "k", expected a list; write ["k"]',
-        'Window: gap_ms: belongs to session windows, this one is "tumbling"; remove it',
+        'Window: gap_ms: applies only to session windows, but this one is "tumbling"; remove it',
     )
     with pytest.raises(sw.ConfigError) as caught:
         sw.Aggregation(agg="sum", as_=None)
     assert caught.value.problems == (
         "Aggregation: as: missing; name the output column",
-        'Aggregation: column: missing; "sum" needs the column to aggregate',
+        'Aggregation: column: missing; "sum" needs a column to aggregate',
     )
     with pytest.raises(sw.ConfigError) as caught:
         small(name="clicks", window=tumbling(crash_recovery="persisted"))
@@ -284,7 +284,7 @@ def test_a_source_over_a_dataframe() -> None:
         sw.Source(dataframe=frame, format="json")
     assert caught.value.problems == (
         "Source: name: missing; a source over a DataFrame needs a name",
-        "Source: format: belongs to a connection, this source is a DataFrame; remove it",
+        "Source: format: applies only to a source with a connection, but this one is a DataFrame; remove it",
     )
 
 

@@ -75,10 +75,10 @@ def test_mistakes_of_both_kinds_are_told_together() -> None:
         ({"schema": ""}, "sources[0].schema: none is declared"),
         ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration and is read as SQL'),
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN dim ON true"}, '"dim" is neither source nor a lookup'),
-        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is of a catalog'),
-        ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known at the start"),
-        ({"spark": '[spark]\n"spark.sql.caseSensitive" = true'}, 'as [spark] sets "spark.sql.caseSensitive"'),
-        ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "is not understood here"),
+        ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is in a catalog'),
+        ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known only at the start"),
+        ({"spark": '[spark]\n"spark.sql.caseSensitive" = true'}, 'because [spark] sets "spark.sql.caseSensitive"'),
+        ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse it"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
@@ -205,7 +205,7 @@ def test_what_is_no_schema_is_refused(text: str) -> None:
 
 def test_a_secret_schema_is_not_shown() -> None:
     text = config(schema='schema = "${SCHEMA}"')
-    with pytest.raises(Exception, match="is not a schema that Spark reads") as raised:
+    with pytest.raises(Exception, match="is not a valid Spark schema") as raised:
         toml.loads(text, "p.toml", {"SCHEMA": "hidden STRNG"})
     assert "STRNG" not in str(raised.value)
 
@@ -220,4 +220,4 @@ def test_sql_of_any_size_is_read_or_said_not_to_be(text: str, many: int) -> None
     )
     assert findings.problems == []
     (line,) = [line for line in findings.unchecked if line.startswith("transform.sql: ")]
-    assert "nested too deeply" in line or "at most 20,000 are read here" in line
+    assert "nested too deeply" in line or "this check reads at most 20,000" in line

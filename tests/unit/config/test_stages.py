@@ -152,11 +152,11 @@ def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) 
         ),
         (
             {'event_time_column = "ts"': 'event_time_column = "ts"\nlate_data = "reopen"'},
-            'revenue: stages[0].join.late_data: "reopen" is for stages that no other reads; raise lateness to wait longer for late rows',
+            'revenue: stages[0].join.late_data: "reopen" is not supported in a stage that another stage reads; raise lateness to wait longer for late rows',
         ),
         (
             {"[target]": '[transform]\nsql = "SELECT 1"\n[transform.window]\nkind = "session"\ngap_ms = 1\n[target]'},
-            "revenue: stages: given next to [transform]; a pipeline is one transform or several stages: remove one of them",
+            "revenue: stages: cannot be combined with [transform]; a pipeline has one transform or several stages: remove one of them",
         ),
         ({'name = "paid"\n': ""}, "revenue: stages[0].name: missing; give the stage a name"),
         ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),
@@ -174,7 +174,9 @@ def test_a_stage_reads_what_stands_above_it() -> None:
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
     assert any('stages[0]: stage "per_minute" is unused' in p for p in problems(swapped))
     alone = text[:second] + text[text.index("[target]") :]
-    assert any("stages: found 1; a single one is written as [transform]" in p for p in problems(alone))
+    assert any(
+        "stages: found 1, expected at least 2; write a single stage as [transform]" in p for p in problems(alone)
+    )
 
 
 def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

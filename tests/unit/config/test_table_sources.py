@@ -28,10 +28,10 @@ KEY = "max_files_per_trigger = 100"
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        (KEY, 'schema = "a INT"', "belongs to connections of kind"),
-        (KEY, 'format = "parquet"', 'belongs to connections of kind "files", this one is "delta"'),
-        (KEY, 'starting_offsets = { t = { 0 = 1 } }', 'found a table, expected "earliest" or "latest"; a table begins at one of its versions'),
-        (KEY, 'starting_offsets = "latest"\nstarting_version = 3', "says where to begin, as starting_offsets does"),
+        (KEY, 'schema = "a INT"', "applies only to connections of kind"),
+        (KEY, 'format = "parquet"', 'applies only to connections of kind "files", but this one is "delta"'),
+        (KEY, 'starting_offsets = { t = { 0 = 1 } }', 'found offsets, expected "earliest" or "latest"; Delta tables start at one of their versions'),
+        (KEY, 'starting_offsets = "latest"\nstarting_version = 3', "cannot be combined with starting_offsets"),
         (KEY, "starting_version = -1", "starting_version"),
         (KEY, 'on_rewrite = "ignore"', "on_rewrite"),
         (KEY, 'schema_changes = "ad"', 'did you mean "add"'),
@@ -57,7 +57,7 @@ def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> 
 
 
 def test_a_files_key_is_told_where_it_belongs() -> None:
-    with pytest.raises(ConfigError, match=r'on_rewrite: belongs to connections of kind "delta" or "iceberg"'):
+    with pytest.raises(ConfigError, match=r'on_rewrite: applies only to connections of kind "delta" or "iceberg"'):
         sw.pipeline(
             name="p",
             sources=[sw.Source(connection=sw.FilesConnection(), query="in", format="json", on_rewrite="skip")],

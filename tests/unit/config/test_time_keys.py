@@ -38,5 +38,5 @@ def test_good_keys_are_kept() -> None:
 
 
 def test_a_clock_neither_jumps_nor_has_a_zone() -> None:
-    with pytest.raises(ConfigError, match='max_jump_ms: given with time_mode = "processing"'):
+    with pytest.raises(ConfigError, match='max_jump_ms: cannot be combined with time_mode = "processing"'):
         window(max_jump_ms="1h", time_mode="processing")

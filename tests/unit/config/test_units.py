@@ -39,8 +39,8 @@ def test_both_spellings_mean_the_same() -> None:
 @pytest.mark.parametrize(
     ("gap", "line"),
     [
-        ('gap = "30s"\ngap_ms = 1', "gap: gap_ms is given too; remove one of them"),
-        ("gap = 30", 'gap: found 30, expected a text with its unit ("30s", "5m", "2h"); gap_ms takes milliseconds'),
+        ('gap = "30s"\ngap_ms = 1', "gap: gap_ms is also set; remove one of them"),
+        ("gap = 30", 'gap: found 30, expected a duration with its unit ("30s", "5m", "2h"); gap_ms takes milliseconds'),
         ('gap = "30"', 'gap: found "30", expected a duration greater than 0 ("30s", "5m", "2h")'),
     ],
 )

@@ -57,9 +57,9 @@ def tokens(sql: str) -> list[Token]:
             assert match is not None
             kind = str(match.lastgroup)
             if kind == "sign" and match[0] in "'\"`":
-                raise UnreadableError("has a quote that is not closed", open_quote=True)
+                raise UnreadableError("has an unclosed quote; close it", open_quote=True)
             if kind == "sign" and match[0] == "$":
-                raise UnreadableError("has a text in dollar signs")
+                raise UnreadableError("has a dollar-quoted string")
             parts.append(Token(kind, match[0], position, match.end()))
             position = match.end()
     return parts
@@ -111,4 +111,4 @@ def _comment(sql: str, position: int) -> int:
         depth += 1 if match[0] == "/*" else -1
         if not depth:
             return match.end()
-    raise UnreadableError("has a comment that is not closed")
+    raise UnreadableError("has an unclosed comment; close it")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 MOST_WORDS = 20_000  # tokens; more would take seconds to parse
-DEEP = "it is nested too deeply to be read here"
+DEEP = "it is nested too deeply for this check"
 _NO_QUERY = ", expected SELECT … FROM source"
 _QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
 _BEGINS = frozenset(  # words that begin a clause; they are names if nothing follows them
@@ -59,9 +59,9 @@ def parse_query(sql: str) -> exp.Expr:
         location = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
         meant = _misspelled(text, words)
         hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
-        raise UnsupportedSyntax(f"it is not understood here{location}{hint}") from None
+        raise UnsupportedSyntax(f"this check cannot parse it{location}{hint}") from None
     except Exception:  # errors of the parser itself
-        raise UnsupportedSyntax("it is not understood here") from None
+        raise UnsupportedSyntax("this check cannot parse it") from None
     return tree
 
 
@@ -81,22 +81,22 @@ def _words(sql: str) -> list[lexical.Token]:
     if not words[0].is_word(*_QUERIES) and first != "(":
         raise SqlSyntaxError(f'begins with "{first}"{suggestion(first, _QUERIES) or _NO_QUERY}')
     if len(words) > MOST_WORDS:
-        raise UnsupportedSyntax(f"it has {len(words):,} words, and at most {MOST_WORDS:,} are read here")
+        raise UnsupportedSyntax(f"it has {len(words):,} words, and this check reads at most {MOST_WORDS:,}")
     depth = 0
     for word in words:
         depth += (word.text == "(") - (word.text == ")")
         if depth < 0:
             line = sql.count("\n", 0, word.start) + 1
-            raise SqlSyntaxError(f'has a ")" too many at line {line}')
+            raise SqlSyntaxError(f'has an extra ")" at line {line}; remove it; remove it')
         if word.text == ";":
             count = 1 + sum(w.text == ";" for w in words)
             raise SqlSyntaxError(f"holds {count} statements, expected one SELECT")
     if depth:
-        raise SqlSyntaxError('has a "(" that is not closed')
+        raise SqlSyntaxError('has an unclosed "("; close it')
     for before, word, behind in zip(words, words[1:], [*words[2:], None], strict=False):
         ends = behind is None or behind.text.upper() in (",", ")", "FROM")
         if word.is_word(*_BEGINS) and ends and before.text.upper() not in ("AS", ".", ",", "(", "SELECT"):
-            raise UnsupportedSyntax(f'whether "{word.text}" is a name is not understood here')
+            raise UnsupportedSyntax(f'this check cannot decide whether "{word.text}" is a name')
     return words
 
 

@@ -139,7 +139,7 @@ class QueryResolver:
         return self._undecided(f"{node.key.upper()}")
 
     def _undecided(self, construct: str) -> KnownColumns:
-        self.findings.undecided.append(f"{construct} is not understood here")
+        self.findings.undecided.append(f"this check does not support {construct}")
         return UNKNOWN
 
     def _set_operation(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
@@ -239,7 +239,7 @@ class QueryResolver:
         name = node.name
         if node.db or node.catalog:
             self.findings.undecided.append(
-                f'table "{node.catalog + "." if node.catalog else ""}{node.db}.{name}" is of a catalog'
+                f'table "{node.catalog + "." if node.catalog else ""}{node.db}.{name}" is in a catalog'
             )
             return UNKNOWN
         table = readable.get(name.casefold())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 SELF_JOIN = "source joined with itself (a join stage does that)"
-CONSTANT = "UNION ALL with rows that are not of source"
+CONSTANT = "UNION ALL with rows that are not from source"
 NO_SOURCE = "no row of source (write SELECT … FROM source)"
 LOOKUP_JOINS = {  # messages for a lookup on the left of source, by join type
     "LeftOuter": "a lookup LEFT JOIN source (write source LEFT JOIN lookup)",

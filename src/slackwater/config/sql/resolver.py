@@ -127,8 +127,8 @@ class NameResolver:
             and not self.scope.natural
             and all(holders)
         ):
-            places = " and ".join(f"{alias}.{parts[0]}" for alias in holders)
-            self._report(f'column "{parts[0]}" is ambiguous: it may be {places}; write one of them')
+            places = " or ".join(f"{alias}.{parts[0]}" for alias in holders)
+            self._report(f'column "{parts[0]}" is ambiguous: it may be {places}; use one of them')
 
     def _star(self, node: exp.Column) -> None:
         owner = node.parts[0].name
