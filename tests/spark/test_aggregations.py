@@ -25,21 +25,21 @@ NUMBERS = ("i", "l", "d", "m")
 
 def aggregations(in_sql: bool) -> list[sw.Aggregation]:
     """All of them; `in_sql`: those that Spark SQL aggregates before the shuffle."""
-    found = [sw.Aggregation(agg="count", as_="n")]
-    found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("sum", "avg") for c in ("l", "d")]
+    specs = [sw.Aggregation(agg="count", as_="n")]
+    specs += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("sum", "avg") for c in ("l", "d")]
     for c in COLUMNS:
-        found.append(sw.Aggregation(agg="collect_set", column=c, max_values_per_group=99, as_=f"set_{c}"))
+        specs.append(sw.Aggregation(agg="collect_set", column=c, max_values_per_group=99, as_=f"set_{c}"))
         for by in ("s", "d"):
-            found += [sw.Aggregation(agg=a, column=c, by=by, as_=f"{a}_{c}_{by}") for a in ("min_by", "max_by")]
+            specs += [sw.Aggregation(agg=a, column=c, by=by, as_=f"{a}_{c}_{by}") for a in ("min_by", "max_by")]
     if in_sql:
-        return found
+        return specs
     for c in NUMBERS:
-        found += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("var", "stddev")]
-        found.append(sw.Aggregation(agg="approx_quantile", column=c, quantile=0.75, as_=f"quantile_{c}"))
+        specs += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("var", "stddev")]
+        specs.append(sw.Aggregation(agg="approx_quantile", column=c, quantile=0.75, as_=f"quantile_{c}"))
     for c in COLUMNS:
-        found.append(sw.Aggregation(agg="collect_list", column=c, max_values_per_group=99, as_=f"list_{c}"))
-        found.append(sw.Aggregation(agg="top_k", column=c, k=2, max_distinct_values_per_group=99, as_=f"top_{c}"))
-    return found
+        specs.append(sw.Aggregation(agg="collect_list", column=c, max_values_per_group=99, as_=f"list_{c}"))
+        specs.append(sw.Aggregation(agg="top_k", column=c, k=2, max_distinct_values_per_group=99, as_=f"top_{c}"))
+    return specs
 
 
 def decoded(row: dict[str, Any]) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
     rows = sample()
     for part in range(3):
         runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
-    given = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
-    window = sw.Window(aggregations=aggregations(in_sql), **given)
-    found = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
-    assert answer(found.to_dicts()) == answer(oracle.batch_windows(window, map(decoded, rows)))
-    assert found.height > 5
+    window_settings = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
+    window = sw.Window(aggregations=aggregations(in_sql), **window_settings)
+    frame = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
+    assert answer(frame.to_dicts()) == answer(oracle.batch_windows(window, map(decoded, rows)))
+    assert frame.height > 5
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
@@ -105,10 +105,10 @@ def test_spark_itself_agrees(runner: Runner) -> None:
         kind="tumbling", duration_ms="1m", max_groups_per_window=9, event_time_column="ts", group_by=["user"],
         aggregations=[sw.Aggregation(agg=a, column=c, as_=n, **more.get(a, {})) for n, (a, c, _) in calls.items()],
     )  # fmt: skip
-    found = runner.run(source=runner.source("user STRING, i INT, d DOUBLE, s STRING, ts TIMESTAMP"), window=window)
+    results = runner.run(source=runner.source("user STRING, i INT, d DOUBLE, s STRING, ts TIMESTAMP"), window=window)
     frame = runner.spark.read.schema("user STRING, i INT, d DOUBLE, s STRING").json(str(runner.home / "in"))
     expected = frame.groupBy("user").agg(*[_expr(sql, n) for n, (_, _, sql) in calls.items()])
-    assert answer(found.drop("window_start", "window_end").to_dicts()) == answer(
+    assert answer(results.drop("window_start", "window_end").to_dicts()) == answer(
         [r.asDict() for r in expected.collect()]
     )
 
@@ -129,11 +129,11 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
     ):
         more = {"mode": "exact"} if kind == "count_distinct" else {}
         for bound in (4, 5):
-            given = sw.Aggregation(agg=kind, column="i", as_="x", **{key: bound}, **more)
+            aggregation = sw.Aggregation(agg=kind, column="i", as_="x", **{key: bound}, **more)
             settings = {
                 "source": runner.source("user STRING, i INT, ts TIMESTAMP"), "name": f"p{number}{bound}",
                 "target_path": str(runner.home / f"out{number}"),
-                "window": sw.Window(group_by=["user"], aggregations=[given], **shape),
+                "window": sw.Window(group_by=["user"], aggregations=[aggregation], **shape),
             }  # fmt: skip
             if bound == 5:
                 runner.run(**settings)
@@ -149,12 +149,12 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     runner.write("1.jsonl", rows[10:])
 
     def window(**options: Any) -> sw.Window:
-        own = sw.Aggregation(agg=Longest, columns={"text": "s"}, options=options, as_="best")
-        return sw.Window(event_time_column="ts", group_by=["user"], aggregations=[own], **WINDOWS[kind])
+        longest = sw.Aggregation(agg=Longest, columns={"text": "s"}, options=options, as_="best")
+        return sw.Window(event_time_column="ts", group_by=["user"], aggregations=[longest], **WINDOWS[kind])
 
     source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
-    found = runner.run(source=source, window=window(mark="="))
-    assert set(found["best"]) == {"a=xxxxxx"}
+    frame = runner.run(source=source, window=window(mark="="))
+    assert set(frame["best"]) == {"a=xxxxxx"}
     with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; fix it') as error:
         runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
@@ -213,10 +213,10 @@ def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner
         ):
             runner.run(window=window(kind, column, "fail"), **where)
         runner.run(window=window(kind, column, "null"), **where)
-        found = {(r["user"], r["n"]): r["total"] for r in runner.output(name).to_dicts()}
+        results = {(r["user"], r["n"]): r["total"] for r in runner.output(name).to_dicts()}
         totals = {"l": {"a": None, "b": 3, "c": None}, "m": {"a": 10**37, "b": None, "c": None}}[column]
-        assert found == {(u, n): totals[u] for u, n in (("a", 2), ("b", 3), ("c", 1))}
+        assert results == {(u, n): totals[u] for u, n in (("a", 2), ("b", 3), ("c", 1))}
         assert runner.statuses[-1].counters.overflows == 1
         frame = runner.spark.read.schema(schema).json(str(runner.home / "in"))
         batch = {(r["user"], r["n"]): r["total"] for r in sw.batch(frame, window(kind, column, "null")).collect()}
-        assert batch == found
+        assert batch == results

@@ -38,11 +38,11 @@ WINDOWS = {
 
 
 def window(kind: str, **more: Any) -> sw.Window:
-    given = {
+    defaults = {
         "group_by": ["user"], "event_time_column": "ts", "lateness_ms": "2m",
         "aggregations": [sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="sum", column="amount", as_="total")],
     }  # fmt: skip
-    return sw.Window(**{**given, **WINDOWS[kind], **more})
+    return sw.Window(**{**defaults, **WINDOWS[kind], **more})
 
 
 def events(first: int, last: int) -> list[dict[str, Any]]:
@@ -62,12 +62,12 @@ def prepared(runner: Runner, parts: int = 6) -> None:
 
 
 def pipeline(runner: Runner, kind: str, **more: Any) -> Any:
-    given = {
+    defaults = {
         "name": "clicks", "source": runner.source(SCHEMA, max_files_per_trigger=1), "window": window(kind),
         "target": sw.DeltaConnection(), "target_path": str(runner.home / "lake"),
         "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
     }  # fmt: skip
-    return sw.pipeline(**{**given, **more})
+    return sw.pipeline(**{**defaults, **more})
 
 
 def live(runner: Runner, spec: Any, flush: bool = True) -> Any:
@@ -90,8 +90,8 @@ def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
 
 
 def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
-    found = compare_outputs(ResultOutput("a", a), ResultOutput("b", b), ["user", "window_start"])
-    assert found.same, (found.only_examples, found.different_examples)
+    comparison = compare_outputs(ResultOutput("a", a), ResultOutput("b", b), ["user", "window_start"])
+    assert comparison.same, (comparison.only_examples, comparison.different_examples)
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
@@ -101,20 +101,20 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     prepared(runner)
     spec = pipeline(runner, kind)
     live(runner, spec)
-    found = filled(runner, spec, into=str(runner.home / "other"))
+    backfill = filled(runner, spec, into=str(runner.home / "other"))
     expected = within(str(runner.home / "lake"))
     written = output_at(str(runner.home / "other")).rows
     assert_same(written, expected)
-    assert found.written.windows == expected.height > 10
+    assert backfill.written.windows == expected.height > 10
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
     everything = output_at(str(runner.home / "lake")).rows
     reaching = everything.filter((start < HOUR[0]) & (end > HOUR[0])).height
-    assert (found.written.before, found.written.unfinished) == (reaching, 0)
+    assert (backfill.written.before, backfill.written.unfinished) == (reaching, 0)
     assert reaching > 0
-    assert found.status is not None
-    assert (found.done, found.status.counters.rows_late) == (True, 0)
+    assert backfill.status is not None
+    assert (backfill.done, backfill.status.counters.rows_late) == (True, 0)
     reach = {"session": 11, "tumbling": 7, "hopping": 10}[kind]
-    assert found.status.counters.rows_in == len(events(-reach, 60 + reach))
+    assert backfill.status.counters.rows_in == len(events(-reach, 60 + reach))
 
 
 @long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
@@ -168,11 +168,11 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     prepared(runner)
     spec = pipeline(runner, "hopping")
     live(runner, spec)
-    found = filled(runner, spec, into=str(runner.home / "other"), partial=True)
+    backfill = filled(runner, spec, into=str(runner.home / "other"), partial=True)
     everything = output_at(str(runner.home / "lake")).rows
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
     assert_same(output_at(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0])))
-    assert (found.written.before, found.written.unfinished) == (0, 0)
+    assert (backfill.written.before, backfill.written.unfinished) == (0, 0)
 
 
 @long(beside="test_engine.py::test_bad_rows_fail_or_are_dropped_and_counted")
@@ -181,34 +181,34 @@ def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
     with pytest.raises(BadRowError, match="1 bad row"):
         filled(runner, pipeline(runner, "tumbling"))
     dropping = pipeline(runner, "tumbling", on_error="drop", state_store=None)
-    found = filled(runner, dropping)
-    assert found.status is not None
-    assert (found.status.counters.rows_bad, found.written.windows) == (1, 1)
+    backfill = filled(runner, dropping)
+    assert backfill.status is not None
+    assert (backfill.status.counters.rows_bad, backfill.written.windows) == (1, 1)
 
 
 def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
     """Three partitions, one of them empty; 1000 records before the range and 1000 after it stay where they are."""
-    made = topic(3)
-    producer = Producer({"bootstrap.servers": made.broker.address, "log_level": 0})
+    stream = topic(3)
+    producer = Producer({"bootstrap.servers": stream.broker.address, "log_level": 0})
     for n in range(2400):
         value = json.dumps({"user": "ab"[n % 2], "amount": n})
-        producer.produce(made.name, value, partition=n % 2, timestamp=START_MS + 3000 * n)
+        producer.produce(stream.name, value, partition=n % 2, timestamp=START_MS + 3000 * n)
     assert producer.flush(30) == 0
     span = (1000 * (START_MS + 3_000_000), 1000 * (START_MS + 4_200_000))
     shape = sw.Window(
         kind="session", gap_ms="10s", max_session_duration_ms="2m", group_by=["user"], lateness_ms="5s",
         aggregations=[sw.Aggregation(agg="count", as_="n"), sw.Aggregation(agg="min", column="amount", as_="least")],
     )  # fmt: skip
-    source = made.source(max_offsets_per_trigger=100, schema=RECORD)
+    source = stream.source(max_offsets_per_trigger=100, schema=RECORD)
     spec = pipeline(runner, "session", source=source, window=shape, state_store=sw.StateStore(kind="in_memory"))
-    found = filled(runner, spec, span)
-    assert found.status is not None
+    backfill = filled(runner, spec, span)
+    assert backfill.status is not None
     # the range, and 130 s beyond either end
-    assert found.status.counters.rows_in == sum(2_870_000 <= 3000 * n < 4_330_000 for n in range(2400))
-    assert found.status.epoch == 5  # 487 records, 100 at a time, and the flush
-    assert found.status.counters.rows_emitted > 0
+    assert backfill.status.counters.rows_in == sum(2_870_000 <= 3000 * n < 4_330_000 for n in range(2400))
+    assert backfill.status.epoch == 5  # 487 records, 100 at a time, and the flush
+    assert backfill.status.counters.rows_emitted > 0
     rows = output_at(str(runner.home / "lake")).rows
-    assert rows.height == found.written.windows
+    assert rows.height == backfill.written.windows
     assert rows["window_start"].dt.timestamp("us").is_between(*span, closed="left").all()
     # cut every 2 minutes from where reading began, 130 s before the range
     assert rows.filter(pl.col("user") == "a").sort("window_start")["n"].to_list()[0] == 20

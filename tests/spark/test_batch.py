@@ -25,11 +25,11 @@ def frame_of(spark: Any, path: Path, schema: str = SCHEMA, **options: str) -> An
     return spark.read.schema(schema).options(**options).json(str(path))
 
 
-def collected(found: Any) -> pl.DataFrame:
+def collected(batch: Any) -> pl.DataFrame:
     """A batch's rows, in the order of its first columns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's
-        frame = pl.from_arrow(found.toArrow())
+        frame = pl.from_arrow(batch.toArrow())
     assert isinstance(frame, pl.DataFrame)
     return frame.sort(frame.columns[:4])
 
@@ -38,11 +38,11 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
     shape = {"session": {"gap_ms": "20s", "max_session_duration_ms": "2m"}}.get(
         kind, {"duration_ms": "1m", "max_groups_per_window": 10}
     )
-    given = {
+    defaults = {
         "kind": kind, "group_by": ["user"], "event_time_column": "ts",
         "aggregations": [sw.Aggregation(agg="count", as_="n")],
     }  # fmt: skip
-    return sw.Window(**{**given, **shape, **more})
+    return sw.Window(**{**defaults, **shape, **more})
 
 
 @pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
@@ -56,12 +56,12 @@ def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str
     longer = {"gap_ms": "30s", "emit_metadata": True} if kind == "session" else {}
     shape = window(kind, lateness_ms="1m", **longer)
     expected = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=shape)
-    found = sw.batch(frame_of(runner.spark, runner.home / "in"), shape, shards=shards)
-    assert [(f.name, f.dataType.simpleString()) for f in found.schema][:4] == [
+    batch = sw.batch(frame_of(runner.spark, runner.home / "in"), shape, shards=shards)
+    assert [(f.name, f.dataType.simpleString()) for f in batch.schema][:4] == [
         (name, {pl.String: "string", pl.Int64: "bigint"}.get(type(kind), "timestamp"))
         for name, kind in list(expected.schema.items())[:4]
     ]
-    frame = collected(found)
+    frame = collected(batch)
     assert frame.columns == expected.columns
     if kind == "session":
         assert "cap" in expected["_emit_reason"].to_list()
@@ -82,12 +82,12 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
     longer = {"gap_ms": "60s", "max_session_duration_ms": "3m"} if kind == "session" else {}
     shape = window(kind, group_by=["user", "a.dot"], aggregations=aggregations, **longer)
     expected = runner.run(source=runner.source(schema), window=shape)
-    found = collected(sw.batch(frame_of(runner.spark, runner.home / "in", schema), shape))
+    frame = collected(sw.batch(frame_of(runner.spark, runner.home / "in", schema), shape))
     # that aggregation writes the key in front when it merges, and how often it does is not told
     bare = pl.col("longest").str.split(": ").list.last()
-    assert found.with_columns(bare).rows() == expected.with_columns(bare).rows()
-    assert found["longest"].str.starts_with("a: ").any()
-    assert found.height > 5
+    assert frame.with_columns(bare).rows() == expected.with_columns(bare).rows()
+    assert frame["longest"].str.starts_with("a: ").any()
+    assert frame.height > 5
 
 
 @pytest.mark.matrix
@@ -100,9 +100,9 @@ def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
     for name in ("source", "people"):  # other tests may have left them
         spark.catalog.dropTempView(name)
     sql = "SELECT p.name AS user, s._event_ts FROM source s JOIN people p ON s.user = p.user"
-    found = sw.batch(events, counts(), sql, lookups={"people": people})
-    assert found.sparkSession is events.sparkSession
-    found.createOrReplaceTempView("sessions_of_batch")
+    batch = sw.batch(events, counts(), sql, lookups={"people": people})
+    assert batch.sparkSession is events.sparkSession
+    batch.createOrReplaceTempView("sessions_of_batch")
     assert [tuple(r) for r in spark.sql("SELECT user, n FROM sessions_of_batch").collect()] == [("Ann", 5)]
     assert {"source", "people"}.isdisjoint(t.name for t in spark.catalog.listTables())
     spark.catalog.dropTempView("sessions_of_batch")
@@ -111,17 +111,17 @@ def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
 def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": "no time"}])
     schema = "user STRING, ts STRING"
-    found = sw.batch(frame_of(runner.spark, runner.home / "in", schema), counts())
+    batch = sw.batch(frame_of(runner.spark, runner.home / "in", schema), counts())
     with pytest.raises(
         Exception, match=r'batch: bad row of "rows": no event time in "ts": \{"user":"a","ts":"no time"\}'
     ):
-        found.collect()
+        batch.collect()
 
 
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -> None:
     times = [iso(0), None, "2999-01-01T00:00:00Z", iso(5)]
-    runner.write("0.jsonl", [{"user": "a", "ts": at} for at in times])
+    runner.write("0.jsonl", [{"user": "a", "ts": event_time} for event_time in times])
     events = frame_of(runner.spark, runner.home / "in", PLAIN)
     assert collected(sw.batch(events, counts(kind), on_error="drop"))["n"].to_list() == [2]
     with pytest.raises(Exception, match="bad row of"):
@@ -143,7 +143,7 @@ def test_a_row_that_brings_no_gap(runner: Runner) -> None:
 
 @pytest.mark.parametrize("emit", some(["final", "on_close"]))
 def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> None:
-    rows = [{"user": "ab"[n % 2], "ts": iso(at)} for n, at in enumerate([0, 1, 70, 71, 150, 151, 300])]
+    rows = [{"user": "ab"[n % 2], "ts": iso(second)} for n, second in enumerate([0, 1, 70, 71, 150, 151, 300])]
     runner.write("0.jsonl", rows)
     more = {
         "emit": emit,
@@ -158,9 +158,9 @@ def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> N
             name=kind, source=runner.source(PLAIN), window=shape, flush=False, target_path=str(runner.home / kind)
         )
         expected = runner.output(kind)
-        found = collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape, flush=False))
-        assert comparable(found) == comparable(expected)
-        assert 0 < found.height < collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape)).height
+        frame = collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape, flush=False))
+        assert comparable(frame) == comparable(expected)
+        assert 0 < frame.height < collected(sw.batch(frame_of(runner.spark, runner.home / "in", PLAIN), shape)).height
 
 
 def test_no_rows_are_no_windows(runner: Runner) -> None:
@@ -168,9 +168,9 @@ def test_no_rows_are_no_windows(runner: Runner) -> None:
     events = frame_of(runner.spark, runner.home / "in", PLAIN)
     for shape in (counts(), counts("tumbling", group_by=[])):
         for flush in (True, False):
-            found = sw.batch(events, shape, flush=flush)
-            assert found.collect() == []
-            assert "n" in found.columns
+            batch = sw.batch(events, shape, flush=flush)
+            assert batch.collect() == []
+            assert "n" in batch.columns
 
 
 def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
@@ -228,7 +228,7 @@ def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
     )  # fmt: skip
     expected = runner.run(sources=[runner.source(schema, name, name) for name in ("l", "r")], join=join)
     left, right = (frame_of(runner.spark, runner.home / name, schema) for name in ("l", "r"))
-    found = collected(sw.batch_join(left, right, join, shards=2))
-    assert found.columns == expected.columns
-    assert sorted(found.rows(), key=str) == sorted(expected.rows(), key=str)
-    assert found.height > 11
+    frame = collected(sw.batch_join(left, right, join, shards=2))
+    assert frame.columns == expected.columns
+    assert sorted(frame.rows(), key=str) == sorted(expected.rows(), key=str)
+    assert frame.height > 11

@@ -23,24 +23,24 @@ KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How many bytes a batch of each epoch's job may have, as Spark was told."""
-    found: list[str] = []
+    limits: list[str] = []
     sized = ArrowBatchSizer.limit_batches
 
     @contextmanager
-    def seen(of: ArrowBatchSizer, rows: Any) -> Iterator[None]:
-        with sized(of, rows):
-            if of.__dict__.get("seen"):
-                found.append(rows.sparkSession.conf.get(KEY))
+    def seen(sizer: ArrowBatchSizer, rows: Any) -> Iterator[None]:
+        with sized(sizer, rows):
+            if sizer.__dict__.get("seen"):
+                limits.append(rows.sparkSession.conf.get(KEY))
             yield
 
-    def heard(of: ArrowBatchSizer, handed: Any) -> None:
-        told(of, handed)
-        of.__dict__["seen"] = True
+    def heard(sizer: ArrowBatchSizer, handed: Any) -> None:
+        observe(sizer, handed)
+        sizer.__dict__["seen"] = True
 
-    told = ArrowBatchSizer.observe
+    observe = ArrowBatchSizer.observe
     monkeypatch.setattr(ArrowBatchSizer, "limit_batches", seen)
     monkeypatch.setattr(ArrowBatchSizer, "observe", heard)
-    return found
+    return limits
 
 
 def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
@@ -56,8 +56,8 @@ def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
         for folder in ("state", "out"):
             shutil.rmtree(runner.home / folder, ignore_errors=True)
         bounds.clear()
-        found = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
-        return found.rows(), list(bounds)
+        frame = runner.run(source=runner.source(SIMPLE, max_files_per_trigger=1), window=simple())
+        return frame.rows(), list(bounds)
 
     results, few = run(arrow_batch_size.MANY_ROWS)
     assert set(few) == {weighed}

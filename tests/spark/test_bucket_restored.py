@@ -40,15 +40,15 @@ class BucketContinued(Continued):
 
 @pytest.fixture
 def one(tmp_path: Path, spark: Any, bucket: str, s3: S3) -> BucketContinued:
-    made = BucketContinued(tmp_path, spark, "files").place(bucket, s3.options())
-    made.copy_state("none")
-    made.add(1, 2)
-    made.start()
-    made.copy_state("older")
-    made.add(3, 4, 5)
-    made.start()
-    made.copy_state("newer")
-    return made
+    pipeline = BucketContinued(tmp_path, spark, "files").place(bucket, s3.options())
+    pipeline.copy_state("none")
+    pipeline.add(1, 2)
+    pipeline.start()
+    pipeline.copy_state("older")
+    pipeline.add(3, 4, 5)
+    pipeline.start()
+    pipeline.copy_state("newer")
+    return pipeline
 
 
 def refused(one: BucketContinued, *words: str) -> None:

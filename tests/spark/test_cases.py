@@ -227,10 +227,10 @@ def test_pytest_runs_the_same_files(spark: Any, home: Path) -> None:
     (home / "tests" / "wrong.toml").write_text(
         'pipeline = "../clicks.toml"\n' + TEST.replace("clicks = 2", "clicks = 7")
     )
-    seen, known = Seen(), entry_points(group="pytest11")
-    given = [] if PLUGIN in [e.value for e in known] else ["-p", PLUGIN]
+    seen, plugins = Seen(), entry_points(group="pytest11")
+    plugin_options = [] if PLUGIN in [e.value for e in plugins] else ["-p", PLUGIN]
     options = [
-        *given,
+        *plugin_options,
         "-p",
         "no:cacheprovider",
         "-p",
@@ -240,8 +240,12 @@ def test_pytest_runs_the_same_files(spark: Any, home: Path) -> None:
     ]
     code = inner.main([*options, str(home), str(home)], plugins=[seen])
     assert code == 1
-    found = {r.nodeid.rpartition("/")[2]: r.outcome for r in seen.reports}
-    assert found == {"clicks.toml::clicks": "passed", "wrong.toml::wrong": "failed", "test_more.py::test_it": "passed"}
+    outcomes = {r.nodeid.rpartition("/")[2]: r.outcome for r in seen.reports}
+    assert outcomes == {
+        "clicks.toml::clicks": "passed",
+        "wrong.toml::wrong": "failed",
+        "test_more.py::test_it": "passed",
+    }
     (failed,) = [r for r in seen.reports if r.outcome == "failed"]
     assert "clicks: expected 7, found 2" in failed.longreprtext and "Traceback" not in failed.longreprtext
 
@@ -254,18 +258,18 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def at(second: int) -> str:
+def iso_time(second: int) -> str:
     return f"2024-03-01T09:{second // 60:02}:{second % 60:02}Z"
 
 
 def clicks(count: int = 20, **more: Any) -> list[dict[str, Any]]:
-    return [{"user_id": f"u{n % 3}", "amount": n / 4, "ts": at(10 * n), **more} for n in range(count)]
+    return [{"user_id": f"u{n % 3}", "amount": n / 4, "ts": iso_time(10 * n), **more} for n in range(count)]
 
 
 def sample(name: str, home: Path) -> dict[str, Any]:
     """Flags of `init` for a kind of data."""
     if name == "nested times":
-        rows = [{"user_id": f"u{n % 3}", "meta": {"at": at(n)}, "tags": [1, None]} for n in range(20)]
+        rows = [{"user_id": f"u{n % 3}", "meta": {"at": iso_time(n)}, "tags": [1, None]} for n in range(20)]
         return {"samples": (lines(home / "in.jsonl", rows),)}
     if name == "fractions of seconds":
         return {
@@ -273,7 +277,7 @@ def sample(name: str, home: Path) -> dict[str, Any]:
         }
     if name == "csv":
         file = home / "in.csv"
-        file.write_text("user;ts;amount;note\n" + "".join(f"0{n % 3};{at(n)};{n / 8};a\n" for n in range(20)))
+        file.write_text("user;ts;amount;note\n" + "".join(f"0{n % 3};{iso_time(n)};{n / 8};a\n" for n in range(20)))
         return {"samples": (file,), "kind": "tumbling"}
     if name == "parquet":
         frame = pl.DataFrame(clicks()).with_columns(pl.col("ts").str.to_datetime(time_unit="us", time_zone="UTC"))
@@ -288,8 +292,10 @@ def sample(name: str, home: Path) -> dict[str, Any]:
         file = lines(home / "in.jsonl", clicks())
         file.write_text(file.read_text() + 'broken\n{"user_id": "u1", "amount": 1}\n')
         return {"samples": (file,)}
-    left = lines(home / "orders.jsonl", [{"order_id": f"o{n}", "ts": at(n), "price": n} for n in range(40)])
-    right = lines(home / "paid.jsonl", [{"order_id": f"o{n * 2}", "ts": at(2 * n + 30), "ok": True} for n in range(20)])
+    left = lines(home / "orders.jsonl", [{"order_id": f"o{n}", "ts": iso_time(n), "price": n} for n in range(40)])
+    right = lines(
+        home / "paid.jsonl", [{"order_id": f"o{n * 2}", "ts": iso_time(2 * n + 30), "ok": True} for n in range(20)]
+    )
     return {"samples": (left, right), "kind": "join"}
 
 

@@ -32,11 +32,11 @@ def test_a_changed_pipeline_goes_on(runner: Runner) -> None:
     added = sw.Aggregation(agg="count", column="user", as_="users")
     after = simple(lateness_ms="1h", gap_ms="40s", aggregations=[*before.aggregations, added])
     runner.write("1.jsonl", events(95, 105))
-    found = runner.run(source=source, window=after, state_store=store(runner, 3))
+    frame = runner.run(source=source, window=after, state_store=store(runner, 3))
     whole = len(events(0, 45) + events(70, 95))
-    assert found.select("n", "users").rows() == [(whole + 2, 2)]
-    told = [line.partition(":")[0] for level, line in runner.notices if level == "info" and "config has" in line]
-    assert told == ["gap", 'aggregation "users"', "shards"]
+    assert frame.select("n", "users").rows() == [(whole + 2, 2)]
+    changes = [line.partition(":")[0] for level, line in runner.notices if level == "info" and "config has" in line]
+    assert changes == ["gap", 'aggregation "users"', "shards"]
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         assert (snapshot.commit.shards, snapshot.commit.stages[0].fingerprint["gap_ms"]) == (3, 40_000)
@@ -77,11 +77,11 @@ def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: R
     runner.run(source=source, window=simple(lateness_ms="1h"), transform_sql=sql, flush=False)
     assert not [line for _, line in runner.notices if "config has" in line]
     runner.run(source=source, window=simple(lateness_ms="1h"), transform_sql=sql.replace("s4lt", "p3pper"))
-    (told,) = [(level, line) for level, line in runner.notices if "config has" in line]
-    assert told[0] == "warning"
-    assert told[1].startswith("transform.sql: state has text ")
-    assert told[1].endswith("rows from the next start on go through it; those in the state stay")
-    assert "p3pper" not in told[1]
+    (notice,) = [(level, line) for level, line in runner.notices if "config has" in line]
+    assert notice[0] == "warning"
+    assert notice[1].startswith("transform.sql: state has text ")
+    assert notice[1].endswith("rows from the next start on go through it; those in the state stay")
+    assert "p3pper" not in notice[1]
     assert files_with("p3pper", runner) == []
 
 

@@ -33,8 +33,8 @@ COUNT = sw.Aggregation(agg="count", as_="n")
 def state_column_names() -> list[str]:
     """Every name that the sources write like a hidden column, and the words that frames of ours have had as names."""
     written = re.compile(r"(?<![\w.])_{1,2}[a-z][a-z_0-9]*[a-z0-9](?!_|\w|\()")
-    found = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
-    return sorted(found | {"i", "ts", "bad", "partition", "source", "value", "row", "n", "c0", "c1"})
+    names = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
+    return sorted(names | {"i", "ts", "bad", "partition", "source", "value", "row", "n", "c0", "c1"})
 
 
 AWKWARD = ["a b", "a.b", "ä", "select", "from", "x-y", "`", "0", "K"]
@@ -44,7 +44,7 @@ def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pi
     window = {
         "kind": "tumbling", "duration_ms": "1h", "max_groups_per_window": 99, "event_time_column": "t", "late_data": late_data,
     }  # fmt: skip
-    kept = {"dead_letter": sw.Target(connection="lake", path=str(home / "letters"), format="parquet")}
+    dead_letters = {"dead_letter": sw.Target(connection="lake", path=str(home / "letters"), format="parquet")}
     return sw.pipeline(
         name="named",
         connections={"lake": sw.FilesConnection()},
@@ -56,7 +56,7 @@ def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pi
         window=sw.Window(**window, **step),
         target=sw.Target(connection="lake", path=str(home / "out"), format="parquet"),
         state_store=sw.StateStore(kind="files", path=str(home / "state"), shards=2),
-        **(kept if late_data == "dlq" else {}),
+        **(dead_letters if late_data == "dlq" else {}),
     )
 
 
@@ -79,12 +79,12 @@ def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     }
 
 
-def right(which: str, name: str, found: list[dict[str, Any]]) -> bool:
+def right(which: str, name: str, table_rows: list[dict[str, Any]]) -> bool:
     if which == "input":
-        return [r["total"] for r in found] == [6]
+        return [r["total"] for r in table_rows] == [6]
     if which == "key":
-        return sorted(r[name] for r in found) == [1, 2, 3]
-    (row,) = found
+        return sorted(r[name] for r in table_rows) == [1, 2, 3]
+    (row,) = table_rows
     return set(json.loads(row["shown"])) == {name, "key", "t", "_event_ts"}
 
 
@@ -128,8 +128,8 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
     sql = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     try:
-        made = pipeline(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
-        sw.run(made, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
+        spec = pipeline(tmp_path, name, sql, "dlq", group_by=["key"], aggregations=[shown])
+        sw.run(spec, available_now=True, flush=True, spark=spark, on_notice=lambda level, line: None)
     except SlackwaterError as error:
         assert name in ("__bad", "_ORIGIN")
         assert refusal(error, name)

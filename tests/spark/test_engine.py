@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 
 def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.DataFrame:
-    """The same rows through the in-process engine."""
+    """Run the rows through the in-process engine."""
 
     def value(column: str, v: Any) -> Any:
         if v is None or column == "user":
@@ -50,9 +50,9 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     rows = sample()
     for part in range(3):
         runner.write(f"{part}.jsonl", rows[part * 20 : part * 20 + 20])
-    found = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window(kind, lateness_ms="1m"))
+    frame = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window(kind, lateness_ms="1m"))
     expected = in_process(kind, rows)
-    assert comparable(found) == comparable(expected.select(found.columns))
+    assert comparable(frame) == comparable(expected.select(frame.columns))
     assert [s.epoch for s in runner.statuses] == list(range(len(runner.statuses)))
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
@@ -105,12 +105,12 @@ def test_keys_of_every_type(runner: Runner) -> None:
     runner.write("1.jsonl", rows)
     schema = ", ".join(f"`{name}` {ddl}" for name, (ddl, _) in types.items()) + ", ts TIMESTAMP"
     shape = simple(group_by=list(types), aggregations=[sw.Aggregation(agg="count", as_="n_rows")])
-    found = runner.run(source=runner.source(schema, max_files_per_trigger=1), window=shape)
-    assert found["n_rows"].to_list() == [2, 2, 2]
-    assert found["session_id"].n_unique() == 3
-    assert sorted(found["m"].to_list(), key=str) == [decimal.Decimal("-2.250"), decimal.Decimal("1.500"), None]
-    assert set(found["x"]) == {b"hi", b"", None}
-    assert found.schema["n"] == pl.Datetime("us")
+    frame = runner.run(source=runner.source(schema, max_files_per_trigger=1), window=shape)
+    assert frame["n_rows"].to_list() == [2, 2, 2]
+    assert frame["session_id"].n_unique() == 3
+    assert sorted(frame["m"].to_list(), key=str) == [decimal.Decimal("-2.250"), decimal.Decimal("1.500"), None]
+    assert set(frame["x"]) == {b"hi", b"", None}
+    assert frame.schema["n"] == pl.Datetime("us")
 
 
 def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: Runner) -> None:
@@ -121,8 +121,8 @@ def test_a_restart_goes_on_where_it_stopped_also_without_the_checkpoint(runner: 
     runner.run(source=source, window=simple(), flush=False)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     runner.write("2.jsonl", events(100, 150) + events(300, 310))
-    found = runner.run(source=source, window=simple())
-    assert found["n"].to_list() == [30, 2]
+    frame = runner.run(source=source, window=simple())
+    assert frame["n"].to_list() == [30, 2]
     assert runner.statuses[-1].counters.rows_in == 32
     runner.statuses.clear()
     runner.run(source=source, window=simple())
@@ -139,18 +139,18 @@ def test_another_number_of_shards_and_an_added_and_removed_source(runner: Runner
     runner.write("1.jsonl", events(50, 60))
     runner.run(sources=[first, second], window=simple(), state_store=store[5], flush=False)
     runner.write("2.jsonl", events(60, 70))
-    found = runner.run(sources=[first], window=simple(), state_store=store[2])
-    assert dict(found.select("user", "n").iter_rows()) == {"a": 14, "b": 6}
+    frame = runner.run(sources=[first], window=simple(), state_store=store[2])
+    assert dict(frame.select("user", "n").iter_rows()) == {"a": 14, "b": 6}
 
 
 def test_several_sources_have_watermarks_of_their_own(runner: Runner) -> None:
     runner.write("0.jsonl", events(1000, 1100))
     runner.write("0.jsonl", events(0, 100, user="b"), folder="more")
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more", lateness_ms="10s")]
-    found = runner.run(
+    frame = runner.run(
         sources=sources, window=simple(), transform_sql="SELECT user, i, _event_ts FROM source WHERE i > 0"
     )
-    assert dict(found.select("user", "n").iter_rows()) == {"a": 20, "b": 20}
+    assert dict(frame.select("user", "n").iter_rows()) == {"a": 20, "b": 20}
     first = runner.statuses[0]
     assert {s.name: s.rows for s in first.sources} == {"events": 20, "more": 20}
     assert first.watermark_us == us(iso(95)) - 10_000_000
@@ -161,13 +161,13 @@ def test_a_streaming_dataframe_and_lookups(runner: Runner) -> None:
     (runner.home / "users").mkdir()
     pl.DataFrame({"user": ["a"], "team": ["red"]}).write_parquet(runner.home / "users" / "u.parquet")
     frame = runner.spark.readStream.schema(SIMPLE).json(str(runner.home / "in"))
-    found = runner.run(
+    results = runner.run(
         sources=[sw.Source(name="frame", dataframe=frame)],
         lookups={"users": sw.Lookup(connection=sw.FilesConnection(), query=str(runner.home / "users" / "*.parquet"))},
         transform_sql="SELECT team, i, _event_ts FROM source LEFT JOIN users USING (user)",
         window=simple(group_by=["team"]),
     )
-    assert found.select("team", "n", "total").rows() == [("red", 10, 10)]
+    assert results.select("team", "n", "total").rows() == [("red", 10, 10)]
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     with pytest.raises(StartError, match="resumes by Spark's checkpoint only"):
         runner.run(
@@ -182,8 +182,8 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     path.write_text(path.read_text() + '{"user": "broken", "i": "many", "ts": "2024-03-01T00:00:00Z"}\n')
     with pytest.raises(BadRowError, match="3 bad rows \\(1 undecodable, 1 more than 1 hour in the future, 1 without"):
         runner.run(source=runner.source(SIMPLE), window=simple())
-    found = runner.run(source=runner.source(SIMPLE), window=simple(), on_error="drop")
-    assert found["n"].to_list() == [2]
+    frame = runner.run(source=runner.source(SIMPLE), window=simple(), on_error="drop")
+    assert frame["n"].to_list() == [2]
     counters = runner.statuses[-1].counters
     assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
 
@@ -283,12 +283,12 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
     path.write_text(path.read_text() + '{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}\n')
     count = simple(aggregations=[sw.Aggregation(agg="count", as_="n")])
     letters = sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters"))
-    found = runner.run(source=runner.source(SIMPLE), window=count, on_error="dlq", dead_letter=letters)
-    assert found["n"].sum() == len(events(0, 10))
+    frame = runner.run(source=runner.source(SIMPLE), window=count, on_error="dlq", dead_letter=letters)
+    assert frame["n"].sum() == len(events(0, 10))
     assert runner.statuses[-1].counters.rows_bad == 1
-    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    assert kept["value"].to_list() == [b'{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}']
-    assert kept["file"].str.ends_with("0.jsonl").all()
+    stored_letters = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert stored_letters["value"].to_list() == [b'{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}']
+    assert stored_letters["file"].str.ends_with("0.jsonl").all()
 
 
 @long(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
@@ -324,10 +324,10 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
         assert (last.window_kind, last.groups, last.counters.emitted) == ("nth", 3, {"nth": 4})
         runner.write("3.jsonl", [row(10)])
         run(3, every=6)
-    found = runner.output()
-    assert sorted(found["i"].to_list()) == [2, 4, 7, 8, 10], "the counts go on"
-    assert found.filter(pl.col("i") == 7)["more"].to_list() == [{"a": 7, "b": ["7"]}]
-    assert found.columns == ["user", "d", "i", "more", "_event_ts"]
+    frame = runner.output()
+    assert sorted(frame["i"].to_list()) == [2, 4, 7, 8, 10], "the counts go on"
+    assert frame.filter(pl.col("i") == 7)["more"].to_list() == [{"a": 7, "b": ["7"]}]
+    assert frame.columns == ["user", "d", "i", "more", "_event_ts"]
 
 
 @long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
@@ -336,13 +336,13 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
 ) -> None:
     """A row costs the same however many partitions there are: each observed one is an aggregate that looks at every row."""
     rows = [(topic, n % 3, n, n if n % 4 else None, None if n % 5 else "future") for n in range(40) for topic in "ab"]
-    made = spark.createDataFrame(rows, "_topic STRING, _partition INT, _offset BIGINT, us BIGINT, __bad STRING")
-    timed = made.selectExpr("* EXCEPT (us)", "timestamp_micros(us) AS _event_ts").where(
+    frame = spark.createDataFrame(rows, "_topic STRING, _partition INT, _offset BIGINT, us BIGINT, __bad STRING")
+    timed = frame.selectExpr("* EXCEPT (us)", "timestamp_micros(us) AS _event_ts").where(
         "NOT (_topic = 'b' AND _partition = 2)"
     )
     counts = dict.fromkeys([f"{t}-{p}" for t in "ab" for p in range(4)], 7)
-    found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
-    each = source_statistics.source_stats(found, counts, lambda mark: None)
+    statistics = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
+    each = source_statistics.source_stats(statistics, counts, lambda mark: None)
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 8)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 8 * 56)
     assert source_statistics.needs_separate_job(counts)
@@ -352,9 +352,9 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     assert len(source_statistics.statistics_columns(timed, many, False)) == len(
         source_statistics.statistics_columns(timed, few, False)
     )
-    found = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
-    newest = source_statistics.newest_by_partition(timed, "events", found["newest"], 2)
-    assert source_statistics.source_stats(found, counts, lambda mark: None, newest) == each
+    statistics = timed.agg(*source_statistics.statistics_columns(timed, counts, True)).collect()[0].asDict()
+    newest = source_statistics.newest_by_partition(timed, "events", statistics["newest"], 2)
+    assert source_statistics.source_stats(statistics, counts, lambda mark: None, newest) == each
     assert each.partitions["a-0"] == SourceActivity(7, 39)
     assert each.partitions["b-2"] == SourceActivity(7, None)
     with pytest.raises(

@@ -22,8 +22,8 @@ def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     tiny.generate(tmp_path, 2 * files)
     with tiny.counted_calls() as calls:
         epochs = tiny.Epochs(spark, calls)
-        found = tiny.pipeline(tmp_path, "session", files)
-        sw.run(found, available_now=True, spark=spark, on_status=epochs)
+        spec = tiny.pipeline(tmp_path, "session", files)
+        sw.run(spec, available_now=True, spark=spark, on_status=epochs)
     first, second = epochs.readings
     assert second["jobs"] - first["jobs"] == 1
 
@@ -36,9 +36,9 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     with tiny.counted_calls() as calls:
         epochs = tiny.Epochs(spark, calls)
         sw.run(tiny.pipeline(tmp_path, "session"), available_now=True, spark=spark, on_status=epochs)
-    found = epochs.readings[6:]  # the first ones look at the first rows, and keep what comes again
-    assert len(found) == 6
-    between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(found)]
+    readings = epochs.readings[6:]  # the first ones look at the first rows, and keep what comes again
+    assert len(readings) == 6
+    between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(readings)]
     assert {jobs for jobs, _ in between} == {1}
     newer = tuple(map(int, spark.version.split(".")[:2])) > (
         4,

@@ -27,14 +27,14 @@ THEN_S = 1_709_287_200  # 2024-03-01T10:00:00Z
 
 
 def window(**more: Any) -> sw.Window:
-    given = {
+    defaults = {
         "kind": "tumbling",
         "duration_ms": "1h",
         "max_groups_per_window": 9,
         "group_by": ["user"],
         "event_time_column": "ts",
     }
-    return sw.Window(**{**given, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
+    return sw.Window(**{**defaults, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
 
 
 def said(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
@@ -53,9 +53,9 @@ def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     runner: Runner, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """After the first 1,000 rows, or at the end of an input that has fewer; once. What is there and NULL is not a finding."""
-    found = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
+    rows = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
     for n in range(0, count, 800):
-        runner.write(f"{n:04}.jsonl", found[n : n + 800])
+        runner.write(f"{n:04}.jsonl", rows[n : n + 800])
     source = runner.source("user_id STRING, url STRING, ts BIGINT, referer STRING", max_files_per_trigger=1)
     with caplog.at_level(logging.WARNING, "slackwater"):
         runner.run(source=source, window=window(group_by=["user_id"], event_time_unit="s"))
@@ -89,26 +89,26 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
 
 
 @pytest.mark.parametrize(
-    ("given", "meant", "scale"),
+    ("declared", "meant", "scale"),
     some([("ms", "s", 1), ("us", "us", 10**6), ("s", "ms", 10**3), ("s", "ns", 10**9)], keep=2),
 )
 def test_a_wrong_unit_is_told_with_the_right_one(
-    runner: Runner, caplog: pytest.LogCaptureFixture, given: str, meant: str, scale: int
+    runner: Runner, caplog: pytest.LogCaptureFixture, declared: str, meant: str, scale: int
 ) -> None:
     """Too fine gives times before 1990, which is a warning; too coarse gives the far future or none: bad rows.
 
     All pairs are in tests/unit/test_first_looks.py.
     """
     runner.write("0.jsonl", [{"user": "a", "ts": 0}, *rows(scale)])
-    source, how = runner.source("user STRING, ts BIGINT"), window(event_time_unit=given)
-    if given == "s" and meant != "s":
+    source, how = runner.source("user STRING, ts BIGINT"), window(event_time_unit=declared)
+    if declared == "s" and meant != "s":
         with pytest.raises(BadRowError, match=f'did you mean event_time_unit = "{meant}"'):
             runner.run(source=source, window=how)
         return
     with caplog.at_level(logging.WARNING, "slackwater"):
         runner.run(source=source, window=how)
     lines = said(caplog, "did you mean event_time_unit")
-    assert len(lines) == (given != meant)
+    assert len(lines) == (declared != meant)
     assert all(line.endswith(f'did you mean event_time_unit = "{meant}"?') for line in lines)
 
 
@@ -126,12 +126,12 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
 ) -> None:
     grows, same = runner.write("0.jsonl", rows(1)), runner.write("1.jsonl", rows(1))
     replaced = runner.write("2.jsonl", rows(1))
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": runner.source("user STRING, ts BIGINT"),
         "window": window(event_time_unit="s"),
         "flush": False,
     }
-    runner.run(**given)
+    runner.run(**settings)
     assert runner.statuses[-1].counters.files_changed == 0
     with grows.open("a") as more:
         more.write(json.dumps({"user": "b", "ts": THEN_S}) + "\n")
@@ -139,8 +139,8 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
     replaced.write_text(replaced.read_text() + "\n")
     os.utime(replaced, (when, when))
     with caplog.at_level(logging.WARNING, "slackwater"):
-        runner.run(**given)
-        runner.run(**given)
+        runner.run(**settings)
+        runner.run(**settings)
     (line,) = said(caplog, "changed after")
     assert 'source "events": 2 files changed after they were read, and are not read again:' in line
     assert str(grows) in line
@@ -152,13 +152,13 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
     assert metrics.registry.get_sample_value("slackwater_streaming_files_changed_total", {"pipeline": "test"}) == 2
     pipeline = sw.pipeline(
         name="test",
-        source=given["source"],
-        window=given["window"],
+        source=settings["source"],
+        window=settings["window"],
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    found = why(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
-    assert found.changed_files["events"]["count"] == 2
+    report = why(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
+    assert report.changed_files["events"]["count"] == 2
 
 
 # -- names of files ----------------------------------------------------------------------------------------------------
@@ -187,20 +187,20 @@ def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> Non
         name="events", connection=sw.FilesConnection(), query=query, format=form, schema="user STRING, ts BIGINT",
         max_files_per_trigger=5,
     )  # fmt: skip
-    given = {
+    settings = {
         "source": source,
         "window": window(event_time_unit="s", lateness_ms="2h", max_groups_per_window=99),
         "flush": False,
     }
-    runner.run(**given)
+    runner.run(**settings)
     listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).list_files(runner.spark)
     assert sorted(local_name(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
     assert all(e.current is not None for e in listed)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     write("y z", "y z")
-    found = runner.run(**given | {"flush": True})
-    assert sorted(found["user"].to_list()) == sorted([*NAMES, "y z"])
-    assert found["n"].to_list() == [1] * (len(NAMES) + 1)
+    results = runner.run(**settings | {"flush": True})
+    assert sorted(results["user"].to_list()) == sorted([*NAMES, "y z"])
+    assert results["n"].to_list() == [1] * (len(NAMES) + 1)
 
 
 def test_one_file_is_read_whose_name_looks_like_a_pattern(runner: Runner) -> None:
@@ -208,5 +208,5 @@ def test_one_file_is_read_whose_name_looks_like_a_pattern(runner: Runner) -> Non
         runner.write(name, rows(1, 1, at=name))
     source = runner.source("user STRING, ts BIGINT, at STRING")
     source = source.model_copy(update={"query": str(runner.home / "in" / "report [1].jsonl")})
-    found = runner.run(source=source, window=window(event_time_unit="s", group_by=["at"]))
-    assert found["at"].to_list() == ["report [1].jsonl"]
+    frame = runner.run(source=source, window=window(event_time_unit="s", group_by=["at"]))
+    assert frame["at"].to_list() == ["report [1].jsonl"]

@@ -33,9 +33,9 @@ NUMBERS = {
 
 
 def rows() -> list[dict[str, Any]]:
-    found = [{"k": k, "v": v, "f": v if abs(v) < 1e30 else 1.0} for k, numbers in NUMBERS.items() for v in numbers]
-    found += [{"k": k, "v": None, "f": None} for k in NUMBERS]
-    return [{**row, "ts": n} for n, row in enumerate(found)]
+    data_rows = [{"k": k, "v": v, "f": v if abs(v) < 1e30 else 1.0} for k, numbers in NUMBERS.items() for v in numbers]
+    data_rows += [{"k": k, "v": None, "f": None} for k in NUMBERS]
+    return [{**row, "ts": n} for n, row in enumerate(data_rows)]
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -70,9 +70,9 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
     operator_for_epoch = PreaggregationPolicy.operator_for_epoch
 
     def noted(folding: PreaggregationPolicy, operator: Any) -> Any:
-        found = operator_for_epoch(folding, operator)
-        ways.append(not found.lifts_in_sql)
-        return found
+        chosen = operator_for_epoch(folding, operator)
+        ways.append(not chosen.lifts_in_sql)
+        return chosen
 
     monkeypatch.setattr(PreaggregationPolicy, "operator_for_epoch", noted)
 
@@ -89,9 +89,9 @@ def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pyte
         letters = runner.output(f"letters-{name}")
         return comparable(runner.output(name)), letters.select("reason", "value").rows(), runner.statuses[-1].counters
 
-    found = run("by-itself")
+    expected = run("by-itself")
     assert ways == [False, True, True, True]
-    assert len(found[1]) == 3
+    assert len(expected[1]) == 3
     monkeypatch.setattr(PreaggregationPolicy, "observe", lambda *_: None)
-    assert run("before") == found
+    assert run("before") == expected
     assert ways == [False] * 4

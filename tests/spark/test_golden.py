@@ -102,10 +102,10 @@ def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
         simple(**SHAPE["tumbling"] | {"duration_ms": "13s"}, lateness_ms="20s"),
         simple(**SHAPE["tumbling"] | {"kind": "hopping", "duration_ms": "13s", "hop_ms": "4s"}, lateness_ms="20s"),
     ][seed]
-    rows, at = [], 0
+    rows, second = [], 0
     for _ in range(400):
-        at += rng.choice([0, 0, 1, 2, 7, 8])
-        rows.append({"user": rng.choice(["a", "b", None]), "i": rng.randrange(9), "ts": at})
+        second += rng.choice([0, 0, 1, 2, 7, 8])
+        rows.append({"user": rng.choice(["a", "b", None]), "i": rng.randrange(9), "ts": second})
     arrived = sorted(rows, key=lambda r: r["ts"] + rng.uniform(0, 19))
     for n, chunk in enumerate(arrived[k : k + 100] for k in range(0, 400, 100)):
         plain = [{**r, "ts": iso(r["ts"])} for r in chunk]
@@ -113,10 +113,10 @@ def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
         runner.write(f"{n}.jsonl", plain[1::2], folder="more")
     sources = [runner.source(SIMPLE, max_files_per_trigger=1)]
     sources.append(runner.source(SIMPLE, name="more", folder="more", max_files_per_trigger=1))
-    found = runner.run(sources=sources, window=shape)
+    frame = runner.run(sources=sources, window=shape)
     expected = oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
-    got = found.with_columns(times).drop("session_id", strict=False).to_dicts()
+    got = frame.with_columns(times).drop("session_id", strict=False).to_dicts()
     key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice, here
     assert sorted(got, key=key) == sorted(({k: r[k] for k in got[0]} for r in expected), key=key)
     assert runner.statuses[-1].counters.rows_late == 0

@@ -75,24 +75,26 @@ def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("seed", some(range(6)))
 def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
     rng, every = random.Random(seed), list[dict[str, Any]]()
-    at = 0
+    time_ms = 0
     with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), listen=False) as test:
         for _ in range(4):
             rows = []
             for _ in range(rng.randrange(6, 14)):
-                at += rng.choice([0, 3, 11])
+                time_ms += rng.choice([0, 3, 11])
                 kind = rng.choice(["order", "payment", "parcel", "other"])
-                rows.append({"kind": kind, "id": rng.randrange(2), "amount": rng.randrange(9), "_event_ts": at * 1000})
+                rows.append(
+                    {"kind": kind, "id": rng.randrange(2), "amount": rng.randrange(9), "_event_ts": time_ms * 1000}
+                )
             if rng.random() < 0.6:
                 test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 3]))
             test.pipe([{**r, "_event_ts": _moment(r["_event_ts"])} for r in rows])
             every += [{**r, "ts": r["_event_ts"]} for r in rows]
         test.flush()
-        found = test.result()
+        result = test.result()
     columns = ("id", "amount", "payments_amount", "parcels_amount", "_event_ts")
-    assert sorted(tuple(r[c] for c in columns) for r in found.rows) == answer(every)
+    assert sorted(tuple(r[c] for c in columns) for r in result.rows) == answer(every)
     assert answer(every), "the seeds join something"
-    assert found.counters.late == {}
+    assert result.counters.late == {}
 
 
 def _moment(us: int) -> str:

@@ -41,12 +41,12 @@ def pipeline(left: str | None, right: str | None) -> sw.Pipeline:
 
 def test_each_side_runs_its_own(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
-    made = pipeline(
+    spec = pipeline(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
     )
-    assert list(analysis.check_sql(spark, made, InputPath("orders", "orders"), rows)) == ["id", "twice", "_event_ts"]
-    assert list(analysis.check_sql(spark, made, InputPath("payments", "payments"), rows)) == ["id", "_event_ts"]
-    assert analysis.check_origin(spark, made, InputPath("orders", "orders"), rows) == (
+    assert list(analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)) == ["id", "twice", "_event_ts"]
+    assert list(analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)) == ["id", "_event_ts"]
+    assert analysis.check_origin(spark, spec, InputPath("orders", "orders"), rows) == (
         "SELECT id, price * 2 AS twice, _event_ts , _origin FROM source",
     )
     half = pipeline(None, "SELECT id, _event_ts FROM source")
@@ -61,11 +61,11 @@ def test_each_side_runs_its_own(spark: Any) -> None:
 
 def test_errors_name_the_side(spark: Any) -> None:
     rows = spark.createDataFrame([], SCHEMA)
-    made = pipeline(
+    spec = pipeline(
         "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"
     )
     with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:
-        analysis.check_sql(spark, made, InputPath("orders", "orders"), rows)
+        analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)
     assert str(caught.value).endswith("filter, project and join lookups there")
     with pytest.raises(StartError, match=r'source "payments": transform\.join\.right_sql does not select "_event_ts"'):
-        analysis.check_sql(spark, made, InputPath("payments", "payments"), rows)
+        analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)

@@ -46,8 +46,8 @@ def _word(value: Any) -> str:
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
     written(runner, 7)
-    found = runner.run(sources=sources(runner, files), join=join(kind))
-    assert found.columns == [
+    frame = runner.run(sources=sources(runner, files), join=join(kind))
+    assert frame.columns == [
         "left_order_id",
         "left_region",
         "left_amount",
@@ -58,12 +58,12 @@ def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tu
         "right_ts",
         "_event_ts",
     ]
-    assert got(found) == expected(runner, kind)
-    assert found.height > 50
+    assert got(frame) == expected(runner, kind)
+    assert frame.height > 50
     status = runner.statuses[-1]
     assert status.counters.rows_late == 0
     assert status.counters.emitted.get("unmatched", 0) == sum(
-        None in (r["left_ts"], r["right_ts"]) for r in found.iter_rows(named=True)
+        None in (r["left_ts"], r["right_ts"]) for r in frame.iter_rows(named=True)
     )
 
 
@@ -81,7 +81,7 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
     blank = dict.fromkeys(row) | {"k": "a", "ts": stamp(2)}
     runner.write("0.jsonl", [row, blank], "left")
     runner.write("0.jsonl", [{**row, "ts": stamp(3)}, {"k": "b", "ts": stamp(300)}], "right")
-    found = runner.run(
+    frame = runner.run(
         sources=[runner.source(schema, name, name) for name in ("left", "right")],
         join=sw.Join(
             kind="left",
@@ -100,12 +100,12 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
     assert [f.dataType.simpleString() for f in written_.schema.fields[: len(names)]] == [
         f.dataType.simpleString() for f in direct.schema.fields
     ]
-    assert found.height == 2
+    assert frame.height == 2
     for side in ("left", "right"):
-        there = [tuple(r) for r in written_.selectExpr(*(f"{side}_{n}" for n in names)).collect()]
+        written_rows = [tuple(r) for r in written_.selectExpr(*(f"{side}_{n}" for n in names)).collect()]
         read = spark.read.schema(schema).json(str(runner.home / side)).where("k = 'a'")
-        wanted = [tuple(r) for r in read.collect()]
-        assert sorted(map(repr, there)) == sorted(map(repr, wanted * (1 if side == "left" else 2)))
+        read_rows = [tuple(r) for r in read.collect()]
+        assert sorted(map(repr, written_rows)) == sorted(map(repr, read_rows * (1 if side == "left" else 2)))
 
 
 @long(beside="test_join_sql.py::test_each_side_runs_its_own")
@@ -121,11 +121,11 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         left_prefix="",
         right_prefix="r_",
     )
-    found = runner.run(sources=sources(runner), join=spec)
-    assert found.columns == ["twice", "area", "r_paid_order", "_event_ts"]
-    assert set(found["twice"]) == {3.0}
+    frame = runner.run(sources=sources(runner), join=spec)
+    assert frame.columns == ["twice", "area", "r_paid_order", "_event_ts"]
+    assert set(frame["twice"]) == {3.0}
     batch = expected(runner, "inner")
-    assert found.height == sum(n for row, n in batch.items() if row[2] == "1.5" and row[6] == "card")
+    assert frame.height == sum(n for row, n in batch.items() if row[2] == "1.5" and row[6] == "card")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_another_join_needs_another_state(runner: Runner) -> None:
 def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
     written(runner, 10, late=True)
     lake = sw.FilesConnection()
-    found = runner.run(
+    frame = runner.run(
         sources=sources(runner),
         join=join(late_data="dlq", lateness_ms="1s", kind="full"),
         dead_letter=sw.Target(connection=lake, path=str(runner.home / "letters")),
@@ -192,7 +192,7 @@ def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
     }
     rows = sum(s["buffered"] for s in sides.values()) + sum(s["null_keys"] for s in sides.values())
     assert counters.rows_in == counters.rows_late + rows
-    used = Counter(r for r in found["left_ts"].is_not_null().to_list())
+    used = Counter(r for r in frame["left_ts"].is_not_null().to_list())
     assert used[True]
 
 

@@ -43,9 +43,9 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
         "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, CAST(_headers[0].value AS STRING), _topic,"
         " _partition, _offset, CAST(unix_millis(_event_ts) AS STRING)) AS user, amount, _event_ts FROM source"
     )
-    found = runner.run(source=events.source(schema=None), transform_sql=sql, window=minutes())
+    frame = runner.run(source=events.source(schema=None), transform_sql=sql, window=minutes())
     name = events.name
-    assert counted(found) == [
+    assert counted(frame) == [
         (f"a|k|h|x|{name}|0|0|{START_MS + 1000}", 1, 1),
         (f"b|{name}|1|0|{START_MS + 2000}", 1, 2),
     ]
@@ -66,8 +66,8 @@ def test_each_of_many_partitions_holds_the_watermark(
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         (clock,) = snapshot.commit.clocks.values()
-    found = {name: ((p.max_event_us or 0) // 1000 - START_MS) // 1000 for name, p in clock.partitions.items()}
-    assert found == {f"{events.name}-0": 1, f"{events.name}-1": 600, f"{events.name}-2": 601}
+    seconds = {name: ((p.max_event_us or 0) // 1000 - START_MS) // 1000 for name, p in clock.partitions.items()}
+    assert seconds == {f"{events.name}-0": 1, f"{events.name}-1": 600, f"{events.name}-2": 601}
     events.send({"user": "d", "amount": 16}, second=602)
     assert counted(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
 
@@ -76,8 +76,8 @@ def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(b"a;3", b"b;4", second=1)
     sql = "SELECT split_part(CAST(value AS STRING), ';', 1) AS user, CAST(split_part(CAST(value AS STRING), ';', 2) AS BIGINT) AS amount, _event_ts FROM source"
-    found = runner.run(source=events.source(schema=None, payload_format="raw"), transform_sql=sql, window=minutes())
-    assert counted(found) == [("a", 1, 3), ("b", 1, 4)]
+    frame = runner.run(source=events.source(schema=None, payload_format="raw"), transform_sql=sql, window=minutes())
+    assert counted(frame) == [("a", 1, 3), ("b", 1, 4)]
 
 
 @pytest.mark.matrix
@@ -101,8 +101,8 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
     runner.run(source=events.source(), window=minutes(), flush=False)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     events.send(*[{"user": "a", "amount": 1}] * 4, second=3)
-    found = runner.run(source=events.source(), window=minutes())
-    assert counted(found) == [("a", 9, 9), ("b", 3, 3)]
+    frame = runner.run(source=events.source(), window=minutes())
+    assert counted(frame) == [("a", 9, 9), ("b", 3, 3)]
     assert runner.statuses[-1].counters.rows_in == 12
 
 
@@ -114,10 +114,10 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
         events.send(*[{"user": "a", "amount": 1}] * 5, second=turn)
         events.send(*[{"user": "b", "amount": 1}] * 2, second=turn, partition=1)
         source = events.source(options=options, max_offsets_per_trigger=4)
-        found = runner.run(source=source, window=minutes(), flush=turn == 2)
+        frame = runner.run(source=source, window=minutes(), flush=turn == 2)
         checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
         assert len(checkpoints) == bool(options), "each cleans up after the other"
-    assert counted(found) == [("a", 15, 15), ("b", 6, 6)]
+    assert counted(frame) == [("a", 15, 15), ("b", 6, 6)]
     rows = [s.rows for s in runner.statuses if s.rows]
     assert sum(rows) == 21
     assert max(rows) <= 4 + 1, "a partition gets on by one record at least"
@@ -203,8 +203,8 @@ def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Mak
         sw.SlackwaterError, match=rf"{events.name}-0 offsets 3 to 4 of the records are gone; nothing of this"
     ):
         runner.run(source=events.source(), window=minutes())
-    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(found) == [("a", 5, 5)]
+    frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(frame) == [("a", 5, 5)]
     assert runner.statuses[-1].counters.rows_lost == 2
 
 
@@ -218,8 +218,8 @@ def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: 
     events.send(*BAD, second=2)
     with pytest.raises(sw.SlackwaterError, match=rf"5 bad rows .*undecodable: .* in {events.name}-0 at offset 1"):
         runner.run(source=events.source(), window=minutes())
-    found = runner.run(source=events.source(), window=minutes(), on_error="drop")
-    assert counted(found) == [("a", 1, 1)]
+    frame = runner.run(source=events.source(), window=minutes(), on_error="drop")
+    assert counted(frame) == [("a", 1, 1)]
     assert runner.statuses[-1].counters.rows_bad == 5
 
 
@@ -238,34 +238,34 @@ def test_dead_letters_keep_the_original_bytes(
             connection=sw.PostgresConnection(url=postgres.url), table=f"letters{time.time_ns()}"
         ),
     }[place]()
-    found = runner.run(source=events.source(), window=minutes(), on_error="dlq", dead_letter=target)
-    assert counted(found) == [("a", 1, 1)]
+    frame = runner.run(source=events.source(), window=minutes(), on_error="dlq", dead_letter=target)
+    assert counted(frame) == [("a", 1, 1)]
     if place == "kafka":
-        told = list(messages(kafka.address, letters.name))
-        assert [m.value() for m in told[:5]] == list(BAD)
-        assert {m.key() for m in told[:5]} == {b"k\0"}
-        headers = [dict(m.headers()) for m in told]
+        records = list(messages(kafka.address, letters.name))
+        assert [m.value() for m in records[:5]] == list(BAD)
+        assert {m.key() for m in records[:5]} == {b"k\0"}
+        headers = [dict(m.headers()) for m in records]
         assert headers[0]["h"] == b"\x01"
         assert [h["slackwater-reason"] for h in headers] == [b"undecodable"] * 5 + [b"future"]
         assert [h["slackwater-offset"] for h in headers] == [b"1", b"2", b"3", b"4", b"5", b"6"]
         assert headers[0]["slackwater-pipeline"] == b"test-letters"
         return
     if place == "files":
-        kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
+        stored = pl.read_parquet(runner.home / "letters" / "*.parquet")
     else:
         import psycopg
 
         with psycopg.connect(postgres.url) as db:
             cursor = db.execute(f"SELECT * FROM {target.table}")
             names = [c.name for c in cursor.description or ()]
-            kept = pl.DataFrame([dict(zip(names, r, strict=True)) for r in cursor], infer_schema_length=None)
-    kept = kept.sort("offset")
-    assert kept["value"].to_list()[:5] == list(BAD)
-    assert set(kept["key"].to_list()[:5]) == {b"k\0"}
-    assert kept["reason"].to_list() == ["undecodable"] * 5 + ["future"]
-    assert json.loads(kept["headers"][0]) == [{"key": "h", "value": base64.b64encode(b"\x01").decode()}]
-    assert kept["pipeline"].to_list() == ["test"] * 6
-    assert kept["topic"].to_list() == [events.name] * 6
+            stored = pl.DataFrame([dict(zip(names, r, strict=True)) for r in cursor], infer_schema_length=None)
+    stored = stored.sort("offset")
+    assert stored["value"].to_list()[:5] == list(BAD)
+    assert set(stored["key"].to_list()[:5]) == {b"k\0"}
+    assert stored["reason"].to_list() == ["undecodable"] * 5 + ["future"]
+    assert json.loads(stored["headers"][0]) == [{"key": "h", "value": base64.b64encode(b"\x01").decode()}]
+    assert stored["pipeline"].to_list() == ["test"] * 6
+    assert stored["topic"].to_list() == [events.name] * 6
 
 
 @long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
@@ -279,10 +279,10 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
         events.send({"user": "a", "amount": 1}, second=second, partition=1)
     events.send(*[{"user": "b", "amount": 1}] * 2, second=0)
     events.send({"user": "b", "amount": 1}, second=590)
-    found = runner.run(source=events.source(max_offsets_per_trigger=9), window=minutes())
+    frame = runner.run(source=events.source(max_offsets_per_trigger=9), window=minutes())
     assert len(runner.statuses) > 5
     assert runner.statuses[-1].counters.rows_late == 0
-    assert found["n"].sum() == 63
+    assert frame["n"].sum() == 63
 
 
 @long(beside="test_late.py::test_rows_of_an_idle_partition_are_told_apart")
@@ -352,8 +352,8 @@ def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     one, two, three = (t.source(name=f"s{n}") for n, t in enumerate((first, second, third)))
     runner.run(sources=[one, two], window=minutes(), flush=False)
     first.send({"user": "a", "amount": 1}, second=3)
-    found = runner.run(sources=[three, one], window=minutes())
-    assert counted(found) == [("a", 7, 2 + 20 + 200 + 1)]
+    frame = runner.run(sources=[three, one], window=minutes())
+    assert counted(frame) == [("a", 7, 2 + 20 + 200 + 1)]
 
 
 AVRO_1 = {
@@ -378,8 +378,8 @@ def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     path = runner.home / "event.avsc"
     path.write_text(json.dumps(AVRO_1))
     source = events.source(schema=None, payload_format="avro", avro_schema_file=str(path))
-    found = runner.run(source=source, window=minutes(), on_error="drop")
-    assert counted(found) == [("a", 2, 3)]
+    frame = runner.run(source=source, window=minutes(), on_error="drop")
+    assert counted(frame) == [("a", 2, 3)]
     assert runner.statuses[-1].counters.rows_bad == 1
 
 
@@ -425,8 +425,8 @@ def avro_of_two_versions(runner: Runner, events: Topic, registry: str, first: in
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
     source = events.source(schema=None, payload_format="avro", connection=connection)
     sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"
-    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(found) == [("a", 1, 1), ("ax", 1, 2)]
+    frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(frame) == [("a", 1, 1), ("ax", 1, 2)]
     assert runner.statuses[-1].counters.rows_bad == 1
 
 
@@ -440,8 +440,8 @@ def json_of_a_schema(runner: Runner, events: Topic, registry: str, number: int) 
     connection = sw.KafkaConnection(bootstrap_servers=events.broker.address, schema_registry=registry)
     source = events.source(schema=None, payload_format="json_schema", connection=connection)
     sql = "SELECT concat(user, coalesce(note.text, '')) AS user, amount, at AS _event_ts FROM source"
-    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(found) == [("a", 1, 1), ("ax", 1, 2)]
+    frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(frame) == [("a", 1, 1), ("ax", 1, 2)]
     assert runner.statuses[-1].counters.rows_bad == 3
 
 

@@ -116,24 +116,24 @@ def pipeline_with(sql: str | None) -> Any:
 
 @pytest.fixture
 def rows(spark: Any) -> Any:
-    found = spark.createDataFrame(
+    frame = spark.createDataFrame(
         [("a", 1, dt.datetime(2024, 3, 1)), ("a", 0, dt.datetime(2024, 3, 2)), (None, 3, dt.datetime(2024, 3, 3))],
         SIMPLE,
     )
     users = spark.createDataFrame([("a", "red"), (None, "none")], "user STRING, team STRING")
     users.createOrReplaceTempView("users")
-    return found
+    return frame
 
 
 @pytest.mark.parametrize("form", some(FORMS, keep=6))
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
-    given, expected = FORMS[form]
-    made = pipeline_with(given)
-    before = analysis.check_sql(spark, made, IN, rows)
-    sql = analysis.check_origin(spark, made, IN, rows)
-    assert sql == ((expected or given),)
+    query, expected = FORMS[form]
+    spec = pipeline_with(query)
+    before = analysis.check_sql(spark, spec, IN, rows)
+    sql = analysis.check_origin(spark, spec, IN, rows)
+    assert sql == ((expected or query),)
     view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
-    out = analysis.run_sql(spark, made, IN, view, sql)
+    out = analysis.run_sql(spark, spec, IN, view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
     assert pairs, "the form lets some rows through"
@@ -158,9 +158,9 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
-    made = pipeline_with(sql)
+    spec = pipeline_with(sql)
     with pytest.raises(StartError, match='late_data = "dlq" needs the hidden column _origin of source') as raised:
-        analysis.check_origin(spark, made, IN, rows)
+        analysis.check_origin(spark, spec, IN, rows)
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
@@ -175,11 +175,11 @@ def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "found"),
+    ("sql", "selects_it"),
     [("SELECT _ORIGIN FROM x", True), ("SELECT `_origin`", True), ("SELECT http_origin, _origins", False)],
 )
-def test_who_selects_it_is_left_alone(sql: str, found: bool) -> None:
-    assert origin.mentions_origin(sql) is found
+def test_who_selects_it_is_left_alone(sql: str, selects_it: bool) -> None:
+    assert origin.mentions_origin(sql) is selects_it
 
 
 # -- letters ---------------------------------------------------------------------------------------------------------
@@ -203,9 +203,9 @@ START_S = 1_700_000_000  # 20 s after a full minute
 def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
     """Late letters by the second of their event."""
     late = frame.filter(LETTERS).with_columns(pl.col("event_time", "watermark").dt.epoch("us"))
-    found = {(r["event_time"] // 1_000_000 - START_S): r for r in late.to_dicts()}
-    assert len(found) == late.height, "one letter per row"
-    return found
+    letters = {(r["event_time"] // 1_000_000 - START_S): r for r in late.to_dicts()}
+    assert len(letters) == late.height, "one letter per row"
+    return letters
 
 
 @pytest.mark.matrix
@@ -213,24 +213,24 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
 def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
     sql = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE amount > 0"
-    given = {
+    settings = {
         "source": stream.source(),
         "transform_sql": sql,
         "window": minutes(late_data="dlq", **SHAPES[kind]),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    for at in FIRST:
-        stream.send({"user": "a", "amount": 1}, second=at)
-    runner.run(**given, flush=False)
-    for n, at in enumerate(SECOND):
+    for second in FIRST:
+        stream.send({"user": "a", "amount": 1}, second=second)
+    runner.run(**settings, flush=False)
+    for n, second in enumerate(SECOND):
         stream.send(
-            f'{{"user":  "a", "amount": {n + 1}}}'.encode(), second=at, key=f"k{n}", headers=[("h", bytes([n]))]
+            f'{{"user":  "a", "amount": {n + 1}}}'.encode(), second=second, key=f"k{n}", headers=[("h", bytes([n]))]
         )
     stream.send({"user": "a", "amount": 0}, second=-30)  # late, and filtered away by the SQL: no letter
-    runner.run(**given)
+    runner.run(**settings)
     counters = runner.statuses[-1].counters
-    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    letters, expected = letters_of(kept), MISSED[kind]
+    frame = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    letters, expected = letters_of(frame), MISSED[kind]
     assert set(letters) == set(expected)
     assert counters.letters == {"late": len(expected)}
     assert counters.letters["late"] == counters.rows_late + counters.rows_partly_late
@@ -238,16 +238,16 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
     assert counters.lateness["rows"] == counters.rows_used + counters.rows_late
     assert min(counters.spent_us[p] for p in ("read", "ingest", "commit")) > 0
     assert counters.rows_sql == counters.rows_used + counters.rows_late == len(FIRST) + len(SECOND)
-    for at, letter in letters.items():
-        n = SECOND.index(at)
+    for second, letter in letters.items():
+        n = SECOND.index(second)
         assert letter["value"] == f'{{"user":  "a", "amount": {n + 1}}}'.encode()
         assert letter["key"] == f"k{n}".encode()
         assert json.loads(letter["headers"])[0]["key"] == "h"
         assert (letter["topic"], letter["partition"], letter["offset"]) == (stream.name, 0, len(FIRST) + n)
         assert (letter["source"], letter["pipeline"], letter["epoch"]) == ("events", "test", 1)
-        assert (letter["watermark"], letter["late_us"]) == ((START_S + 100) * 10**6, (100 - at) * 10**6)
+        assert (letter["watermark"], letter["late_us"]) == ((START_S + 100) * 10**6, (100 - second) * 10**6)
         assert (letter["watermark_source"], letter["cause"], letter["file"]) == ("events", "lateness", None)
-        count, first = expected[at]
+        count, first = expected[second]
         assert letter["windows_missed"] == count
         starts = [us(t) // 10**6 - START_S for t in json.loads(letter["windows"] or "[]")]
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
@@ -257,7 +257,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
 def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
-    given = {
+    settings = {
         "source": stream.source(),
         "window": minutes(late_data="dlq", **SHAPES["hopping"]),
         "on_error": "dlq",
@@ -267,18 +267,18 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
         "target_path": None,
     }
     stream.send({"user": "a", "amount": 1}, second=100)
-    runner.run(**given, flush=False)
+    runner.run(**settings, flush=False)
     stream.send(b"{broken", b"\xff", second=100)
     stream.send({"user": "a", "amount": 2}, second=70)
     stream.send({"user": "a", "amount": 4}, second=-30)
     stream.send({"user": "a", "amount": 8}, second=50 * 365 * 86400)
-    runner.run(**given)
+    runner.run(**settings)
     with psycopg.connect(url) as db:
-        found = db.execute(
+        letters = db.execute(
             'SELECT reason, value, "offset", late_us / 1000000, windows_missed FROM letters ORDER BY "offset"'
         ).fetchall()
         totals = db.execute("SELECT sum(total) FROM out WHERE total & 2 = 2").fetchone()
-    assert found == [
+    assert letters == [
         ("undecodable", b"{broken", 1, None, None),
         ("undecodable", b"\xff", 2, None, None),
         ("late", b'{"user": "a", "amount": 2}', 3, 30, 2),
@@ -325,7 +325,7 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
     )
     driving.join()
     letters = letters_of(pl.read_parquet(runner.home / "letters" / "*.parquet"))
-    assert {at: (r["cause"], r["partition"]) for at, r in letters.items()} == {2: ("idle", 1)}
+    assert {second: (r["cause"], r["partition"]) for second, r in letters.items()} == {2: ("idle", 1)}
     assert runner.statuses[-1].counters.late == {"idle": 1}
 
 
@@ -339,19 +339,22 @@ def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: 
     for n, (first, second) in enumerate([(300, 290), (0, 400)]):
         runner.write(f"{n}.jsonl", events(first, first + 1))
         runner.write(f"{n}.jsonl", events(second, second + 1, user="b"), folder="more")
-    given = {"max_files_per_trigger": 1}
+    source_options = {"max_files_per_trigger": 1}
     runner.run(
-        sources=[runner.source(SIMPLE, **given), runner.source(SIMPLE, name="more", folder="more", **given)],
+        sources=[
+            runner.source(SIMPLE, **source_options),
+            runner.source(SIMPLE, name="more", folder="more", **source_options),
+        ],
         lookups={"users": sw.Lookup(connection=sw.FilesConnection(), query=str(runner.home / "users.parquet"))},
         transform_sql="SELECT user, i, team, _event_ts FROM source JOIN users USING (user)",
         window=simple(group_by=["team"], late_data="dlq", **shape),
         dead_letter=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     )
-    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    assert [json.loads(v) for v in kept["value"]] == [{"user": "a", "i": 1, "ts": "2024-03-01T00:00:00.000000Z"}] * 2
-    assert {kept[c].unique().to_list()[0] for c in ("source", "watermark_source")} == {"events", "more"}
-    assert kept["file"].str.ends_with("/in/1.jsonl").all()
-    assert kept["late_us"].to_list() == [290_000_000] * 2
+    letters = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert [json.loads(v) for v in letters["value"]] == [{"user": "a", "i": 1, "ts": "2024-03-01T00:00:00.000000Z"}] * 2
+    assert {letters[c].unique().to_list()[0] for c in ("source", "watermark_source")} == {"events", "more"}
+    assert letters["file"].str.ends_with("/in/1.jsonl").all()
+    assert letters["late_us"].to_list() == [290_000_000] * 2
     assert runner.statuses[-1].counters.letters == {"late": 2}
 
 
@@ -377,7 +380,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         runner.write(f"{n}.jsonl", events(second, second + 1))
     shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
                           "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
-    given = {
+    settings = {
         "source": runner.source(SIMPLE, max_files_per_trigger=1),
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
@@ -385,11 +388,11 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     death = DieOnce(step, 1)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
-        runner.run(**given)
+        runner.run(**settings)
     assert death.died
-    runner.run(**given)
-    kept = pl.read_parquet(runner.home / "letters" / "*.parquet")
-    assert [json.loads(v)["ts"] for v in kept["value"]] == ["2024-03-01T00:00:00.000000Z"]
+    runner.run(**settings)
+    letters = pl.read_parquet(runner.home / "letters" / "*.parquet")
+    assert [json.loads(v)["ts"] for v in letters["value"]] == ["2024-03-01T00:00:00.000000Z"]
     assert runner.statuses[-1].counters.letters == {"late": 1}
 
 
@@ -406,16 +409,16 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "max_session_duration_ms": None,
         "max_groups_per_window": 99,
     }
-    given = {
+    settings = {
         "source": runner.source(SIMPLE, max_files_per_trigger=1),
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     monkeypatch.setattr(RejectedRowHandler, "_write_late", lambda *_: [])
     with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
-        runner.run(**given)
+        runner.run(**settings)
     monkeypatch.undo()
-    runner.run(**given)
+    runner.run(**settings)
     assert pl.read_parquet(runner.home / "letters" / "*.parquet").height == 1
 
 
@@ -451,10 +454,10 @@ def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> No
         aggregations=[sw.Aggregation(agg="count", as_="n")], **column,
     )  # fmt: skip
     letters = sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters"), format="json")
-    found = runner.run(
+    frame = runner.run(
         source=runner.source(schema, max_files_per_trigger=1), window=shape, on_error="dlq", dead_letter=letters
     )
-    assert found["n"].to_list() == [1, 1]
+    assert frame["n"].to_list() == [1, 1]
     counters = runner.statuses[-1].counters
     assert (counters.rows_bad, counters.rows_late) == (3, 1)
     assert counters.letters == {"event time outside of the years 1 to 9999": 3, "late": 1}

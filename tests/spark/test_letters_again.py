@@ -26,8 +26,10 @@ from slackwater.testing import oracle
 pytestmark = pytest.mark.spark
 
 
-def replayed(runner: Runner, given: dict[str, Any], **more: Any) -> Any:
-    return replay_dead_letters(sw.pipeline(name="test", **given), lambda letters: letters, spark=runner.spark, **more)
+def replayed(runner: Runner, settings: dict[str, Any], **more: Any) -> Any:
+    return replay_dead_letters(
+        sw.pipeline(name="test", **settings), lambda letters: letters, spark=runner.spark, **more
+    )
 
 
 def times(rows: Any) -> list[tuple[Any, ...]]:
@@ -48,7 +50,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     """State, results and letters in one database. The SQL makes two rows of each record; the replay dies once."""
     stream, url = topic(1), postgres.database(f"replay{time.time_ns()}")
     window = minutes(kind="hopping", duration_ms="1m", hop_ms="20s", late_data="dlq")
-    given = {
+    settings = {
         "source": stream.source(),
         "transform_sql": "SELECT concat(user, x) AS user, amount, _event_ts FROM source LATERAL VIEW explode(array('1', '2')) AS x",
         "window": window,
@@ -59,56 +61,56 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     }
     sent = [("a", 1, 100), ("a", 2, 70), ("a", 4, -30), ("b", 8, 95), ("b", 16, 20)]
     stream.send({"user": "a", "amount": 1}, second=100)
-    runner.run(**given, target_path=None, flush=False)
+    runner.run(**settings, target_path=None, flush=False)
     stream.send(b"{broken", second=100)
-    for user, amount, at in sent[1:]:
-        stream.send({"user": user, "amount": amount}, second=at)
-    runner.run(**given, target_path=None)
+    for user, amount, second in sent[1:]:
+        stream.send({"user": user, "amount": amount}, second=second)
+    runner.run(**settings, target_path=None)
 
     def table() -> list[tuple[Any, ...]]:
         with psycopg.connect(url) as db:
-            found = 'SELECT "user", extract(epoch FROM window_start)::bigint, n, total FROM out'
-            return times(db.execute(found).fetchall())
+            query = 'SELECT "user", extract(epoch FROM window_start)::bigint, n, total FROM out'
+            return times(db.execute(query).fetchall())
 
     rows = [
-        {"ts": (START_MS + at * 1000) * 1000, "user": f"{user}{x}", "amount": amount}
-        for user, amount, at in sent
+        {"ts": (START_MS + second * 1000) * 1000, "user": f"{user}{x}", "amount": amount}
+        for user, amount, second in sent
         for x in (1, 2)
     ]
     expected = times(
         (r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch_windows(window, rows)
     )
-    before, described = table(), sw.pipeline(name="test", **given)
+    before, described = table(), sw.pipeline(name="test", **settings)
     assert before != expected
     with psycopg.connect(url) as db:
         (letters,) = db.execute("SELECT count(*)::int FROM letters").fetchone() or (0,)
     assert letters >= 7
     assert letters % 2 == 1, "two for each late record, and the broken one"
-    dry = replayed(runner, given, dry=True)
+    dry = replayed(runner, settings, dry=True)
     assert (dry.applied, dry.remaining, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
     death = DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts a try of the broken record
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
-        replayed(runner, given)
+        replayed(runner, settings)
     assert death.died
-    replayed(runner, given)
+    replayed(runner, settings)
     assert table() == expected
-    last = replayed(runner, given)
+    last = replayed(runner, settings)
     assert (last.applied, last.remaining, last.before) == (0, {"bad again: undecodable": 1}, letters - 1)
     assert table() == expected
-    found = {
+    summary = {
         r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
         for r in dead_letter_reader.letter_summary(described).to_dicts()
     }
-    assert found == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
+    assert summary == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 
 
 def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used(runner: Runner) -> None:
     """Sessions in Delta. A time in another format is undecodable, until the source's options say how to read it."""
-    at = dt.datetime(2024, 3, 1, 9, 0, 0, 123_457, dt.UTC)
+    start = dt.datetime(2024, 3, 1, 9, 0, 0, 123_457, dt.UTC)
 
     def row(second: int, user: str | None = "a", amount: float | None = 0.5) -> dict[str, Any]:
-        return {"user": user, "amount": amount, "ts": (at + dt.timedelta(seconds=second)).isoformat()}
+        return {"user": user, "amount": amount, "ts": (start + dt.timedelta(seconds=second)).isoformat()}
 
     files = [
         [row(0), row(2), row(8), row(0, None)],
@@ -129,7 +131,7 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
         late_data="dlq",
         aggregations=[sw.Aggregation(agg=a, column=c, as_=name) for name, a, c in aggregations],
     )
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": runner.source(schema, max_files_per_trigger=1),
         "window": window,
         "on_error": "dlq",
@@ -137,17 +139,17 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
         "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
     }
-    runner.run(**given, target_path=None)
+    runner.run(**settings, target_path=None)
 
     def table() -> list[tuple[Any, ...]]:
-        found = pl.from_arrow(DeltaTable(str(runner.home / "table")).to_pyarrow_table())
-        assert isinstance(found, pl.DataFrame)
-        seconds = ((pl.col(c) - at).dt.total_microseconds() / 1e6 for c in ("window_start", "window_end"))
-        return times(found.select("user", *seconds, *(name for name, _, _ in aggregations)).rows())
+        frame = pl.from_arrow(DeltaTable(str(runner.home / "table")).to_pyarrow_table())
+        assert isinstance(frame, pl.DataFrame)
+        seconds = ((pl.col(c) - start).dt.total_microseconds() / 1e6 for c in ("window_start", "window_end"))
+        return times(frame.select("user", *seconds, *(name for name, _, _ in aggregations)).rows())
 
     letters = sorted((runner.home / "letters").glob("*.parquet"))
-    dry = replayed(runner, given, dry=True)
-    first = replayed(runner, given)
+    dry = replayed(runner, settings, dry=True)
+    first = replayed(runner, settings)
     assert (dry.applied, dry.remaining) == (first.applied, first.remaining) == (5, {"bad again: undecodable": 1})
     assert sorted((runner.home / "letters").glob("*.parquet")) == letters, "none was doubled"
     nan = float("nan")
@@ -161,14 +163,14 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     ]
     assert str(table()) == str(times(expected))
     read = runner.source(schema, max_files_per_trigger=1, options={"timestampFormat": "dd/MM/yyyy HH:mm:ss"})
-    dry = replayed(runner, {**given, "source": read}, dry=True)
-    second = replayed(runner, {**given, "source": read})
+    dry = replayed(runner, {**settings, "source": read}, dry=True)
+    second = replayed(runner, {**settings, "source": read})
     assert (dry.applied, dry.renewed) == (second.applied, second.renewed) == (1, {"late": 1})
-    third = replayed(runner, {**given, "source": read})
+    third = replayed(runner, {**settings, "source": read})
     assert (third.applied, dict(third.remaining), third.before) == (1, {}, 6)
     expected.append(("b", 50 - 0.123457, 53 - 0.123457, 1, 1, 4.0, 4.0, 4.0))
     assert str(table()) == str(times(expected))
-    assert replayed(runner, {**given, "source": read}).applied == 0
+    assert replayed(runner, {**settings, "source": read}).applied == 0
 
 
 @long(
@@ -177,18 +179,18 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
 def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):
         runner.write(f"{n}.jsonl", [{"user": "a", "ts": f"2024-03-01T00:{second // 60:02}:{second % 60:02}Z"}])
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": runner.source("user STRING, ts TIMESTAMP", max_files_per_trigger=1),
         "window": minutes(aggregations=[sw.Aggregation(agg="count", as_="n")], late_data="dlq", event_time_column="ts"),
         "target": sw.Target(connection=sw.DeltaConnection(), path=str(runner.home / "table")),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
         "state_store": sw.StateStore(kind="files", path=str(runner.home / "state")),
     }
-    runner.run(**given, target_path=None)
+    runner.run(**settings, target_path=None)
     failing = "SELECT CAST(CAST(user AS INT) AS STRING) AS user, _event_ts FROM source"
     with pytest.raises(EpochError, match=r"the letters cannot be read, and nothing was replayed: .*CAST_INVALID_INPUT"):
-        replayed(runner, {**given, "transform_sql": failing})
+        replayed(runner, {**settings, "transform_sql": failing})
     shifted = "SELECT user, _event_ts + INTERVAL 1 DAY AS _event_ts FROM source"
-    moved = replayed(runner, {**given, "transform_sql": shifted})
+    moved = replayed(runner, {**settings, "transform_sql": shifted})
     assert (moved.applied, moved.remaining) == (0, {GONE: 1})
-    assert replayed(runner, given).applied == 1
+    assert replayed(runner, settings).applied == 1

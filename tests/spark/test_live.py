@@ -30,23 +30,23 @@ class Live:
     def __init__(self, runner: Runner, **settings: Any) -> None:
         self.stop, self.failure = threading.Event(), None
         self.runner = runner
-        given = {"available_now": False, "flush": False, "stop": self.stop, **settings}
-        self.thread = threading.Thread(target=self._run, args=(given,), daemon=True)  # a failed test must end
+        run_settings = {"available_now": False, "flush": False, "stop": self.stop, **settings}
+        self.thread = threading.Thread(target=self._run, args=(run_settings,), daemon=True)  # a failed test must end
         self.thread.start()
 
-    def _run(self, given: dict[str, Any]) -> None:
+    def _run(self, run_settings: dict[str, Any]) -> None:
         try:
-            self.runner.run(**given)
+            self.runner.run(**run_settings)
         except BaseException as error:
             self.failure = error
 
-    def wait_for(self, what: Callable[[], bool], seconds: float = 400) -> None:
+    def wait_for(self, condition: Callable[[], bool], seconds: float = 400) -> None:
         """`seconds`: only how long a broken one may take."""
         until = time.monotonic() + seconds
-        while not what() and time.monotonic() < until and self.thread.is_alive():
+        while not condition() and time.monotonic() < until and self.thread.is_alive():
             time.sleep(0.05)
         assert self.failure is None
-        assert what()
+        assert condition()
 
     def end(self) -> None:
         self.stop.set()
@@ -116,11 +116,11 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        found, asked = poll_interval.from_query(query), query._jsq.streamingQuery()
-        found.slow_down(60)
-        assert asked.pollingDelayMs() == found.pause_ms == poll_interval.LONGEST_MS
-        found.speed_up()
-        assert asked.pollingDelayMs() == found.pause_ms == poll_interval.SHORTEST_MS
+        interval, streaming_query = poll_interval.from_query(query), query._jsq.streamingQuery()
+        interval.slow_down(60)
+        assert streaming_query.pollingDelayMs() == interval.pause_ms == poll_interval.LONGEST_MS
+        interval.speed_up()
+        assert streaming_query.pollingDelayMs() == interval.pause_ms == poll_interval.SHORTEST_MS
     finally:
         query.stop()
 
@@ -159,20 +159,20 @@ def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runn
     live.wait_for(lambda: len(runner.statuses) == 3)
     live.end()
     assert any('lookup "teams": refresh 1 failed' in line for _, line in runner.notices)
-    found = runner.run(
+    frame = runner.run(
         source=runner.source(SIMPLE),
         transform_sql="SELECT 'x' AS team, i, _event_ts FROM source WHERE false",
         window=simple(group_by=["team"]),
     )
-    assert sorted(found["team"].to_list()) == ["blue", "blue", "red"]
+    assert sorted(frame["team"].to_list()) == ["blue", "blue", "red"]
 
 
 def test_processing_time_takes_the_clock(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "i": 1}])
     window = simple(event_time_column="_event_ts", time_mode="processing")
-    found = runner.run(source=runner.source("user STRING, i INT"), window=window)
+    frame = runner.run(source=runner.source("user STRING, i INT"), window=window)
     now = dt.datetime.now(dt.UTC)
-    assert abs((found["window_start"][0] - now).total_seconds()) < 300
+    assert abs((frame["window_start"][0] - now).total_seconds()) < 300
 
 
 def test_key_hashes_are_those_of_spark(spark: Any) -> None:

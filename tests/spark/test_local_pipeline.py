@@ -23,12 +23,12 @@ SUM = sw.Aggregation(agg="sum", column="amount", as_="amount")
 
 
 def session_window(**more: Any) -> sw.Window:
-    given = {"kind": "session", "gap_ms": "10m", "max_session_duration_ms": "6h", "event_time_column": "ts"}
-    return sw.Window(**{**given, "group_by": ["user"], "aggregations": [COUNT, SUM], **more})
+    defaults = {"kind": "session", "gap_ms": "10m", "max_session_duration_ms": "6h", "event_time_column": "ts"}
+    return sw.Window(**{**defaults, "group_by": ["user"], "aggregations": [COUNT, SUM], **more})
 
 
 def files_pipeline(home: Path, window: sw.Window, sql: str | None = None, **more: Any) -> sw.Pipeline:
-    kept = {"dead_letter": sw.Target(connection="lake", path=str(home / "letters"), format="parquet")}
+    dead_letters = {"dead_letter": sw.Target(connection="lake", path=str(home / "letters"), format="parquet")}
     return sw.pipeline(
         name="tested",
         connections=more.pop("connections", {"lake": sw.FilesConnection()}),
@@ -43,7 +43,7 @@ def files_pipeline(home: Path, window: sw.Window, sql: str | None = None, **more
         **{
             "on_error": "dlq",
             "target": sw.Target(connection="lake", path=str(home / "out"), format="parquet"),
-            **(kept if more.get("on_error", "dlq") == "dlq" else {}),
+            **(dead_letters if more.get("on_error", "dlq") == "dlq" else {}),
             **more,
         },
     )
@@ -58,33 +58,33 @@ def run_for_real(spark: Any, pipeline: sw.Pipeline, home: Path, batches: Sequenc
         sw.run(pipeline, available_now=True, flush=number == len(batches) - 1, spark=spark, on_notice=lambda a, b: None)
 
 
-def at(clock: str) -> str:
+def iso_time(clock: str) -> str:
     return f"2024-03-01T{clock}:00Z"
 
 
 BATCHES: list[list[Any]] = [
     [
-        {"user": "u1", "kind": "click", "amount": 1.5, "ts": at("09:00")},
-        {"user": "u2", "kind": "view", "amount": 9.0, "ts": at("09:01")},  # the SQL filters it, its time counts
-        {"user": "u1", "kind": "CLICK", "amount": 2.0, "ts": at("09:05")},
+        {"user": "u1", "kind": "click", "amount": 1.5, "ts": iso_time("09:00")},
+        {"user": "u2", "kind": "view", "amount": 9.0, "ts": iso_time("09:01")},  # the SQL filters it, its time counts
+        {"user": "u1", "kind": "CLICK", "amount": 2.0, "ts": iso_time("09:05")},
         "not json",
         {"user": "u3", "kind": "click", "amount": 1.0, "ts": "10:15"},  # no time, and so undecodable
         {"user": "u3", "kind": "click", "amount": 1.0},  # without one
-        {"user": "u3", "kind": "click", "amount": "many", "ts": at("09:06")},  # undecodable
+        {"user": "u3", "kind": "click", "amount": "many", "ts": iso_time("09:06")},  # undecodable
     ],
     [
-        {"user": None, "kind": "click", "amount": None, "ts": at("11:00")},
-        {"user": "u1", "kind": "click", "amount": 4.0, "ts": at("11:02")},
+        {"user": None, "kind": "click", "amount": None, "ts": iso_time("11:00")},
+        {"user": "u1", "kind": "click", "amount": 4.0, "ts": iso_time("11:02")},
     ],
-    [{"user": "u1", "kind": "click", "amount": 8.0, "ts": at("09:20")}],  # late
+    [{"user": "u1", "kind": "click", "amount": 8.0, "ts": iso_time("09:20")}],  # late
 ]
 SQL = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE lower(kind) = 'click'"
 LETTER = ("reason", "source", "value", "event_time", "late_us")
 
 
 def letters_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found = [{c: r[c] for c in LETTER} for r in rows]
-    return sorted(found, key=lambda r: (r["reason"], r["value"]))
+    letters = [{c: r[c] for c in LETTER} for r in rows]
+    return sorted(letters, key=lambda r: (r["reason"], r["value"]))
 
 
 @pytest.mark.parametrize(
@@ -123,10 +123,10 @@ def test_the_same_as_a_real_run(spark: Any, tmp_path: Path, window: sw.Window, s
                 test.crash("commit.before", shards=3)
             test.pipe(rows)
         test.flush()
-        found = test.result()
-    assert as_rows(found.table) == table(tmp_path / "out") != []
+        result = test.result()
+    assert as_rows(result.table) == table(tmp_path / "out") != []
     real = letters_of(table(tmp_path / "letters"))
-    assert letters_of(found.letters) == real
+    assert letters_of(result.letters) == real
     assert {r["reason"] for r in real} == {"undecodable", "no event time", "late"}
 
 
@@ -135,15 +135,15 @@ def test_late_and_bad_rows_are_heard_whatever_becomes_of_them(spark: Any, tmp_pa
     with LocalPipeline(pipeline, session=spark) as test:
         for rows in BATCHES:
             test.pipe(rows)
-        found = test.result()
-    assert sorted(r["reason"] for r in found.letters) == [
+        result = test.result()
+    assert sorted(r["reason"] for r in result.letters) == [
         "late",
         "no event time",
         "undecodable",
         "undecodable",
         "undecodable",
     ]
-    assert found.counters.late == {"lateness": 1}
+    assert result.counters.late == {"lateness": 1}
 
 
 def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_letter_is_replayed_by_the_decoder_of_its_source(spark: Any, tmp_path:
             test.pipe(rows)
         assert test.replay().applied == 1
         test.flush()
-        found = test.result().table.filter(pl.col("user") == "U1").sort("window_start")
-    assert found["n"].to_list() == [2, 1, 1]
+        frame = test.result().table.filter(pl.col("user") == "U1").sort("window_start")
+    assert frame["n"].to_list() == [2, 1, 1]
 
 
 def test_sql_that_carries_no_hidden_column_is_run_batch_by_batch(spark: Any, tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_sql_that_carries_no_hidden_column_is_run_batch_by_batch(spark: Any, tmp
         for rows in BATCHES:
             test.pipe(rows)
         test.flush()
-        found = [(r["user"], r["n"]) for r in test.result().rows]
-    assert sorted(found, key=str) == sorted(
+        counts = [(r["user"], r["n"]) for r in test.result().rows]
+    assert sorted(counts, key=str) == sorted(
         [
             ("u1", 2),
             ("u2", 1),
@@ -231,12 +231,12 @@ def test_a_join_of_two_topics_then_a_window_with_sql_of_its_own(spark: Any) -> N
         test.pipe(
             {
                 "orders": [
-                    {"id": 1, "amount": 2.5, "_event_ts": at("09:00")},
-                    {"id": 2, "amount": -1, "_event_ts": at("09:00")},
+                    {"id": 1, "amount": 2.5, "_event_ts": iso_time("09:00")},
+                    {"id": 2, "amount": -1, "_event_ts": iso_time("09:00")},
                 ],
                 "payments": [
-                    {"id": 1, "shop": "a", "_event_ts": at("09:30")},
-                    {"id": 2, "shop": "b", "_event_ts": at("09:30")},
+                    {"id": 1, "shop": "a", "_event_ts": iso_time("09:30")},
+                    {"id": 2, "shop": "b", "_event_ts": iso_time("09:30")},
                 ],
             }
         )
@@ -258,15 +258,22 @@ def test_partitions_of_a_topic_have_watermarks_of_their_own(spark: Any) -> None:
     )
     with LocalPipeline(pipeline, session=spark) as test:
         test.pipe(
-            [{"user": "u1", "ts": at("09:00"), "_partition": 0}, {"user": "u1", "ts": at("12:00"), "_partition": 1}]
+            [
+                {"user": "u1", "ts": iso_time("09:00"), "_partition": 0},
+                {"user": "u1", "ts": iso_time("12:00"), "_partition": 1},
+            ]
         )
         assert test.result().rows == []  # partition 0 holds the watermark
         test.pipe(
-            [{"user": "u1", "ts": at("12:00"), "_partition": 0}, "{", {"user": "u2", "ts": at("12:00"), "_key": "k"}]
+            [
+                {"user": "u1", "ts": iso_time("12:00"), "_partition": 0},
+                "{",
+                {"user": "u2", "ts": iso_time("12:00"), "_key": "k"},
+            ]
         )
-        found = test.result()
-    assert [r["n"] for r in found.rows] == [1]
-    (bad,) = found.letters
+        result = test.result()
+    assert [r["n"] for r in result.rows] == [1]
+    (bad,) = result.letters
     assert (bad["reason"], bad["topic"], bad["partition"], bad["offset"], bad["value"]) == (
         "undecodable",
         "clicks",
@@ -294,7 +301,7 @@ def test_a_row_that_does_not_fit_is_named(spark: Any, tmp_path: Path) -> None:
         LocalPipeline(files_pipeline(tmp_path, session_window(), SQL), session=spark) as test,
         pytest.raises(sw.SlackwaterError, match='"usr"; did you mean "user"'),
     ):
-        test.pipe([{"usr": "u1", "ts": at("09:00")}])
+        test.pipe([{"usr": "u1", "ts": iso_time("09:00")}])
 
 
 def test_wrong_sql_is_told_at_once(spark: Any, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class Story:
     def __init__(self, home: Path, kind: str, store: str, lake: str, url: str) -> None:
         self.home, self.url, self.lake = home, url, lake
         self.names: list[str] = []
-        self.given: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
+        self.written: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
         for side in ("l", "r"):
             (home / side).mkdir()
         self.tables = [FORMATS[kind](home / side) for side in ("l", "r")]
@@ -117,11 +117,11 @@ class Story:
         schema = COLUMNS
         for name in self.names:
             schema = schema.append(pa.field(name, pa.int64()))
-        for table, given in zip(self.tables, self.given, strict=True):
-            first = len(given)
+        for table, existing in zip(self.tables, self.written, strict=True):
+            first = len(existing)
             rows = [row(n, **dict.fromkeys(self.names[-1:], n)) for n in range(first, first + count)]
             table.append(rows, schema)
-            given += rows
+            existing += rows
 
     def add_column(self) -> None:
         self.names.append(f"c{len(self.names)}")
@@ -150,14 +150,14 @@ class Story:
         )
         files = pl.concat([pl.read_parquet(p) for p in (self.home / "out").glob("*.parquet")], how="diagonal")
         columns = [f"{side}_{name}" for side in ("left", "right") for name in ("at", *self.names)]
-        return [sorted(found.select(columns).rows(), key=str) for found in (lake, files)]
+        return [sorted(frame.select(columns).rows(), key=str) for frame in (lake, files)]
 
     def answer(self) -> tuple[Pairs, Pairs]:
         """The rows of the left table, and the pairs, by a loop."""
-        left, right = self.given
+        left, right = self.written
 
-        def values(found: dict[str, Any]) -> tuple[Any, ...]:
-            return (found.get("at"), *(found.get(name) for name in self.names))
+        def values(row: dict[str, Any]) -> tuple[Any, ...]:
+            return (row.get("at"), *(row.get(name) for name in self.names))
 
         pairs: Pairs = []
         for one in left:
@@ -173,7 +173,7 @@ class Story:
 
 
 @pytest.fixture
-def made(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Story]:
+def make_story(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], Story]:
     monkeypatch.chdir(tmp_path)
     url = postgres.database(f"grows_{abs(hash(str(tmp_path))):x}")
     return lambda kind, store, lake: Story(tmp_path, kind, store, lake, url)
@@ -196,13 +196,13 @@ def test_a_column_comes_after_every_death(
     store: str,
     lake: str,
     deaths: tuple[str, ...],
-    made: Callable[..., Story],
+    make_story: Callable[..., Story],
     spark: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Stored rows, an epoch that was committed and not yet published, targets that have the column already: NULL before, the value after."""
-    story = made(kind, store, lake)
+    story = make_story(kind, store, lake)
     story.append()
     story.run(spark)
     for step in deaths:
@@ -215,8 +215,8 @@ def test_a_column_comes_after_every_death(
         assert dying.deaths == 1
         story.add_column()
         story.append()
-    told = planned(monkeypatch, capsys)
-    assert [line.partition(":")[0] for line in told] == [
+    changes = planned(monkeypatch, capsys)
+    assert [line.partition(":")[0] for line in changes] == [
         'source "l", columns',
         'source "r", columns',
         "stages[1].columns",
@@ -225,10 +225,12 @@ def test_a_column_comes_after_every_death(
         'target "files" columns',
     ]
     last = story.names[-1]
-    assert f'"left_{last}" (bigint)' in told[2] and f'"right_{last}" (bigint): ' in told[2]
-    assert "rows of the state have NULL there" in told[2]
+    assert f'"left_{last}" (bigint)' in changes[2] and f'"right_{last}" (bigint): ' in changes[2]
+    assert "rows of the state have NULL there" in changes[2]
     lines = story.run(spark, flush=True)
-    assert [line for line in told if line not in lines] == told[:2], "the start says the same; of sources a warning"
+    assert [line for line in changes if line not in lines] == changes[:2], (
+        "the start says the same; of sources a warning"
+    )
     story.check()
     assert planned(monkeypatch, capsys) == []
     assert command(monkeypatch, "state", "verify", "grows.toml") == 0, capsys.readouterr()
@@ -241,9 +243,9 @@ def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "columns: " in line]
 
 
-def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., Story], spark: Any) -> None:
-    """The same process, the same Spark: what came before is committed, then all of it is bound again."""
-    story = made("delta", "files", "iceberg")
+def test_a_run_goes_on_by_itself_with_a_column_that_comes(make_story: Callable[..., Story], spark: Any) -> None:
+    """The run goes on in its process and its Spark session: it commits what it read, then binds everything again."""
+    story = make_story("delta", "files", "iceberg")
     story.append()
     lines: list[str] = []
     logging.getLogger("slackwater").setLevel(logging.ERROR)
@@ -276,8 +278,8 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(made: Callable[..., St
 
 
 @long(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
-def test_a_column_that_came_and_went_ends_the_run_in_a_line(made: Callable[..., Story], spark: Any) -> None:
-    story = made("iceberg", "files", "delta")
+def test_a_column_that_came_and_went_ends_the_run_in_a_line(make_story: Callable[..., Story], spark: Any) -> None:
+    story = make_story("iceberg", "files", "delta")
     story.append()
     story.run(spark)
     story.add_column()

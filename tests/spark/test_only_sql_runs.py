@@ -88,8 +88,10 @@ def events(count: int) -> list[dict[str, Any]]:
 
 def expected(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """The batch answer. Equal rows are so many rows."""
-    found = [(r["user"], r["page"].upper(), r["n"] + 1, COUNTRIES.get(r["user"])) for r in rows if r["page"] != "skip"]
-    return sorted(found, key=repr)
+    results = [
+        (r["user"], r["page"].upper(), r["n"] + 1, COUNTRIES.get(r["user"])) for r in rows if r["page"] != "skip"
+    ]
+    return sorted(results, key=repr)
 
 
 def written(home: Path, batches: Sequence[Sequence[Any]]) -> None:
@@ -113,8 +115,8 @@ def config(home: Path, state: str = FILES, target: str = LAKE, sql: str = SQL, s
 
 
 def in_files(home: Path, folder: str = "out") -> list[tuple[Any, ...]]:
-    found = [pl.read_parquet(p) for p in sorted((home / folder).glob("*.parquet"))]
-    return sorted((r for f in found for r in f.rows()), key=repr)
+    frames = [pl.read_parquet(p) for p in sorted((home / folder).glob("*.parquet"))]
+    return sorted((r for f in frames for r in f.rows()), key=repr)
 
 
 def in_table(url: str) -> list[tuple[Any, ...]]:
@@ -194,12 +196,12 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
     (tmp_path / "p.toml").write_text(text)
     (tmp_path / "users.csv").write_text("user,country\nu1,DE\n")
     (tmp_path / "events").mkdir()
-    given = [
+    purchases = [
         {"user": "u1", "kind": "purchase", "amount": 1.5, "tags": ["a"]},
         {"user": "u2", "kind": "view", "amount": 2.0},
         {"user": "u2", "kind": "purchase", "amount": 3.0},
     ]
-    (tmp_path / "events" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in given) + "broken\n")
+    (tmp_path / "events" / "0.jsonl").write_text("".join(json.dumps(r) + "\n" for r in purchases) + "broken\n")
     sw.run(toml.load(tmp_path / "p.toml"), available_now=True, spark=spark, on_notice=lambda a, b: None)
     (file,) = (tmp_path / "purchases").glob("*.jsonl")
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
@@ -259,7 +261,7 @@ def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None
     from slackwater.testing.sql_frontend import GivenRows, bind_frontend
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
-    wanted = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
+    expected_rows = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
     front = bind_frontend(spark, pipeline, {})
     prepared = front.prepare([GivenRows("a", batch) for batch in BATCHES if batch])
     for step in (None, *KILL_POINTS):
@@ -272,11 +274,11 @@ def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None
                 test.quiet("5m")
                 test.restart(shards=3)
                 test.flush()
-                found = test.result()
-            assert sorted((r["user"], r["page"], r["n"]) for r in found.rows) == wanted, (step, shards)
-            assert len(found.letters) == 3, (step, shards)
-            assert found.counters.rows_in == len(GOOD) + 3
-            assert (found.open_sessions, found.open_keys, test.identity) == (0, 0, None)
+                result = test.result()
+            assert sorted((r["user"], r["page"], r["n"]) for r in result.rows) == expected_rows, (step, shards)
+            assert len(result.letters) == 3, (step, shards)
+            assert result.counters.rows_in == len(GOOD) + 3
+            assert (result.open_sessions, result.open_keys, test.identity) == (0, 0, None)
 
 
 NESTED = "id INT, tags ARRAY<STRING>, attrs MAP<STRING, INT>, at STRUCT<x: INT, y: ARRAY<STRUCT<z: DATE>>>, price DECIMAL(10,2)"
@@ -361,8 +363,10 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     assert len(before) == len(expected(events(4)))
     from slackwater.runner import replay as running
 
-    left = running.replay_dead_letters(wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None)
-    assert (left.applied, sum(left.remaining.values())) == (0, 1)
+    outcome = running.replay_dead_letters(
+        wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None
+    )
+    assert (outcome.applied, sum(outcome.remaining.values())) == (0, 1)
     assert in_files(runner.home) == before
 
 
@@ -408,8 +412,8 @@ GROUPED: list[tuple[str, set[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sql", "found"), GROUPED, ids=[sql for sql, _ in GROUPED])
-def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[str]) -> None:
+@pytest.mark.parametrize(("sql", "forbidden"), GROUPED, ids=[sql for sql, _ in GROUPED])
+def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: set[str]) -> None:
     """Spark's analyser says so; `check` reports nothing that it accepts. Without bounds all of it is refused."""
     session = private_session(spark, 1)
     view = session.createDataFrame([], RESULTS)
@@ -417,8 +421,8 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[
     session.createDataFrame([], "id STRING, name STRING").createOrReplaceTempView("users")
     session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
     out = session.sql(sql)
-    assert row_wise.forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"}))) == found
-    assert row_wise.forbidden_parts(out, view) >= found
+    assert row_wise.forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"}))) == forbidden
+    assert row_wise.forbidden_parts(out, view) >= forbidden
     assert row_wise.forbidden_parts(out), "without bounds"
     here = Findings()
     users, others = (
@@ -427,7 +431,7 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, found: set[
     )
     resolve_query(sql, {"source": KNOWN, "users": users, "others": others}, here)
     assert here.problems == []
-    assert here.non_row_wise <= found
+    assert here.non_row_wise <= forbidden
 
 
 TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source"
@@ -443,15 +447,15 @@ def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
     )  # fmt: skip
     base = 1_709_280_000_000
     rows = [{"user": f"u{i * i % 7}", "ts": base + 3 * i + (i * 7) % 11} for i in range(60)]
-    wanted: dict[int, dict[str, int]] = {}
+    counts_by_start: dict[int, dict[str, int]] = {}
     for r in rows:
         for start in range((r["ts"] - 20) // 10 * 10 + 10, r["ts"] + 1, 10):
             if start + 20 > r["ts"] and start % shape.get("hop_ms", 20) == 0:
-                counts = wanted.setdefault(start, {})
+                counts = counts_by_start.setdefault(start, {})
                 counts[r["user"]] = counts.get(r["user"], 0) + 1
     best = {
         (start, user, n, place)
-        for start, counts in wanted.items()
+        for start, counts in counts_by_start.items()
         for place, (user, n) in enumerate(sorted(counts.items(), key=lambda c: (-c[1], c[0])), 1)
     }
     pipeline = sw.Pipeline(
@@ -466,12 +470,12 @@ def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
         for number in range(0, 60, 10):
             if number in (20, 40):
                 test.crash("commit.before" if number == 20 else "commit.after", 3)
-            given = [
+            batch = [
                 {"user": r["user"], "ts": dt.datetime.fromtimestamp(r["ts"] / 1000, dt.UTC).isoformat()}
                 for r in rows[number : number + 10]
             ]
-            test.pipe(given)
+            test.pipe(batch)
         test.flush()
-        found = test.result()
-    assert {(r["window_start"] // 1000, r["user"], r["n"], r["place"]) for r in found.rows} == best
-    assert len(found.rows) == len(best)
+        result = test.result()
+    assert {(r["window_start"] // 1000, r["user"], r["n"], r["place"]) for r in result.rows} == best
+    assert len(result.rows) == len(best)

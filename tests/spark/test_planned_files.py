@@ -51,7 +51,7 @@ TABLE = ["in/day=1/a.json", "in/day=2/b.json", "in/c.json", "in/day=4/_temporary
 
 
 @pytest.mark.parametrize(
-    ("there", "query", "options"),
+    ("existing_files", "query", "options"),
     some(
         [
             (PLAIN, "in", {}),
@@ -72,10 +72,10 @@ TABLE = ["in/day=1/a.json", "in/day=2/b.json", "in/c.json", "in/day=4/_temporary
     ),
 )
 def test_the_same_files_in_the_same_order(
-    spark: Any, tmp_path: Path, there: Sequence[str], query: str, options: dict[str, str]
+    spark: Any, tmp_path: Path, existing_files: Sequence[str], query: str, options: dict[str, str]
 ) -> None:
     (tmp_path / "in").mkdir()
-    for n, name in enumerate(there):
+    for n, name in enumerate(existing_files):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
@@ -89,12 +89,12 @@ def test_the_same_files_in_the_same_order(
         schema="a INT",
         options=options,
     )
-    found = FilesSource(source, spark.createDataFrame([], "a INT").schema)
-    ours = FilesPlanner(found, []).next()
-    expected = planned_by_spark(spark, found, tmp_path / "checkpoint")
+    files_source = FilesSource(source, spark.createDataFrame([], "a INT").schema)
+    ours = FilesPlanner(files_source, []).next()
+    expected = planned_by_spark(spark, files_source, tmp_path / "checkpoint")
     assert ([] if ours is None else [(e.path, e.timestamp) for e in ours.entries]) == expected
     if ours is not None:
-        assert found.read(spark, ours.entries).count() == len(expected), "Spark reads each"
+        assert files_source.read(spark, ours.entries).count() == len(expected), "Spark reads each"
 
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "states" / "planned-by-spark"
@@ -111,7 +111,7 @@ WINDOW = sw.Window(
 )
 
 
-def given(home: Path, **options: str) -> Any:
+def json_source(home: Path, **options: str) -> Any:
     return sw.Source(
         name="events",
         connection=sw.FilesConnection(),
@@ -123,8 +123,8 @@ def given(home: Path, **options: str) -> Any:
     )
 
 
-def answer(found: pl.DataFrame) -> list[tuple[Any, ...]]:
-    return sorted(found.select("user", "window_start", "window_end", "n", "total").rows())
+def answer(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
+    return sorted(frame.select("user", "window_start", "window_end", "n", "total").rows())
 
 
 @pytest.fixture
@@ -149,15 +149,15 @@ def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path
         path = inputs / f"{n} of 5.jsonl"
         path.write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
-    left = runner.home / "state" / "test" / "checkpoint"
-    assert list(left.glob("*/sources/0/2")), "the fixture holds what it says"
-    found = answer(runner.run(source=given(inputs), window=WINDOW))
+    checkpoint = runner.home / "state" / "test" / "checkpoint"
+    assert list(checkpoint.glob("*/sources/0/2")), "the fixture holds what it says"
+    results = answer(runner.run(source=json_source(inputs), window=WINDOW))
     assert [s.rows for s in runner.statuses if s.rows] == [8, 8, 8]
     assert runner.statuses[-1].counters.rows_in == 40
-    assert list(left.iterdir()) == []
+    assert list(checkpoint.iterdir()) == []
     other = {"state_store": sw.StateStore(kind="files", path=str(runner.home / "other"))}
-    runner.run(source=given(inputs), window=WINDOW, target_path=str(runner.home / "whole"), **other)
-    assert found == answer(runner.output("whole"))
+    runner.run(source=json_source(inputs), window=WINDOW, target_path=str(runner.home / "whole"), **other)
+    assert results == answer(runner.output("whole"))
 
 
 def test_planners_follow_each_other_on_one_state(runner: Runner) -> None:
@@ -167,7 +167,7 @@ def test_planners_follow_each_other_on_one_state(runner: Runner) -> None:
         runner.write(f"{n} [x].jsonl", rows[n])
         if n % 2:
             options = AS_SPARK_PLANS if n == 3 else {}
-            runner.run(source=given(runner.home / "in", **options), window=WINDOW, flush=n == 5)
+            runner.run(source=json_source(runner.home / "in", **options), window=WINDOW, flush=n == 5)
             checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
             assert len(checkpoints) == (n == 3), "each cleans up after the other"
     assert runner.statuses[-1].counters.rows_in == 48
@@ -198,8 +198,8 @@ def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runne
         for count, flush in ((7, False), (10, True)):
             clock = ticks.TicksConnection(count=count)
             source = sw.Source(name="ticks", connection=clock, query="numbers", max_messages_per_trigger=4)
-            found = runner.run(source=source, window=window, transform_sql=sql, flush=flush)
-    assert sorted((r["odd"], sorted(r["ns"])) for r in found.to_dicts()) == [
+            frame = runner.run(source=source, window=window, transform_sql=sql, flush=flush)
+    assert sorted((r["odd"], sorted(r["ns"])) for r in frame.to_dicts()) == [
         (0, [0, 2, 4]),
         (0, [6, 8]),
         (1, [1, 3]),

@@ -46,20 +46,20 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
     path.write_text(TYPES)
     spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
     payload = payload_of(RawRecords(runner.spark, spec))
-    given = {
+    message = {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=", "color": "BLUE",
         "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": "w", "inner": {"u": most, "names": ["x", "y"]},
         "inners": [{"u": 1}], "byName": {"k": {"u": 2}}, "maybe": 0, "value": "v", "nothing": {},
     }  # fmt: skip
-    bodies = [written(files_of(TYPES), "Types", given), b"", b"\xff\xff", None]
+    bodies = [written(files_of(TYPES), "Types", message), b"", b"\xff\xff", None]
     records = runner.spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "n INT, value BINARY")
-    found = payload.decode(records, ["n"])
-    assert [f.name for f in found.schema.fields] == [*(f.name for f in payload.schema.fields), "n", "_corrupt_record"]
-    full, empty, *broken = found.orderBy("n").collect()
+    decoded = payload.decode(records, ["n"])
+    assert [f.name for f in decoded.schema.fields] == [*(f.name for f in payload.schema.fields), "n", "_corrupt_record"]
+    full, empty, *broken = decoded.orderBy("n").collect()
     inner = (Decimal(most), ["x", "y"])
-    at = dt.datetime(2024, 2, 3, 4, 5, 6, 123456)
+    event_time = dt.datetime(2024, 2, 3, 4, 5, 6, 123456)
     assert [tuple(v) if isinstance(v, tuple) else v for v in full] == [
-        -1, -(2**63), 2**32 - 1, Decimal(most), 1.5, 2.5, True, "ä", bytearray(b"\0\xff"), "BLUE", at, dt.timedelta(seconds=1.5), "w",
+        -1, -(2**63), 2**32 - 1, Decimal(most), 1.5, 2.5, True, "ä", bytearray(b"\0\xff"), "BLUE", event_time, dt.timedelta(seconds=1.5), "w",
         inner, [(Decimal(1), [])], {"k": (Decimal(2), [])}, 0, "v", 0, None,
     ]  # fmt: skip
     assert list(empty) == [
@@ -79,8 +79,8 @@ def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
     path.write_text(FIRST)
     source = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(path))
     sql = "SELECT concat(user, _headers[0].key, CAST(_key AS STRING)) AS user, amount, _event_ts FROM source"
-    found = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(found) == [("ahk", 2, 3)]
+    frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
+    assert counted(frame) == [("ahk", 2, 3)]
     assert runner.statuses[-1].counters.rows_bad == 2
 
 
@@ -94,7 +94,7 @@ class Registered:
             {"id": 9, "schema": SECOND, "references": [refers]},
         ]
 
-    def of(self, path: str) -> Any:
+    def entries_for(self, path: str) -> Any:
         return entries(path, [{"id": 5, "schema": NOTE}] if path.startswith("/subjects/note/") else self.versions)
 
     def add(self, number: int) -> None:
@@ -108,7 +108,7 @@ def registered() -> Registered:
 
 @pytest.fixture
 def registry(registered: Registered) -> Iterator[str]:
-    with answering(registered.of) as address:
+    with answering(registered.entries_for) as address:
         yield address
 
 
@@ -142,8 +142,8 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
 ) -> None:
     events = topic()
     bad = sent(events, 7, 9, 11)
-    given = sessions(runner, events, registry)
-    runner.run(**given, flush=False)
+    settings = sessions(runner, events, registry)
+    runner.run(**settings, flush=False)
     letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
     assert letters["value"].to_list() == bad
     assert set(letters["reason"]) == {"undecodable"}
@@ -152,14 +152,14 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
     registered.add(11)
     outcome = replay_dead_letters(
         sw.pipeline(
-            name="test", **given, target=sw.FilesConnection(), target_path=str(runner.home / "out"),
+            name="test", **settings, target=sw.FilesConnection(), target_path=str(runner.home / "out"),
             state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
         ),
         lambda letters: letters,
         spark=runner.spark,
     )  # fmt: skip
     assert (outcome.applied, outcome.remaining) == (1, {"bad again: undecodable": len(bad) - 1})
-    assert counted(runner.run(**given)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
+    assert counted(runner.run(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
 
 
 @long(beside="test_protobuf.py::test_sessions_of_two_versions_with_broken_records_as_dead_letters")
@@ -170,8 +170,8 @@ def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registr
     one = schema_registry.register(subject, FIRST, "PROTOBUF")
     two = schema_registry.register(subject, SECOND, "PROTOBUF", [other])
     bad = sent(events, one, two, 10**6)
-    found = runner.run(**sessions(runner, events, schema_registry.url))
-    assert counted(found) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
+    frame = runner.run(**sessions(runner, events, schema_registry.url))
+    assert counted(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
     letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
     assert letters["value"].to_list() == bad
 
@@ -180,7 +180,7 @@ def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
     runner: Runner, topic: Make, registry: str, registered: Registered
 ) -> None:
     events = topic()
-    given = sessions(runner, events, registry)
+    settings = sessions(runner, events, registry)
     wrong = [
         ('syntax = "proto3"; message T { T t = 1; }', r'message "T" contains itself \(T > T\)'),
         ('syntax = "proto3"; message T { Foo a = 1; }', r'1:32: "Foo" is not defined'),
@@ -191,11 +191,11 @@ def test_what_a_registry_has_and_no_message_can_be_is_told_in_a_line(
             sw.SlackwaterError,
             match=rf'^source "events": schema {number} of the registry cannot be used as Protobuf \({said}',
         ) as e:
-            runner.run(**given)
+            runner.run(**settings)
         assert "\n" not in str(e.value)
     gone = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(runner.home / "gone.proto"))
     with pytest.raises(
         sw.SlackwaterError,
         match=r'^source "events": protobuf_schema_file ".*" cannot be used as Protobuf \(.*No such file',
     ):
-        runner.run(**{**given, "source": gone})
+        runner.run(**{**settings, "source": gone})

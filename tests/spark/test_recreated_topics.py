@@ -56,10 +56,10 @@ def test_a_start_stops_for_another_topic_of_the_name(runner: Runner, topic: Make
     with pytest.raises(sw.SlackwaterError, match=RECREATED):
         runner.run(source=events.source(), window=minutes())
     assert stored(runner.home) == first
-    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(found) == [("new", records, records), ("old", 3, 3)]
+    frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(frame) == [("new", records, records), ("old", 3, 3)]
     assert stored(runner.home).ids != first.ids
-    assert counted(runner.run(source=events.source(), window=minutes())) == counted(found)
+    assert counted(runner.run(source=events.source(), window=minutes())) == counted(frame)
 
 
 def test_a_reset_begins_with_the_new_topic(
@@ -83,8 +83,8 @@ def test_a_reset_begins_with_the_new_topic(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 0
-    found = runner.run(source=events.source(), window=minutes())
-    assert counted(found) == [("new", 4, 4), ("old", 3, 3)]
+    frame = runner.run(source=events.source(), window=minutes())
+    assert counted(frame) == [("new", 4, 4), ("old", 3, 3)]
 
 
 @pytest.mark.parametrize("planned_by_spark", [False, True])
@@ -108,8 +108,8 @@ def test_an_epoch_stops_for_another_topic_of_the_name(
         runner.run(source=events.source(options=options), window=minutes(), available_now=False, flush=False, stop=stop)
     replacing.join()
     assert stored(runner.home).next_offset(events.name, 0) == 3
-    found = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(found) == [("new", 7, 7), ("old", 3, 3)]
+    frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
+    assert counted(frame) == [("new", 7, 7), ("old", 3, 3)]
 
 
 def test_a_state_without_ids_takes_them_with_its_next_commit(
@@ -137,5 +137,5 @@ def test_one_topic_of_several_is_named(runner: Runner, topic: Make, kafka: Any) 
     with pytest.raises(sw.SlackwaterError, match=f'topic "{first.name}" was deleted') as refused:
         runner.run(source=first.source(query=both), window=minutes())
     assert second.name not in str(refused.value)
-    found = runner.run(source=first.source(query=both, on_data_loss="skip"), window=minutes())
-    assert counted(found) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]
+    frame = runner.run(source=first.source(query=both, on_data_loss="skip"), window=minutes())
+    assert counted(frame) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]

@@ -52,9 +52,9 @@ def reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     monkeypatch.setattr(sys, "argv", ["slackwater", "state", "reset", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr()
-    assert not ended.value.code, told.err
-    return told.out
+    captured = capsys.readouterr()
+    assert not ended.value.code, captured.err
+    return captured.out
 
 
 @long(beside="test_reset.py::test_offsets_of_partitions_and_files_are_set_and_nothing_else")
@@ -106,12 +106,12 @@ def test_files_are_read_again(
     if kind == "postgres":
         url = request.getfixturevalue("postgres").database("reset_files")
         store, where = sw.StateStore(kind="postgres", url=url), [url]
-    given = {
+    settings = {
         "source": runner.source("user STRING, amount BIGINT, ts TIMESTAMP"),
         "window": minutes(event_time_column="ts"),
         "state_store": store,
     }
-    runner.run(**given, flush=False)
+    runner.run(**settings, flush=False)
     text = reset(monkeypatch, capsys, *where, "--offsets", "earliest")
     assert "events files 2 files read none read 2 files again" in " ".join(text.split())
-    assert counted(runner.run(**given)) == [("a", 6, 6)]
+    assert counted(runner.run(**settings)) == [("a", 6, 6)]

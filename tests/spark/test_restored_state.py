@@ -18,12 +18,12 @@ Make = Callable[..., Continued]
 
 @pytest.fixture
 def make(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
-    def made(target: str, state: str = "files", mode: str = "merge") -> Continued:
+    def new_pipeline(target: str, state: str = "files", mode: str = "merge") -> Continued:
         needed = {s for s in (target, state) if s in ("postgres", "kafka")}
         services = {name: request.getfixturevalue(name) for name in needed}
         return Continued(tmp_path, spark, target, state, mode, services)
 
-    return made
+    return new_pipeline
 
 
 def refused(one: Continued, *words: str, **more: Any) -> str:

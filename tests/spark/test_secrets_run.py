@@ -123,4 +123,4 @@ def test_no_secret_leaves_a_run(
     assert any("${" in line for line in said), "an error that quotes the SQL shows the name"
     written = [p for p in tmp_path.rglob("*") if p.is_file() and p.parent.name not in ("in", "letters")]
     assert len(written) > 5
-    assert [(p, found) for p in written if (found := found_in(p.read_bytes().decode("latin-1")))] == []
+    assert [(p, secrets) for p in written if (secrets := found_in(p.read_bytes().decode("latin-1")))] == []

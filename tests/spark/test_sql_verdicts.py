@@ -94,26 +94,26 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
 def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: Path) -> None:
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
     for seed in range(BEGIN, BEGIN + TEXTS):
-        given = sql_texts.text(seed)
+        text = sql_texts.text(seed)
         try:
-            spec = pipeline(given.sql, home)
+            spec = pipeline(text.sql, home)
         except SlackwaterError:  # an empty text is no SQL
             counts["no SQL"] += 1
             continue
         checked, why = sql_check.check_sql(spec), start(spec)
         assert why is None or "\n" not in why, why
         refuses = "refuses" if checked.problems else "accepts"
-        counts[f"{given.family}: check {refuses}, start {'accepts' if why is None else 'refuses'}"] += 1
+        counts[f"{text.family}: check {refuses}, start {'accepts' if why is None else 'refuses'}"] += 1
         counts["not checked"] += bool(checked.unchecked)
         if why is None and checked.problems:
-            alarms.append(f"{seed}: {given.sql!r}: {checked.problems}")
+            alarms.append(f"{seed}: {text.sql!r}: {checked.problems}")
         if why is None and not checked.problems:
-            accepted.append(given)
+            accepted.append(text)
         if why is not None and not checked.problems:
-            misses.append(f"{seed}: {given.sql!r}: {why[:160]}; {checked.unchecked}")
+            misses.append(f"{seed}: {text.sql!r}: {why[:160]}; {checked.unchecked}")
     ran, unlike = 0, list[str]()
-    for given in accepted[:: max(1, len(accepted) // max(RUNS, 1))][:RUNS]:
-        spec = pipeline(given.sql, home)
+    for text in accepted[:: max(1, len(accepted) // max(RUNS, 1))][:RUNS]:
+        spec = pipeline(text.sql, home)
         try:
             answers = [results(spark, spec, b) for b in ([ROWS], [[r] for r in ROWS])]
         except SlackwaterError as error:  # a type that no target takes, a cast that fails
@@ -121,7 +121,7 @@ def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: P
             continue
         ran += 1
         if answers[0] != answers[1]:
-            unlike.append(f"{given.sql!r}: {answers}")
+            unlike.append(f"{text.sql!r}: {answers}")
     if REPORT:
         lines = [f"{name}: {count}" for name, count in sorted(counts.items())]
         lines += [

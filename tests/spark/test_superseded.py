@@ -45,11 +45,11 @@ SHAPES: dict[str, tuple[dict[str, Any], naive.Spec]] = {
 def window(kind: str, **more: Any) -> Any:
     shape, _ = SHAPES[kind]
     counted = [sw.Aggregation(agg=agg, column=column, as_=name) for name, agg, column in AGGREGATIONS]
-    given = {
+    defaults = {
         "lateness_ms": f"{LATENESS_S}s", "late_data": "reopen", "allowed_lateness_ms": f"{ALLOWED_S}s",
         "group_by": ["user"], "event_time_column": "ts", "aggregations": counted,
     }  # fmt: skip
-    return sw.Window(**shape, **given | more)
+    return sw.Window(**shape, **defaults | more)
 
 
 def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
@@ -57,7 +57,7 @@ def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
 
     `n` is a power of two, so that a sum names the rows in it.
     """
-    chance, now, found, number = random.Random(seed), 0, [], 0
+    chance, now, batches, number = random.Random(seed), 0, [], 0
     for _ in range(count):
         rows = []
         for _ in range(8):
@@ -65,25 +65,27 @@ def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
             back = chance.choice([0, 0, 0, 15, 40, 90, 150])
             rows.append({"user": chance.choice(["a", "b", None]), "n": 1 << number, "at": now - back})
             number += 1
-        found.append(rows)
-    return found
+        batches.append(rows)
+    return batches
 
 
-def write(runner: Runner, given: Sequence[Sequence[Mapping[str, Any]]], first: int = 0) -> None:
+def write(runner: Runner, batches: Sequence[Sequence[Mapping[str, Any]]], first: int = 0) -> None:
     """One file, hence one epoch, per list of rows."""
-    for number, rows in enumerate(given, first):
+    for number, rows in enumerate(batches, first):
         runner.write(f"{number}.jsonl", [{"user": r["user"], "n": r["n"], "ts": iso(r["at"])} for r in rows])
 
 
 def plain(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """Rows as (user, start, end, n, ids), times in seconds."""
-    found = [(r["user"], *(_second(r[c]) for c in ("window_start", "window_end")), r["n"], int(r["ids"])) for r in rows]
-    return sorted(found, key=str)
+    tuples = [
+        (r["user"], *(_second(r[c]) for c in ("window_start", "window_end")), r["n"], int(r["ids"])) for r in rows
+    ]
+    return sorted(tuples, key=str)
 
 
 def _second(value: Any) -> int:
-    at = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
-    return int(at.timestamp() * S if isinstance(at, dt.datetime) else at) // S - ZERO_US // S
+    moment = dt.datetime.fromisoformat(value) if isinstance(value, str) else value
+    return int(moment.timestamp() * S if isinstance(moment, dt.datetime) else moment) // S - ZERO_US // S
 
 
 class Oracle:
@@ -99,8 +101,8 @@ class Oracle:
         )
 
     def after(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-        known = [{**r, "ts": ZERO_US + r["at"] * S} for r in rows]
-        self.model.epoch({"a": known} if self.panes else known)
+        timed_rows = [{**r, "ts": ZERO_US + r["at"] * S} for r in rows]
+        self.model.epoch({"a": timed_rows} if self.panes else timed_rows)
         return plain(self.model.answer())
 
 
@@ -125,8 +127,8 @@ class Table:
     def letters(self) -> list[int]:
         """The numbers of the rows that are late for good."""
         with psycopg.connect(self.url) as db:
-            found = db.execute("SELECT value FROM letters WHERE reason = 'late'").fetchall()
-        return [json.loads(value)["n"] for (value,) in found]
+            letter_values = db.execute("SELECT value FROM letters WHERE reason = 'late'").fetchall()
+        return [json.loads(value)["n"] for (value,) in letter_values]
 
 
 @pytest.fixture
@@ -144,15 +146,15 @@ def bridged() -> list[list[dict[str, Any]]]:
     epoch 1                                                 ●
     epoch 2             30 ● ── ● 45     joins them: one session from 0 to 70
     """
-    number, found = 0, []
+    number, batches = 0, []
     for times in BRIDGED:
         rows = []
-        for at in times:
-            rows.append({"user": "a", "n": 1 << number, "at": at})
+        for second in times:
+            rows.append({"user": "a", "n": 1 << number, "at": second})
             number += 1
-        found.append(rows)
-    found[0].append({"user": None, "n": 1 << number, "at": 60})
-    return found
+        batches.append(rows)
+    batches[0].append({"user": None, "n": 1 << number, "at": 60})
+    return batches
 
 
 IN_THE_END = [("a", 0, 90, 6, 0b110_1111), ("a", 200, 220, 1, 0b1_0000), (None, 60, 80, 1, 0b1000_0000)]
@@ -166,40 +168,40 @@ def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
     seen: list[list[tuple[Any, ...]]] = []
     if kind == "postgres":
         table = request.getfixturevalue("table")
-        given, rows = table.settings, table.rows
+        settings, rows = table.settings, table.rows
     else:
         lake = sw.FilesConnection()
-        given = {"dead_letter": sw.Target(connection=lake, path=str(runner.home / "letters"))}
+        settings = {"dead_letter": sw.Target(connection=lake, path=str(runner.home / "letters"))}
         if kind == "delta":
-            given |= {"target": sw.DeltaConnection(), "target_path": str(runner.home / "delta")}
+            settings |= {"target": sw.DeltaConnection(), "target_path": str(runner.home / "delta")}
             rows = lambda: in_delta(runner.home / "delta")  # noqa: E731
         else:
             kafka, topic = request.getfixturevalue("kafka"), f"c{uuid.uuid4().hex[:8]}"
             kafka.create(topic)
             connection = sw.KafkaConnection(bootstrap_servers=kafka.address)
-            given["target"] = sw.Target(connection=connection, topic=topic, delivery="exactly_once")
-            given["target_path"] = None
+            settings["target"] = sw.Target(connection=connection, topic=topic, delivery="exactly_once")
+            settings["target_path"] = None
             rows = lambda: compacted(kafka, topic)  # noqa: E731
     runner.run(
         source=runner.source(SCHEMA, max_files_per_trigger=1),
         window=window("session", emit_metadata=True, allowed_lateness_ms="5m"),
         on_status=lambda status: seen.append(plain(rows())),
-        **given,
+        **settings,
     )
     assert seen[1] == sorted([("a", 0, 30, 2, 0b11), ("a", 60, 90, 2, 0b1100), IN_THE_END[2]], key=str)
     assert seen[2] == sorted([IN_THE_END[0], IN_THE_END[2]], key=str)
     assert plain(rows()) == sorted(IN_THE_END, key=str)
-    told = {_second(r["window_start"]): (r["_revision"], r["_emit_reason"]) for r in rows()}
-    assert told == {0: (2, "late"), 60: (1, "close"), 200: (1, "flush")}
+    emissions = {_second(r["window_start"]): (r["_revision"], r["_emit_reason"]) for r in rows()}
+    assert emissions == {0: (2, "late"), 60: (1, "close"), 200: (1, "flush")}
     if kind == "kafka":
         gone = [json.loads(m.key()) for m in messages(kafka.address, topic) if m.value() is None]
         assert [(k["user"], _second(k["window_start"])) for k in gone] == [("a", 60)]
 
 
 def in_delta(path: Path) -> list[dict[str, Any]]:
-    found = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table())) if path.exists() else pl.DataFrame()
-    assert isinstance(found, pl.DataFrame)
-    return found.to_dicts()
+    frame = pl.from_arrow(pa.table(DeltaTable(path).to_pyarrow_table())) if path.exists() else pl.DataFrame()
+    assert isinstance(frame, pl.DataFrame)
+    return frame.to_dicts()
 
 
 def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
@@ -212,14 +214,14 @@ def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
 @long(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
 def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
     """After every epoch, and after a restart in the middle."""
-    given, oracle = epochs(7), Oracle(kind)
-    expected, seen = [oracle.after(rows) for rows in given], []
-    made = window(kind, emit="updates")
-    for part in (given[:3], given[3:]):
+    batches, oracle = epochs(7), Oracle(kind)
+    expected, seen = [oracle.after(rows) for rows in batches], []
+    window_spec = window(kind, emit="updates")
+    for part in (batches[:3], batches[3:]):
         write(runner, part, len(seen))
         runner.run(
             source=runner.source(SCHEMA, max_files_per_trigger=1),
-            window=made,
+            window=window_spec,
             flush=False,
             on_status=lambda status: seen.append(plain(table.rows())) if status.rows else None,
             **table.settings,
@@ -230,15 +232,15 @@ def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Tabl
     assert set(table.letters()) >= late
     _, spec = SHAPES[kind]
     if kind == "session":
-        on_time = [{**r, "ts": ZERO_US + r["at"] * S} for rows in given for r in rows if r["n"] not in late]
+        on_time = [{**r, "ts": ZERO_US + r["at"] * S} for rows in batches for r in rows if r["n"] not in late]
         assert seen[-1] == plain(naive.answer(spec, on_time))
 
 
 @pytest.mark.parametrize("kind", ["hopping", "session"])
 @long(beside="test_superseded.py::test_a_late_row_that_joins_two_emitted_sessions_leaves_one")
 def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table, kind: str) -> None:
-    given, oracle = epochs(11), Oracle(kind)
-    write(runner, given)
+    batches, oracle = epochs(11), Oracle(kind)
+    write(runner, batches)
     seen: list[Any] = []
     statuses: list[Any] = []
 
@@ -253,14 +255,14 @@ def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table
         on_status=look,
         **table.settings,
     )
-    data = [(s.watermark_us, found) for s, found in zip(statuses, seen, strict=True) if s.rows]
-    for rows, (watermark, found) in zip(given, data, strict=True):
+    data = [(s.watermark_us, table_rows) for s, table_rows in zip(statuses, seen, strict=True) if s.rows]
+    for rows, (watermark, table_rows) in zip(batches, data, strict=True):
         wm = watermark // S - ZERO_US // S
         closed = [r for r in oracle.after(rows) if (r[2] < wm if kind == "session" else r[2] <= wm)]
         still = {r[:2] for r in closed}
-        assert closed == [r for r in found if r[:2] in still]
+        assert closed == [r for r in table_rows if r[:2] in still]
         if kind == "hopping":
-            assert len(found) == len(closed)
+            assert len(table_rows) == len(closed)
     assert statuses[-1].counters.emitted["late"] > 0
     assert set(table.letters()) >= {r["n"] for r in oracle.model.late} != set()
 
@@ -268,8 +270,8 @@ def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table
 @pytest.mark.parametrize("kind", ["session", "hopping"])
 @long(beside="test_updates.py::test_seeded_runs_of_what_comes_out_once_or_at_the_close")
 def test_final_comes_once_and_not_before_it_is_final(runner: Runner, table: Table, kind: str) -> None:
-    given = epochs(3)
-    write(runner, given)
+    batches = epochs(3)
+    write(runner, batches)
     seen: list[tuple[int, list[dict[str, Any]]]] = []
     runner.run(
         source=runner.source(SCHEMA, max_files_per_trigger=1),

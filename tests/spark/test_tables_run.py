@@ -47,12 +47,12 @@ def rows(first: int, count: int) -> list[dict[str, Any]]:
     return [row(n, DAYS[n % 4]) for n in range(first, first + count)]
 
 
-def expected(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def expected(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """The windows of these rows, by a loop."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for r in given:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in rows:
         start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
-        found.setdefault((start.replace(tzinfo=None), r["day"], r["user"]), []).append(r)
+        groups.setdefault((start.replace(tzinfo=None), r["day"], r["user"]), []).append(r)
     return sorted(
         (
             (
@@ -63,16 +63,16 @@ def expected(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
                 min(r["seen"] for r in some),
                 max(r["tags"][0] for r in some),
             )
-            for key, some in found.items()
+            for key, some in groups.items()
         ),
         key=str,
     )
 
 
-def answer(found: pl.DataFrame) -> list[tuple[Any, ...]]:
+def answer(results: pl.DataFrame) -> list[tuple[Any, ...]]:
     columns = ["window_start", "day", "user", "n", "total", "paid", "first", "tag"]
     times = [pl.col(c).dt.replace_time_zone(None) for c in ("window_start", "first")]
-    frame = found.with_columns(*times, pl.col("paid").cast(pl.Float64)).select(columns)
+    frame = results.with_columns(*times, pl.col("paid").cast(pl.Float64)).select(columns)
     return sorted(((*r[:5], round(r[5], 2), *r[6:]) for r in frame.rows()), key=str)
 
 
@@ -85,22 +85,22 @@ def test_each_row_once_with_every_value_though_runs_die_between(
     )
     count = len(dying.left)
     monkeypatch.setattr(kill_points, "from_environment", lambda: dying)
-    given = rows(0, 12)
-    table.append(given[:5])
-    table.append(given[5:])
+    appended = rows(0, 12)
+    table.append(appended[:5])
+    table.append(appended[5:])
     settings: dict[str, Any] = {"window": WINDOW, "transform_sql": SQL, "flush": False}
     for n in range(count):
         with pytest.raises((DeathError, SlackwaterError)):
             runner.run(source=table.source(max_files_per_trigger=2), **settings)
         assert dying.deaths == n + 1, "that, and nothing else"
-        more = rows(len(given), 3)
+        more = rows(len(appended), 3)
         table.append(more)
-        given += more
+        appended += more
         if n == 3:
             table.compact()
     runner.run(source=table.source(), **settings | {"flush": True})
-    assert answer(runner.output()) == expected(given)
-    assert runner.statuses[-1].counters.rows_in == len(given)
+    assert answer(runner.output()) == expected(appended)
+    assert runner.statuses[-1].counters.rows_in == len(appended)
     assert runner.statuses[-1].counters.rows_late == 0
 
 
@@ -123,12 +123,12 @@ def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, ru
         ],
     )
     results = sw.Source(name="windows", connection=lake, query=str(tmp_path / "results"))
-    found = runner.run(source=results, window=per_day, transform_sql="SELECT day, n, paid, _event_ts FROM source")
-    assert sorted(found.select("day", "rows").rows(), key=str) == sorted([(d, 2) for d in DAYS], key=str)
+    frame = runner.run(source=results, window=per_day, transform_sql="SELECT day, n, paid, _event_ts FROM source")
+    assert sorted(frame.select("day", "rows").rows(), key=str) == sorted([(d, 2) for d in DAYS], key=str)
 
 
 def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp_path: Path, runner: Runner) -> None:
-    """Of an Iceberg table: files that were written under another name, and files that lack a column."""
+    """An Iceberg table has files that were written under another column name, and files that lack a column."""
     import pyarrow as pa
 
     table = FORMATS["iceberg"](tmp_path)
@@ -149,11 +149,11 @@ def test_a_column_that_was_renamed_is_found_by_its_id_and_a_new_one_is_taken(tmp
             ),
         }
     )
-    found = runner.run(
+    frame = runner.run(
         source=table.source(), window=window, transform_sql="SELECT amount, weight, _event_ts FROM source"
     )
-    assert found["total"].sum() == sum(r["x"] for r in rows(0, 8) if r["x"] is not None)
-    assert found["weight"].sum() == 20
+    assert frame["total"].sum() == sum(r["x"] for r in rows(0, 8) if r["x"] is not None)
+    assert frame["weight"].sum() == 20
 
 
 def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, tmp_path: Path) -> None:
@@ -162,6 +162,6 @@ def test_a_data_file_that_is_gone_is_told_in_a_line(table: Any, runner: Runner, 
         path.unlink()
     with pytest.raises(
         SlackwaterError, match=r'source "events": .* a file of it is gone .*nothing of this epoch was committed'
-    ) as told:
+    ) as raised:
         runner.run(source=table.source(), window=WINDOW, transform_sql=SQL)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)

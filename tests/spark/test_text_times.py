@@ -52,14 +52,14 @@ NAIVE = ("2024-03-01", " 2024-3-1 ", "2024-03-01 10:15", "2024-03-01T10")
 
 
 def window(**more: Any) -> sw.Window:
-    given = {
+    defaults = {
         "kind": "tumbling",
         "duration_ms": "1d",
         "max_groups_per_window": 9,
         "group_by": ["user"],
         "event_time_column": "ts",
     }
-    return sw.Window(**{**given, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
+    return sw.Window(**{**defaults, "aggregations": [sw.Aggregation(agg="count", as_="n")], **more})
 
 
 def read(spark: Any, texts: list[str], zone: str = "UTC") -> list[int | None]:
@@ -71,17 +71,17 @@ def read(spark: Any, texts: list[str], zone: str = "UTC") -> list[int | None]:
 
 
 def payload(spark: Any, texts: list[Any], ddl: str = "t TIMESTAMP", zone: str = "UTC") -> list[tuple[Any, bool]]:
-    """The same in JSON, in a column of a type of time: the value, and whether the row can be used."""
+    """Decode the texts as JSON in a column of a time type. Return each value, and whether the row can be used."""
     from pyspark.sql.types import StructType
 
     bodies = [(i, json.dumps({"t": t}).encode()) for i, t in enumerate(texts)]
-    found = JsonPayload(StructType.fromDDL(ddl), zone=zone).decode(
+    decoded = JsonPayload(StructType.fromDDL(ddl), zone=zone).decode(
         spark.createDataFrame(bodies, "i INT, value BINARY"), ["i"]
     )
-    of = "unix_micros(t)" if ddl == "t TIMESTAMP" else "to_json(struct(t))"
+    value_sql = "unix_micros(t)" if ddl == "t TIMESTAMP" else "to_json(struct(t))"
     return [
         (r["v"], r["c"] is None)
-        for r in found.selectExpr("i", f"{of} AS v", "_corrupt_record AS c").sort("i").collect()
+        for r in decoded.selectExpr("i", f"{value_sql} AS v", "_corrupt_record AS c").sort("i").collect()
     ]
 
 
@@ -102,9 +102,9 @@ def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
         def put(text: str, ddl: str = ddl) -> Any:
             return {"a": text} if "STRUCT" in ddl or "MAP" in ddl else [None, text] if "ARRAY" in ddl else text
 
-        found = payload(spark, [put("2024"), put("10:15"), put("2024-03-01"), None], ddl)
-        assert [usable for _, usable in found] == [False, False, True, True], ddl
-        assert "2024-03-01" in found[2][0], ddl
+        decoded = payload(spark, [put("2024"), put("10:15"), put("2024-03-01"), None], ddl)
+        assert [usable for _, usable in decoded] == [False, False, True, True], ddl
+        assert "2024-03-01" in decoded[2][0], ddl
 
 
 def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
@@ -128,7 +128,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
     folder.mkdir()
     lines = [json.dumps({"user": "a", "ts": t}) if form == "json" else f"a;{t}" for t in texts]
     (folder / "0.txt").write_text("\n".join(lines) + "\n")
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": sw.Source(
             name="events",
             connection=sw.FilesConnection(),
@@ -141,11 +141,11 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         "on_error": "dlq",
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    found = runner.run(**given)
-    assert found["n"].to_list() == [2, 1]
+    frame = runner.run(**settings)
+    assert frame["n"].to_list() == [2, 1]
     last = runner.statuses[-1].counters
     assert (last.rows_bad, last.rows_late, last.rows_used) == (3, 0, 3)
-    where = {k: v for k, v in given.items() if k != "target_path"}
+    where = {k: v for k, v in settings.items() if k != "target_path"}
     pipeline = sw.pipeline(
         name="test",
         **where,
@@ -165,5 +165,5 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
 
 def test_a_batch_gives_the_same(spark: Any, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", t) for t in ["10:15", "2024", "2024-03-01 00:30:00"]], "user STRING, ts STRING")
-    found = sw.batch(rows, window(event_time_zone="Europe/Berlin"), on_error="drop").collect()
-    assert [(r["window_start"].replace(tzinfo=None), r["n"]) for r in found] == [(dt.datetime(2024, 2, 29), 1)]
+    windows = sw.batch(rows, window(event_time_zone="Europe/Berlin"), on_error="drop").collect()
+    assert [(r["window_start"].replace(tzinfo=None), r["n"]) for r in windows] == [(dt.datetime(2024, 2, 29), 1)]

@@ -71,10 +71,10 @@ class Ways:
         self.patch.setattr(parquet_footers, "column_stats", self.noting("footers", parquet_footers.column_stats))
 
     def noting(self, way: str, done: Any) -> Any:
-        def do(*given: Any) -> Any:
-            found = done(*given)
-            self.seen.append(way if found is not None else f"no {way}")
-            return found
+        def do(*arguments: Any) -> Any:
+            returned = done(*arguments)
+            self.seen.append(way if returned is not None else f"no {way}")
+            return returned
 
         return do
 
@@ -92,11 +92,11 @@ class Ways:
             shutil.rmtree(self.runner.home / folder, ignore_errors=True)
         self.runner.statuses.clear()
         sql = "SELECT user, i, _event_ts FROM source WHERE user <> 'left'"
-        found = self.runner.run(source=source, transform_sql=sql, window=window, on_error="drop")
+        frame = self.runner.run(source=source, transform_sql=sql, window=window, on_error="drop")
         with FilesStore(self.runner.home / "state", "test").peek() as snapshot:
             assert snapshot is not None
             clock = snapshot.commit.clocks["events"]
-        return found.rows(), [s.counters for s in self.runner.statuses], clock
+        return frame.rows(), [s.counters for s in self.runner.statuses], clock
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_rows_of_files_by_columns_are_asked_beside_the_job(ways: Ways) -> None:
 
 
 def test_footers_know_of_rows_without_a_job(ways: Ways) -> None:
-    """Of the first epoch more is asked, as its rows are the first; of the second again, once a time was found to lie too far ahead."""
+    """The first epoch needs more statistics, because its rows are the first. So does the second, after a time too far ahead."""
     source = columnar(ways.runner, FAR)
     observed = ways.run(source, OBSERVED, False)
     assert ways.run(source, OBSERVED, True) == observed

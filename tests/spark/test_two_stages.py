@@ -137,10 +137,10 @@ def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytes
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(runner.home)
-    rng, at, clicks = random.Random(7), dt.datetime(2024, 3, 1, tzinfo=dt.UTC), list[dict[str, str]]()
+    rng, clock, clicks = random.Random(7), dt.datetime(2024, 3, 1, tzinfo=dt.UTC), list[dict[str, str]]()
     for _ in range(600):
-        at += dt.timedelta(seconds=rng.choice([1, 60, 300, 900]))
-        clicks.append({"user": f"u{rng.randrange(12)}", "page": "/", "ts": at.isoformat()})
+        clock += dt.timedelta(seconds=rng.choice([1, 60, 300, 900]))
+        clicks.append({"user": f"u{rng.randrange(12)}", "page": "/", "ts": clock.isoformat()})
     (runner.home / "clicks").mkdir()
     file = runner.home / "busy.toml"
     file.write_text(text.replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 3'))
@@ -150,7 +150,7 @@ def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytes
         (runner.home / "clicks" / f"{number:02}.jsonl").write_text("".join(json.dumps(c) + "\n" for c in part))
         if number in (5, 11):
             status = sw.run(pipeline, available_now=True, flush=number == 11, spark=runner.spark)
-    wanted: Counter[tuple[dt.datetime, bool]] = Counter()
+    visit_counts: Counter[tuple[dt.datetime, bool]] = Counter()
     summed: Counter[tuple[dt.datetime, bool]] = Counter()
     for user in {c["user"] for c in clicks}:
         times = sorted(dt.datetime.fromisoformat(c["ts"]) for c in clicks if c["user"] == user)
@@ -163,12 +163,12 @@ def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytes
         for visit in visits:
             end = visit[-1] + dt.timedelta(minutes=30)
             hour = end.replace(minute=0, second=0, microsecond=0)
-            wanted[hour, len(visit) == 1] += 1
+            visit_counts[hour, len(visit) == 1] += 1
             summed[hour, len(visit) == 1] += len(visit)
-    found = pl.read_parquet(runner.home / "out" / "**" / "*.parquet").select(
+    frame = pl.read_parquet(runner.home / "out" / "**" / "*.parquet").select(
         "window_start", "bounced", "visits", "clicks"
     )
-    assert {(r[0], r[1]): r[2] for r in found.iter_rows()} == dict(wanted)
-    assert {(r[0], r[1]): r[3] for r in found.iter_rows()} == dict(summed)
-    assert found.height == len(wanted) > 10
+    assert {(r[0], r[1]): r[2] for r in frame.iter_rows()} == dict(visit_counts)
+    assert {(r[0], r[1]): r[3] for r in frame.iter_rows()} == dict(summed)
+    assert frame.height == len(visit_counts) > 10
     assert status is not None and status.counters.rows_in == 600

@@ -91,16 +91,16 @@ def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runne
     from slackwater.errors import StartError
 
     runner.write("0.jsonl", ROWS[:1])
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "source": runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
         "window": WINDOWS["tumbling"],
     }
-    once = runner.run(**given)
-    assert runner.run(**given).equals(once)  # the state knows what it wrote
+    once = runner.run(**settings)
+    assert runner.run(**settings).equals(once)  # the state knows what it wrote
     (runner.home / "state").rename(runner.home / "gone")
     with pytest.raises(StartError, match=r'target holds . files? of another state of "test"'):
-        runner.run(**given)
+        runner.run(**settings)
     with pytest.raises(StartError, match="--put-aside-output"):
-        runner.run(**given, rebuild={})
-    assert runner.run(**given, former_output="aside").equals(once)
-    assert runner.run(**given, rebuild={}, former_output="keep").height == 2 * once.height
+        runner.run(**settings, rebuild={})
+    assert runner.run(**settings, former_output="aside").equals(once)
+    assert runner.run(**settings, rebuild={}, former_output="keep").height == 2 * once.height
