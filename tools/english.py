@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CODE = ("src", "benchmarks", "docgen", "tools", "tests/laws", "tests/support", "tests/unit")
+CODE = ("src", "benchmarks", "docgen", "tools", "tests")
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs")
 MOST_EXCEPTIONS = 20
 SUBJECTS_SINCE = "2026-11-25T09:00:00Z"

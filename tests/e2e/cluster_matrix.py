@@ -36,7 +36,7 @@ from typing import Any
 import polars as pl
 import psycopg
 from tests.e2e.matrix import Pair, Services
-from tests.e2e.told_table import Table
+from tests.e2e.results_table import Table
 from tests.e2e.window_matrix import BROKEN
 from tests.support import cluster as clusters
 from tests.support import cluster_faults
@@ -138,8 +138,11 @@ class Cell(Pair):
 
     def _options(self) -> str:
         assert self.storage is not None
-        given = self.storage.s3.options(self.storage.door.port) | {"timeout": ANSWER_S, "connect_timeout": ANSWER_S}
-        return "{ " + ", ".join(f'{k} = "{v}"' for k, v in given.items()) + " }"
+        s3_options = self.storage.s3.options(self.storage.door.port) | {
+            "timeout": ANSWER_S,
+            "connect_timeout": ANSWER_S,
+        }
+        return "{ " + ", ".join(f'{k} = "{v}"' for k, v in s3_options.items()) + " }"
 
     def _topic(self) -> str:
         return self.services.topic(self.events, self.broken)
@@ -154,7 +157,11 @@ class Cell(Pair):
         here = self.home / f"driver{self.starts}"
         (here / "tmp").mkdir(parents=True)
         shutil.copy(self.config, here)
-        own = {"SLACKWATER_CACHE_DIR": f"{here}/cache", "TMPDIR": f"{here}/tmp", "SPARK_MASTER": self.cluster.address}
+        environment = {
+            "SLACKWATER_CACHE_DIR": f"{here}/cache",
+            "TMPDIR": f"{here}/tmp",
+            "SPARK_MASTER": self.cluster.address,
+        }
         command = [*(APART if self.elsewhere else ()), sys.executable, "-m", "slackwater.cli.main"]
         command += ["run", self.config.name, "--available-now", "--flush"]
         with (self.home / "log").open("ab") as log:
@@ -163,7 +170,7 @@ class Cell(Pair):
                 stderr=log,
                 stdout=log,
                 cwd=here,
-                env={"SPARK_SUBMIT_OPTS": clusters.QUICK, **os.environ, **own},
+                env={"SPARK_SUBMIT_OPTS": clusters.QUICK, **os.environ, **environment},
                 start_new_session=True,
             )
 
@@ -220,45 +227,45 @@ class Cell(Pair):
             if m.value() == BROKEN.encode()
         )
         files = list(self._fetched("letters").glob("*.parquet"))
-        found = Counter(pl.concat([pl.read_parquet(f) for f in files]).select("partition", "offset").rows())
-        return sent.total(), (sent - found).total(), (found - sent).total()
+        stored = Counter(pl.concat([pl.read_parquet(f) for f in files]).select("partition", "offset").rows())
+        return sent.total(), (sent - stored).total(), (stored - sent).total()
 
 
 def cell(
-    services: Services, cluster: Cluster, kind: str, store: str, fault: str, given: argparse.Namespace
+    services: Services, cluster: Cluster, kind: str, store: str, fault: str, arguments: argparse.Namespace
 ) -> tuple[Any, ...]:
     """One cell of the matrix: what was done to it, and (rows, lost, doubled or wrong)."""
     seed = random.randrange(10**6)
     with ExitStack() as stack:
         storage = stack.enter_context(Storage.started()) if store == "s3" else None
-        per_epoch = given.events // (2 * given.kills + 6)
-        found = Cell(
+        per_epoch = arguments.events // (2 * arguments.kills + 6)
+        pipeline = Cell(
             services,
             store,
             store,
             kind,
-            given.events,
+            arguments.events,
             per_epoch,
             cluster=cluster,
             storage=storage,
             speculates=fault == "speculation",
             elsewhere=fault == "driver" and store == "s3" and os.geteuid() == 0,
         )
-        faults = {"storage": [], "speculation": ["stall"] * given.kills}.get(fault, [fault] * given.kills)
+        faults = {"storage": [], "speculation": ["stall"] * arguments.kills}.get(fault, [fault] * arguments.kills)
         if storage is not None and fault == "storage":
             storage.rng.seed(seed)
-            stack.enter_context(storage.faulty(given.rate))
-        done, process = found.through(faults, random.Random(seed))
-        found.ended(process)
-        assert done.total() == len(faults), f"{found.name} ended before all faults (seed {seed}): {done}"
-        told = f"{done[fault]}"
+            stack.enter_context(storage.faulty(arguments.rate))
+        done, process = pipeline.through(faults, random.Random(seed))
+        pipeline.ended(process)
+        assert done.total() == len(faults), f"{pipeline.name} ended before all faults (seed {seed}): {done}"
+        summary = f"{done[fault]}"
         if fault == "speculation":
-            told = f"{done['stall']} stalled, {found.speculated()} tasks tried twice"
+            summary = f"{done['stall']} stalled, {pipeline.speculated()} tasks tried twice"
         elif storage is not None and fault == "storage":
             kinds = Counter(f for _, _, f in storage.door.faults)
             assert kinds, "no request met a fault"
-            told = ", ".join(f"{n} {name}" for name, n in sorted(kinds.items()))
-        return (kind, STORES[store], fault, f"{told} (seed {seed})", found.committed() + 1, *found.verdict())
+            summary = ", ".join(f"{n} {name}" for name, n in sorted(kinds.items()))
+        return (kind, STORES[store], fault, f"{summary} (seed {seed})", pipeline.committed() + 1, *pipeline.verdict())
 
 
 def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -273,11 +280,11 @@ def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) 
                 yield kind, store, fault
 
 
-def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace, page: Path | None) -> bool:
+def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namespace, page: Path | None) -> bool:
     """Sessions, state, results and letters in one bucket; whether all is right."""
     seed = random.randrange(10**6)
     rng = random.Random(seed)
-    faults = ["driver" if n % 10 < 3 else "executor" for n in range(given.kills)]
+    faults = ["driver" if n % 10 < 3 else "executor" for n in range(arguments.kills)]
     rng.shuffle(faults)
     table = Table(
         "bucket",
@@ -286,48 +293,48 @@ def in_a_bucket(services: Services, cluster: Cluster, given: argparse.Namespace,
         page,
     )
     with Storage.started() as storage:
-        per_epoch = given.events // (given.kills * 3 // 2 + 20)
-        found = Cell(
+        per_epoch = arguments.events // (arguments.kills * 3 // 2 + 20)
+        pipeline = Cell(
             services,
             "s3",
             "s3",
             "session",
-            given.events,
+            arguments.events,
             per_epoch,
             cluster=cluster,
             storage=storage,
-            broken=given.broken,
+            broken=arguments.broken,
         )
         began = time.monotonic()
         storage.rng.seed(seed)
-        with storage.faulty(given.rate):
-            done, process = found.through(faults, rng)
-            while len(storage.door.faults) < given.faults and process.poll() is None:
+        with storage.faulty(arguments.rate):
+            done, process = pipeline.through(faults, rng)
+            while len(storage.door.faults) < arguments.faults and process.poll() is None:
                 time.sleep(0.2)
         print(f"{dict(done)} after {time.monotonic() - began:.0f} s, {len(storage.door.faults)} faults", flush=True)
         # the rest of it undisturbed, its requests counted
-        first, seen = found.committed(), len(storage.door.seen)
-        found.ended(process)
-        last = found.committed()
+        first, seen = pipeline.committed(), len(storage.door.seen)
+        pipeline.ended(process)
+        last = pipeline.committed()
         requests = requests_of(storage.door.seen[seen:])
         met = Counter(f for _, _, f in storage.door.faults)
-        told = (
-            f"{given.events:,}",
+        cells = (
+            f"{arguments.events:,}",
             last + 1,
             f"{done['executor']} executors, {done['driver']} drivers (seed {seed})",
             ", ".join(f"{n} {name}" for name, n in sorted(met.items())),
         )
-        rows, letters = found.verdict(), found.letters()
-        table.add("sessions", *told, *rows)
+        rows, letters = pipeline.verdict(), pipeline.letters()
+        table.add("sessions", *cells, *rows)
         table.add("dead letters", "", "", "", "", *letters)
         epochs = last - first
         print(f"requests of {epochs} epochs: {json.dumps(requests, sort_keys=True)}")
-        shares = {what: per(requests, folders, epochs) for what, folders in OF_EPOCH.items()}
+        shares = {part: per(requests, folders, epochs) for part, folders in OF_EPOCH.items()}
         shares["shard"] = round(shares["shard"] / SHARDS, 2)
         print(f"per epoch: {json.dumps(shares)}, the lease apart, which is renewed every 10 s")
-        enough = done.total() == given.kills and met.total() >= given.faults
+        enough = done.total() == arguments.kills and met.total() >= arguments.faults
         if not enough:
-            print(f"too few: {done}, {met.total()} faults, wanted {given.kills} and {given.faults}")
+            print(f"too few: {done}, {met.total()} faults, wanted {arguments.kills} and {arguments.faults}")
         return enough and not any((*rows[1:], *letters[1:]))
 
 
@@ -341,8 +348,8 @@ def requests_of(seen: Sequence[tuple[str, str]]) -> Mapping[str, int]:
     return kinds
 
 
-def per(requests: Mapping[str, int], folders: Sequence[str], of: int) -> float:
-    return round(sum(n for kind, n in requests.items() if kind.split()[1] in folders) / max(of, 1), 2)
+def per(requests: Mapping[str, int], folders: Sequence[str], epochs: int) -> float:
+    return round(sum(n for kind, n in requests.items() if kind.split()[1] in folders) / max(epochs, 1), 2)
 
 
 def main() -> int:
@@ -360,11 +367,11 @@ def main() -> int:
     options.add_argument("--bucket-only", action="store_true")
     options.add_argument("--write", type=Path)
     options.add_argument("--missing", action="store_true", help="cells that the page does not have yet")
-    given = options.parse_args()
+    arguments = options.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # how far it is
     head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "doubled or wrong"]
-    table, failed = Table("cluster", head, 3, given.write), False
+    table, failed = Table("cluster", head, 3, arguments.write), False
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-cluster-")))
         services = Services(
@@ -372,14 +379,16 @@ def main() -> int:
         )
         services.home.mkdir()
         cluster = stack.enter_context(clusters.started(home / "spark"))
-        if given.bucket_only:
-            return int(not in_a_bucket(services, cluster, given, given.write))
-        for kind, store, fault in in_turn(given.kinds.split(","), given.stores.split(","), given.only.split(",")):
-            if given.missing and table.has(kind, STORES[store], fault):
+        if arguments.bucket_only:
+            return int(not in_a_bucket(services, cluster, arguments, arguments.write))
+        for kind, store, fault in in_turn(
+            arguments.kinds.split(","), arguments.stores.split(","), arguments.only.split(",")
+        ):
+            if arguments.missing and table.has(kind, STORES[store], fault):
                 continue
-            found = cell(services, cluster, kind, store, fault, given)
-            failed |= bool(found[-2] or found[-1])
-            table.add(*found)
+            row = cell(services, cluster, kind, store, fault, arguments)
+            failed |= bool(row[-2] or row[-1])
+            table.add(*row)
     return int(failed)
 
 

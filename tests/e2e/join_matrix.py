@@ -59,11 +59,15 @@ def rows(events: int) -> list[tuple[str, int, str]]:
     """So many rows of both sides together, as they are sent: (side, time in ms, JSON)."""
     chance = random.Random(11)
     sent = [
-        (at + chance.randrange(DISORDER_MS), side, at, json.dumps({"id": id_, "amount": chance.randrange(3)}))
-        for side, at, id_ in _orders_and_payments(chance, events)
+        (time_ms + chance.randrange(DISORDER_MS), side, time_ms, json.dumps({"id": id_, "amount": chance.randrange(3)}))
+        for side, time_ms, id_ in _orders_and_payments(chance, events)
     ]
-    again = [(at + chance.randrange(DISORDER_MS), side, at, v) for _, side, at, v in sent if chance.random() < 0.02]
-    return [(side, at, value) for _, side, at, value in sorted(sent + again)[:events]]
+    again = [
+        (time_ms + chance.randrange(DISORDER_MS), side, time_ms, v)
+        for _, side, time_ms, v in sent
+        if chance.random() < 0.02
+    ]
+    return [(side, time_ms, value) for _, side, time_ms, value in sorted(sent + again)[:events]]
 
 
 def _orders_and_payments(chance: random.Random, orders: int) -> Iterator[tuple[str, int, int | None]]:

@@ -29,7 +29,7 @@ from typing import Any
 
 import psycopg
 from tests.e2e import join_matrix, window_matrix
-from tests.e2e.told_table import Table
+from tests.e2e.results_table import Table
 from tests.e2e.window_matrix import BROKEN, LATENESS_S
 from tests.support.topics import messages
 
@@ -57,8 +57,8 @@ class Services:
             name = f"events-{events}-{broken}"
             self.kafka.create(name, PARTITIONS)
             with sender(self.kafka.address) as send:
-                for n, (user, value, at) in enumerate(window_matrix.rows(events, broken)):
-                    send(name, value, user, n % PARTITIONS, at)
+                for n, (user, value, time_ms) in enumerate(window_matrix.rows(events, broken)):
+                    send(name, value, user, n % PARTITIONS, time_ms)
             self.topics[events, broken] = name
         return self.topics[events, broken]
 
@@ -69,8 +69,8 @@ class Services:
             for name in topics.values():
                 self.kafka.create(name, PARTITIONS)
             with sender(self.kafka.address) as send:
-                for n, (side, at, value) in enumerate(join_matrix.rows(events)):
-                    send(topics[side], value, None, n % PARTITIONS, at)
+                for n, (side, time_ms, value) in enumerate(join_matrix.rows(events)):
+                    send(topics[side], value, None, n % PARTITIONS, time_ms)
             self.joined[events] = topics
         return self.joined[events]
 
@@ -137,7 +137,7 @@ class Pair:
         return {**window_matrix.TRUTH, **join_matrix.TRUTH}[self.window]
 
     def _topic(self) -> str:
-        """Of the events that a window counts."""
+        """Return the topic of the events that a window counts."""
         return self.services.topic(self.events)
 
     def _toml(self) -> str:
@@ -227,8 +227,8 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         """Kill it at a random moment after it said something of its own."""
         before, process = len(self.said()) if (self.home / "log").exists() else 0, self.start()
         until = time.monotonic() + 180
-        wanted = chance.randrange(4)
-        while self.said()[before:].count("epoch=") < wanted and process.poll() is None and time.monotonic() < until:
+        epochs = chance.randrange(4)
+        while self.said()[before:].count("epoch=") < epochs and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 1.5))
         assert process.poll() is None, f"{self.name} ended before it was killed: {self.said()[-3000:]}"
@@ -242,8 +242,8 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     def late_for_next_stage(self) -> str:
         """How many results of a stage came late for the next one, by the last line of the last run."""
-        found = re.findall(r"([\d,]+) results? late between stages", self.said())
-        return found[-1] if found else "–"
+        counts = re.findall(r"([\d,]+) results? late between stages", self.said())
+        return counts[-1] if counts else "–"
 
     # -- a restored copy -----------------------------------------------------------------------------------------
 
@@ -323,8 +323,8 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
             db.execute(f"CREATE TABLE expected ({names}) AS {self.truth}")
 
             def count(query: str) -> int:
-                found = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
-                return int(found[0]) if found else 0
+                row = db.execute(f"SELECT count(*) FROM ({query}) q").fetchone()
+                return int(row[0]) if row else 0
 
             got = f"SELECT {names} FROM out"
             return (
@@ -341,8 +341,8 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
                 db.execute(f"CREATE TABLE {side} ({join_matrix.SIDE})")
                 with db.cursor().copy(f"COPY {side} FROM STDIN") as copy:
                     for message in messages(address, topic):
-                        id_, amount, at = join_matrix.loaded(message)
-                        copy.write_row((id_, amount, _iso(at)))
+                        id_, amount, time_ms = join_matrix.loaded(message)
+                        copy.write_row((id_, amount, _iso(time_ms)))
                 db.execute(f"CREATE INDEX ON {side} (id)")
             return
         db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
@@ -399,7 +399,7 @@ def main() -> int:
     options.add_argument("--windows", default="session,tumbling,next-stage,join,full-join")
     options.add_argument("--write", type=Path)
     options.add_argument("--missing", action="store_true", help="what the page does not have yet")
-    given = options.parse_args()
+    arguments = options.parse_args()
     head = [
         "kind",
         "state",
@@ -413,32 +413,32 @@ def main() -> int:
         "lost",
         "doubled or wrong",
     ]
-    table = Table("kills", [*head, "when"], 3, given.write)
+    table = Table("kills", [*head, "when"], 3, arguments.write)
     failed = False
     with Kafka.started() as kafka, Postgres.started() as postgres, tempfile.TemporaryDirectory() as home:
         services = Services(kafka, postgres, Path(home))
-        for window in given.windows.split(","):
+        for window in arguments.windows.split(","):
             for store, target in PAIRS:
-                if given.only and f"{store}-{target}" not in given.only.split(","):
+                if arguments.only and f"{store}-{target}" not in arguments.only.split(","):
                     continue
-                if given.missing and table.has(window, store, target):
+                if arguments.missing and table.has(window, store, target):
                     continue
-                per_epoch = given.events // (2 * (len(KILL_POINTS) + given.random) + 18)
-                pair = Pair(services, store, target, window, given.events, per_epoch)
+                per_epoch = arguments.events // (2 * (len(KILL_POINTS) + arguments.random) + 18)
+                pair = Pair(services, store, target, window, arguments.events, per_epoch)
                 seed = random.randrange(10**6)
                 chance = random.Random(seed)
                 for step in KILL_POINTS:
                     pair.die_at(step)
-                for _ in range(given.random):
+                for _ in range(arguments.random):
                     pair.die_somewhere(chance)
                 restored = pair.restore_a_copy()
                 pair.finish()
                 expected, lost, wrong = pair.verdict()
                 between = pair.late_for_next_stage()
                 failed |= bool(lost or wrong or (window == "next-stage" and between != "0"))
-                killed = (len(KILL_POINTS), f"{given.random} (seed {seed})")
-                told = (f"{given.events:,}", *killed, restored, between, expected, lost, wrong)
-                table.add(window, store, target, *told, date.today().isoformat())
+                killed = (len(KILL_POINTS), f"{arguments.random} (seed {seed})")
+                cells = (f"{arguments.events:,}", *killed, restored, between, expected, lost, wrong)
+                table.add(window, store, target, *cells, date.today().isoformat())
     return int(failed)
 
 

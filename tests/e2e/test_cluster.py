@@ -48,8 +48,8 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
 @long(beside="test_faults.py::test_killed_at_named_steps")
 def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     """State, results and dead letters in it; an executor and the driver are killed while requests fail."""
-    given = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
+    arguments = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
     (tmp_path / "pipelines").mkdir()
     services = Services(kafka, postgres, tmp_path / "pipelines")
     with clusters.started(tmp_path / "spark") as cluster:
-        assert in_a_bucket(services, cluster, given, None)
+        assert in_a_bucket(services, cluster, arguments, None)

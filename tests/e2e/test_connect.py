@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect.Server]:
-    with connect.started(tmp_path_factory.mktemp("connect")) as found:
-        yield found
+    with connect.started(tmp_path_factory.mktemp("connect")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: 
     for session in (runner.spark, lent):
         events = session.read.schema(SCHEMA).json(str(runner.home / "in"))
         people = session.createDataFrame([("a", "Ann"), ("b", "Bob")], "id STRING, name STRING")
-        made = sw.batch(events, shape, sql, lookups={"people": people})
-        assert made.sparkSession is events.sparkSession
-        answers.append(comparable(collected(made)))
+        batch = sw.batch(events, shape, sql, lookups={"people": people})
+        assert batch.sparkSession is events.sparkSession
+        answers.append(comparable(collected(batch)))
         open_ones = sw.batch(events, shape, sql, lookups={"people": people}, flush=False, shards=3)
         answers.append(comparable(collected(open_ones)))
     assert answers[:2] == answers[2:]
@@ -187,12 +187,12 @@ def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path:
     path = tmp_path / "cluster.toml"
     text = orders.CONFIG.format(store='kind = "files"\npath = "state"')
     path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
-    given = orders.written(tmp_path, 3 + 5 * kills)
+    orders_and_payments = orders.written(tmp_path, 3 + 5 * kills)
     if kills:
         killed_at(path, server, 3)
     process = start(path, "--flush", SPARK_REMOTE=server.address)
     assert process.wait(timeout=580) == 0, said(path)
-    orders.check(tmp_path, *given)
+    orders.check(tmp_path, *orders_and_payments)
 
 
 def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
@@ -217,8 +217,8 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     if payload == "protobuf":
         path = runner.home / "event.proto"
         path.write_text(protobuf.FIRST)
-        given = {"payload_format": "protobuf", "protobuf_schema_file": str(path)}
-        source = first.source(schema=None, max_offsets_per_trigger=8, **given)
+        payload_options = {"payload_format": "protobuf", "protobuf_schema_file": str(path)}
+        source = first.source(schema=None, max_offsets_per_trigger=8, **payload_options)
     answers = []
     for part in range(2):
         for n in range(8):
@@ -258,12 +258,12 @@ def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPa
 
 def test_settings_of_the_server(runner: Runner, server: connect.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     runner.write("0.jsonl", [])
-    given = {"source": runner.source("user STRING, ts STRING"), "window": COUNTS, "spark": None}
+    run_settings = {"source": runner.source("user STRING, ts STRING"), "window": COUNTS, "spark": None}
     settings = {"spark.remote": server.address, "spark.executor.memory": "4g"}
     with pytest.raises(StartError, match=r'"spark.executor.memory" cannot be set over Spark Connect, .* --conf'):
-        runner.run(**given, spark_settings=settings)
+        runner.run(**run_settings, spark_settings=settings)
     with pytest.raises(StartError, match=r'\[spark\] sets "spark.master", and "spark.remote" names a server'):
-        runner.run(**given, spark_settings={"spark.remote": server.address, "spark.master": "local[2]"})
+        runner.run(**run_settings, spark_settings={"spark.remote": server.address, "spark.master": "local[2]"})
 
 
 def test_what_only_spark_can_plan_is_refused_by_name(runner: Runner, lent: Any) -> None:

@@ -112,8 +112,8 @@ def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert command(monkeypatch, "check", "prices.toml") == 0
     assert command(monkeypatch, "explain", "prices.toml") == 0
     assert command(monkeypatch, "run", "prices.toml", "--available-now", "--flush") == 0
-    found = {r["shop"]: (r["mean_price"], r["largest"]) for r in output(tmp_path / "out" / "prices")}
-    assert found == {"a": (2.5, [9.0, 3.0]), "b": (None, [])}
+    prices = {r["shop"]: (r["mean_price"], r["largest"]) for r in output(tmp_path / "out" / "prices")}
+    assert prices == {"a": (2.5, [9.0, 3.0]), "b": (None, [])}
 
 
 @pytest.mark.usefixtures("spark")
@@ -134,9 +134,9 @@ def test_from_kafka_to_postgres(
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE orders_per_minute (window_start timestamptz, shop int)")
     assert command(monkeypatch, *check) == 1
-    told = capsys.readouterr().err.strip().splitlines()
-    assert any('column "shop" is integer, expected text' in line for line in told)
-    assert all(line.startswith(("error: orders-per-minute: ", "orders-per-minute: ")) for line in told)
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert any('column "shop" is integer, expected text' in line for line in errors)
+    assert all(line.startswith(("error: orders-per-minute: ", "orders-per-minute: ")) for line in errors)
     with psycopg.connect(url) as db:
         db.execute("DROP TABLE orders_per_minute")
     producer = Producer({"bootstrap.servers": kafka.address})
@@ -171,13 +171,13 @@ def test_what_cannot_be_reached_is_said_line_by_line(
     monkeypatch.setenv("WAREHOUSE_URL", "postgresql://me:hunter2@127.0.0.1:1/shop")
     (tmp_path / "orders.toml").write_text(block("toml", 1))
     assert command(monkeypatch, "check", str(tmp_path / "orders.toml"), "--connect") == 1
-    told = capsys.readouterr().err
-    assert 'source "orders": Kafka at 127.0.0.1:1 cannot be reached' in told
-    assert "state store: Postgres at 127.0.0.1:1/shop cannot be reached" in told
-    assert "target public.orders_per_minute: Postgres at 127.0.0.1:1/shop cannot be reached" in told
-    assert "dead_letter public.orders_rejected: Postgres" in told
-    assert "hunter2" not in told
-    assert len(told.strip().splitlines()) == 4
+    errors = capsys.readouterr().err
+    assert 'source "orders": Kafka at 127.0.0.1:1 cannot be reached' in errors
+    assert "state store: Postgres at 127.0.0.1:1/shop cannot be reached" in errors
+    assert "target public.orders_per_minute: Postgres at 127.0.0.1:1/shop cannot be reached" in errors
+    assert "dead_letter public.orders_rejected: Postgres" in errors
+    assert "hunter2" not in errors
+    assert len(errors.strip().splitlines()) == 4
 
 
 @pytest.mark.usefixtures("spark")
@@ -230,11 +230,11 @@ def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
     assert command(monkeypatch, *block("", 0, page).split()[1:]) == 0
     names, *expected = [line.split() for line in block("text", 0, page).splitlines()]
-    found = []
+    rows = []
     for row in output(tmp_path / "out"):
         values = [row[name] for name in names[1:]]
-        found.append(["-" if v is None else f"{v:%H:%M}" if hasattr(v, "hour") else str(v) for v in values])
-    assert found == [line[1:] for line in expected]
+        rows.append(["-" if v is None else f"{v:%H:%M}" if hasattr(v, "hour") else str(v) for v in values])
+    assert rows == [line[1:] for line in expected]
     epochs = [len(pl.read_parquet(path)) for path in sorted((tmp_path / "out").glob("*.parquet"))]
     assert epochs == [[line[0] for line in expected].count(epoch) for epoch in ("0", "1", "2")]
 

@@ -54,11 +54,11 @@ def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.utime(path, (1_600_000_000 + n, 1_600_000_000 + n))
     assert command(monkeypatch, "run", "visits.toml", "--available-now", "--flush") == 0
     names, *lines = [line.split() for line in block("text", 0, page).splitlines()]
-    found = [
+    rows = [
         [f"{r[n]:%Y-%m-%dT%H:%M:%SZ}" if hasattr(r[n], "hour") else str(r[n]) for n in names]
         for r in output(tmp_path / "out")
     ]
-    assert sorted(found) == sorted(lines)
+    assert sorted(rows) == sorted(lines)
 
 
 def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:

@@ -19,9 +19,9 @@ FOLDER = ROOT / "examples" / "sessions"
 
 
 def test_the_notebook_is_kept_without_what_it_printed() -> None:
-    found = nbformat.read(FOLDER / "sessions.ipynb", as_version=4)
-    nbformat.validate(found)
-    assert not any(c.get("outputs") or c.get("execution_count") for c in found.cells)
+    notebook = nbformat.read(FOLDER / "sessions.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(c.get("outputs") or c.get("execution_count") for c in notebook.cells)
 
 
 @long(beside="test_docs_start.py::test_a_run_in_the_background")
@@ -40,8 +40,8 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     shown = {c.source.splitlines()[-1]: c.outputs for c in notebook.cells if c.cell_type == "code"}
 
     def html(cell: str) -> str:
-        (made,) = [o["data"]["text/html"] for o in shown[cell] if o["output_type"] == "execute_result"]
-        return re.sub(r"<style>.*?</style>", "", made, flags=re.DOTALL)
+        (rendered,) = [o["data"]["text/html"] for o in shown[cell] if o["output_type"] == "execute_result"]
+        return re.sub(r"<style>.*?</style>", "", rendered, flags=re.DOTALL)
 
     assert "read 1 source" in html("pipeline")
     assert "Delivery: exactly once" in html("plan")

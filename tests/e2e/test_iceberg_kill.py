@@ -69,16 +69,16 @@ TRUTH = f"""
 
 def generate(home: Path, events: int, files: int) -> None:
     """Some days of a few users at a time, out of order; one row in a hundred is late by minutes and joins what was told."""
-    rng, at = random.Random(5), 1_700_000_000_000_000
+    rng, time_us = random.Random(5), 1_700_000_000_000_000
     (home / "in").mkdir()
     each = events // files
     for number in range(files):
         lines = []
         for n in range(each):
-            at += rng.randrange(3_000_000)
+            time_us += rng.randrange(3_000_000)
             late = rng.randrange(600_000_000) if rng.random() < 0.01 else rng.randrange(2_000_000)
             user = f"u{rng.randrange(25) + (number * each + n) // 1000}"
-            lines.append(json.dumps({"user": user, "x": rng.randrange(100), "us": at - late}))
+            lines.append(json.dumps({"user": user, "x": rng.randrange(100), "us": time_us - late}))
         path = home / "in" / f"{number:04}.jsonl"
         path.write_text("\n".join(lines) + "\n")
         os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
@@ -136,8 +136,8 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
         expected = sorted(db.execute(TRUTH.format(files=tmp_path / "in" / "*.jsonl")).fetchall())
     assert len(expected) > events // 50
     columns = ["user", "window_start", "window_end", "n", "total"]
-    found = lake.content().select(columns)
-    assert sorted(map(plain, found.rows())) == list(map(plain, expected)), f"seed {seed}"
+    frame = lake.content().select(columns)
+    assert sorted(map(plain, frame.rows())) == list(map(plain, expected)), f"seed {seed}"
     assert sorted(map(plain, lake.duck(", ".join(f'"{c}"' for c in columns)))) == list(map(plain, expected))
     assert lake.snapshots() == 1
     assert "Traceback" not in said(config)

@@ -124,20 +124,20 @@ def table(url: str) -> pl.DataFrame:
         return pl.DataFrame(cursor.fetchall(), schema=[c.name for c in cursor.description], orient="row")
 
 
-def check(found: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> None:
+def check(frame: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> None:
     """Every pair once, whole, at the later of the two times; nothing late, and all rows used."""
     pairs, sent, answers = KNOWN[within]
-    assert found.height == pairs
+    assert frame.height == pairs
     if sent is not None:
-        assert (found["left_n"].n_unique(), found["right_n"].n_unique()) == (sent, answers)
-    numbers = found.select(pl.col("left_n", "right_n").cast(pl.Int64))
+        assert (frame["left_n"].n_unique(), frame["right_n"].n_unique()) == (sent, answers)
+    numbers = frame.select(pl.col("left_n", "right_n").cast(pl.Int64))
     assert numbers.sort(pl.all()).equals(replies(rows, SECONDS[within]))
-    assert found.columns[:4] == ["left_n", "left_source", "left_target", "left_unixtime"]
+    assert frame.columns[:4] == ["left_n", "left_source", "left_target", "left_unixtime"]
     for side in ("left", "right"):
-        whole = found.select(pl.col(f"{side}_{c}").cast(pl.Int64).alias(c) for c in rows.columns)
+        whole = frame.select(pl.col(f"{side}_{c}").cast(pl.Int64).alias(c) for c in rows.columns)
         assert whole.equals(rows[whole["n"]])
-    at = found["_event_ts"].dt.timestamp("us")
-    assert (at == 1_000_000 * found["right_unixtime"]).all()
+    event_us = frame["_event_ts"].dt.timestamp("us")
+    assert (event_us == 1_000_000 * frame["right_unixtime"]).all()
     assert f"{2 * rows.height:,} used, 0 late, 0 refused, 0 bad" in said
 
 
@@ -177,13 +177,13 @@ def test_messages_in_files_meet_their_replies(
 @pytest.fixture(scope="module")
 def topic(kafka: Any) -> Any:
     """A way to have the messages as JSON in a topic of three partitions, in order within each; produced once."""
-    made: list[str] = []
+    topics: list[str] = []
 
     def produced(rows: pl.DataFrame) -> str:
         from confluent_kafka import Producer
 
-        if made:
-            return made[0]
+        if topics:
+            return topics[0]
         kafka.create("college", PARTITIONS)
         producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 20, "enable.idempotence": True})
         for row in rows.iter_rows(named=True):
@@ -194,8 +194,8 @@ def topic(kafka: Any) -> Any:
                 except BufferError:
                     producer.poll(0.1)
         assert producer.flush(60) == 0
-        made.append("college")
-        return made[0]
+        topics.append("college")
+        return topics[0]
 
     return produced
 

@@ -73,8 +73,8 @@ def generate(home: Path) -> list[dict[str, object]]:
     rng = random.Random(5)
     rows = []
     for n in range(FILES * 200):
-        at = START_US + n * 50_000 + rng.randrange(4_000_000)
-        rows.append({"user": f"u{rng.randrange(40) + n // 500}", "x": rng.randrange(100), "at": at})
+        time_us = START_US + n * 50_000 + rng.randrange(4_000_000)
+        rows.append({"user": f"u{rng.randrange(40) + n // 500}", "x": rng.randrange(100), "at": time_us})
     (home / "in").mkdir()
     for n in range(FILES):
         path = home / "in" / f"{n:04}.jsonl"
@@ -88,7 +88,7 @@ def epochs(home: Path | str) -> int:
 
 
 def faulty(seed: int) -> Callable[[str, str], Fault]:
-    """Of a network: one request in twenty meets something."""
+    """Return a judge of requests like those on a bad network: one in twenty meets a fault."""
     rng = random.Random(seed)
     return lambda method, path: rng.choice(("503", "dropped", "lost", "slow")) if rng.random() < 0.05 else ""
 
@@ -127,9 +127,9 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
     process = start(config, "--flush")
     assert process.wait(timeout=300) == 0, said(config)
     expected = oracle.batch_windows(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
-    found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
+    frame = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
-    got = found.with_columns(times).select("user", "window_start", "window_end", "n", "total").rows()
+    got = frame.with_columns(times).select("user", "window_start", "window_end", "n", "total").rows()
     assert sorted(got) == sorted(
         tuple(r[c] for c in ("user", "window_start", "window_end", "n", "total")) for r in expected
     )
@@ -151,5 +151,5 @@ def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, nu
     assert "Traceback" not in said(config)
     process = start(config, "--flush")
     assert process.wait(timeout=300) == 0, said(config)
-    found = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
-    assert found["n"].sum() == len(rows)
+    frame = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
+    assert frame["n"].sum() == len(rows)

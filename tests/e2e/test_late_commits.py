@@ -60,15 +60,15 @@ def oracle(file: Path) -> set[tuple[str, int, int, int, int]]:
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()[1:]
     per_author: dict[str, list[tuple[int, int]]] = {}
     for line in lines:
-        seq, _, at, _, author, _ = line.split("\t")
-        per_author.setdefault(author, []).append((int(at), int(seq)))
-    found = set()
+        seq, _, second, _, author, _ = line.split("\t")
+        per_author.setdefault(author, []).append((int(second), int(seq)))
+    sessions = set()
     for author, rows in per_author.items():
         rows.sort()
-        heads = [i for i, (at, _) in enumerate(rows) if i == 0 or at - rows[i - 1][0] > 1800]
+        heads = [i for i, (second, _) in enumerate(rows) if i == 0 or second - rows[i - 1][0] > 1800]
         for a, b in zip(heads, [*heads[1:], len(rows)], strict=True):
-            found.add((author, rows[a][0], rows[b - 1][0], b - a, max(seq for _, seq in rows[a:b])))
-    return found
+            sessions.add((author, rows[a][0], rows[b - 1][0], b - a, max(seq for _, seq in rows[a:b])))
+    return sessions
 
 
 POLICIES = {
@@ -96,23 +96,26 @@ def test_commits_that_came_up_to_250_days_late(
     path.write_text(COMMITS.replace("HOME", str(tmp_path)).replace("URL", url).replace("LATE", late))
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
 
-    def asked(query: str) -> list[tuple[Any, ...]]:
+    def query_rows(query: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(url) as db:
             return db.execute(query).fetchall()
 
     def table() -> set[tuple[Any, ...]]:
         return set(
-            asked(
+            query_rows(
                 "SELECT author_id, extract(epoch FROM window_start)::bigint, extract(epoch FROM window_end)::bigint - 1800,"
                 " n, newest FROM sessions"
             )
         )
 
-    (kept,), (letters,) = asked("SELECT sum(n)::int FROM sessions"), asked("SELECT count(*)::int FROM letters")
-    wanted = oracle(file)
-    assert kept[0] + letters[0] == 10_178
+    (used,), (letters,) = (
+        query_rows("SELECT sum(n)::int FROM sessions"),
+        query_rows("SELECT count(*)::int FROM letters"),
+    )
+    expected = oracle(file)
+    assert used[0] + letters[0] == 10_178
     assert letters[0] > least
-    assert table() != wanted
+    assert table() != expected
     capsys.readouterr()
     assert command(monkeypatch, "dlq", "replay", str(path), "--dry-run") == 0
     assert f"commits: {letters[0]:,} letters would be applied" in capsys.readouterr().out
@@ -123,8 +126,8 @@ def test_commits_that_came_up_to_250_days_late(
     assert f"commits: {letters[0] - 10:,} letters applied" in said
     assert "10 letters had been applied before" in said
     assert "left" not in said
-    assert len(wanted) == 7_453
-    assert table() == wanted
+    assert len(expected) == 7_453
+    assert table() == expected
     assert command(monkeypatch, "dlq", "replay", str(path)) == 0
     assert "commits: 0 letters applied" in capsys.readouterr().out
-    assert table() == wanted
+    assert table() == expected

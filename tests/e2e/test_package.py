@@ -30,8 +30,8 @@ def sources() -> list[str]:
     if shutil.which("git") and (ROOT / ".git").exists():
         return run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     hidden = re.compile(r"(^|/)(\.|__pycache__/|[^/]*\.egg-info/)|^(build|dist|out|state|demo-out)/")
-    found = (str(p.relative_to(ROOT)) for folder in ROOT.iterdir() for p in [folder, *folder.rglob("*")] if p.is_file())
-    return [name for name in found if not hidden.search(name)]
+    paths = (str(p.relative_to(ROOT)) for folder in ROOT.iterdir() for p in [folder, *folder.rglob("*")] if p.is_file())
+    return [name for name in paths if not hidden.search(name)]
 
 
 @pytest.fixture(scope="module")

@@ -45,8 +45,8 @@ def test_three_that_start_at_once_on_a_new_machine_fetch_once(tmp_path: Path) ->
         )
         for _ in range(3)
     ]
-    told = [process.communicate() for process in started]
-    assert [process.returncode for process in started] == [0, 0, 0], told
-    assert len({out for out, _ in told}) == 1
-    assert all(Path(jar).stat().st_size for jar in told[0][0].split())
+    outputs = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], outputs
+    assert len({out for out, _ in outputs}) == 1
+    assert all(Path(jar).stat().st_size for jar in outputs[0][0].split())
     assert not list((tmp_path / "jars").glob(".fetch-*"))

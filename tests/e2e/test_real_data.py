@@ -164,6 +164,6 @@ url = "{url}"
         judge.epoch([{"ts": int(r[2]) * 1_000_000, "author_id": r[4], "seq": int(r[0])} for r in rows])
     assert {json.loads(value)["seq"] for _, _, value in letters} == {row["seq"] for row in judge.late}
     expected = [(r["author_id"], r["window_start"], r["window_end"], r["n"]) for r in judge.answer()]
-    found = [(r[0], *(round(t.timestamp() * 1_000_000) for t in r[1:3]), r[3]) for r in table]
-    assert sorted(found) == sorted(expected)
+    windows = [(r[0], *(round(t.timestamp() * 1_000_000) for t in r[1:3]), r[3]) for r in table]
+    assert sorted(windows) == sorted(expected)
     assert "late" in capsys.readouterr().out

@@ -94,9 +94,9 @@ class Child:
     def said(self) -> str:
         return self.log.read_text()
 
-    def wait_for(self, what: Callable[[], object]) -> None:
+    def wait_for(self, condition: Callable[[], object]) -> None:
         end = time.monotonic() + 400  # only how long a broken one may take
-        while not what():
+        while not condition():
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.02)
 
@@ -266,8 +266,8 @@ def test_many_epochs_need_no_checkpoint(home: Path) -> None:
     assert files == []
 
 
-def asked(port: int, path: str) -> tuple[int, str] | None:
-    """What a probe gets: the status, and the phase of the run; None where nobody answers."""
+def probe(port: int, path: str) -> tuple[int, str] | None:
+    """Return the status and the phase of the run that a probe gets, or None if nothing answers."""
     try:
         with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
             return answer.status, json.load(answer)["phase"]
@@ -277,8 +277,8 @@ def asked(port: int, path: str) -> tuple[int, str] | None:
         return None
 
 
-@pytest.mark.parametrize("told", some(["while Spark starts", "within an epoch"]))
-def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, told: str) -> None:
+@pytest.mark.parametrize("stop_moment", some(["while Spark starts", "within an epoch"]))
+def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, stop_moment: str) -> None:
     """The entry point of the Dockerfile with its arguments and environment, and the probes and the signal of the manifest."""
     pod = deployed.deployment()["spec"]["template"]["spec"]
     live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))
@@ -287,14 +287,14 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
     home.joinpath("tmp").mkdir()
     environment = {n: v.replace("/tmp", str(home / "tmp")) for n, v in deployed.environment().items()}
     environment.pop("SLACKWATER_CACHE")  # of jars, which are here where they are
-    given = {deployed.PIPELINE: str(home / "life.toml"), deployed.PORT: str(port)}
-    words = [given.get(word, word) for word in deployed.command()]
+    values = {deployed.PIPELINE: str(home / "life.toml"), deployed.PORT: str(port)}
+    words = [values.get(word, word) for word in deployed.command()]
     assert words[:3] == ["tini", "--", "slackwater"]
     program = str(Path(sys.executable).with_name("slackwater"))
     child = Child(home, *words[3:], program=program, **environment)
-    if told == "while Spark starts":
+    if stop_moment == "while Spark starts":
         child.wait_for(lambda: "starting Spark" in child.said() and child.java())
-        assert (asked(port, live), asked(port, ready)) == ((200, "starting"), (503, "starting"))
+        assert (probe(port, live), probe(port, ready)) == ((200, "starting"), (503, "starting"))
         child.process.send_signal(signal.SIGTERM)
         assert child.ends() == 143
         clean(child.said())
@@ -303,14 +303,14 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
     seen = []
 
     def is_ready() -> bool:
-        answer = asked(port, ready)
+        answer = probe(port, ready)
         seen.extend([answer] if answer else [])
         return answer is not None and answer[0] == 200
 
     child.wait_for(is_ready)
     assert {code for code, phase in seen if phase == "reading"} == {200}
     assert {code for code, phase in seen if phase != "reading"} <= {503}
-    assert asked(port, live) == (200, "reading")
+    assert probe(port, live) == (200, "reading")
     child.wait_for(lambda: committed(home) == 0)
 
     rows(home, 2, wait=10_000)
@@ -318,7 +318,7 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
     child.process.send_signal(signal.SIGTERM)
     began, after = time.monotonic(), []
     while child.process.poll() is None and time.monotonic() - began < 400:
-        after += [answer for answer in (asked(port, ready),) if answer]
+        after += [answer for answer in (probe(port, ready),) if answer]
         time.sleep(0.05)
     assert child.ends() == 0
     assert time.monotonic() - began < pod["terminationGracePeriodSeconds"]

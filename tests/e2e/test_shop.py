@@ -142,14 +142,14 @@ def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: A
     assert in_topic(kafka, f"{topic}-minutes") == sorted((*key, n, amounts[key]) for key, n in minutes.items())
     assert in_table(url) == best(minutes)
     refused = pl.read_parquet(tmp_path / "refused" / "*.parquet")
-    wanted = [(e["shop"], e["kind"], e["amount"]) for e in events if e["kind"] != "sale"]
-    assert sorted(refused.select("shop", "kind", "amount").rows()) == sorted(wanted)
+    not_sales = [(e["shop"], e["kind"], e["amount"]) for e in events if e["kind"] != "sale"]
+    assert sorted(refused.select("shop", "kind", "amount").rows()) == sorted(not_sales)
     assert refused.select("part", "place").is_duplicated().sum() == 0
 
 
 def produced(address: str, topic: str) -> list[dict[str, Any]]:
     """Events out of order by less than the lateness, with the times of their records; one in seven is not a sale."""
-    rng, found = random.Random(7), list[dict[str, Any]]()
+    rng, events = random.Random(7), list[dict[str, Any]]()
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 50})
     for n in range(EVENTS):
         ms = START_MS + n * STEP_MS + rng.randrange(4000)
@@ -159,17 +159,17 @@ def produced(address: str, topic: str) -> list[dict[str, Any]]:
             "amount": rng.randrange(100),
         }
         producer.produce(topic, json.dumps(event), partition=n % 3, timestamp=ms)
-        found.append({**event, "ms": ms})
+        events.append({**event, "ms": ms})
     assert producer.flush(60) == 0
-    return found
+    return events
 
 
 def best(minutes: Counter[tuple[str, int]]) -> list[tuple[int, str, int, int]]:
-    found = []
+    ranked = []
     for minute in {m for _, m in minutes}:
-        there = sorted((-n, shop) for (shop, m), n in minutes.items() if m == minute)[:3]
-        found += [(minute, shop, -n, place) for place, (n, shop) in enumerate(there, 1)]
-    return sorted(found)
+        top = sorted((-n, shop) for (shop, m), n in minutes.items() if m == minute)[:3]
+        ranked += [(minute, shop, -n, place) for place, (n, shop) in enumerate(top, 1)]
+    return sorted(ranked)
 
 
 def in_table(url: str) -> list[tuple[int, str, int, int]]:
@@ -182,17 +182,17 @@ def in_table(url: str) -> list[tuple[int, str, int, int]]:
 
 def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
     """What a consumer sees that reads what was committed."""
-    found = []
+    rows = []
     for message in messages(broker.address, topic):
         row = json.loads(message.value())
         ms = int(_moment(row["window_start"]).timestamp() * 1000)
-        found.append((row["shop"], ms, row["n"], row["amount"]))
-    return sorted(found)
+        rows.append((row["shop"], ms, row["n"], row["amount"]))
+    return sorted(rows)
 
 
 def _moment(text: str) -> dt.datetime:
-    found = dt.datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=dt.UTC)
+    moment = dt.datetime.fromisoformat(text)
+    return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
 def epoch(url: str) -> int:

@@ -86,15 +86,15 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
             said = [arguments[0], *(placed(a, where) for a in arguments[1:])]
             capsys.readouterr()
             if program == "curl":
-                asked(arguments)
+                fetch_as_curl(arguments)
             elif arguments[0] == "serve":
                 served = serving(arguments)
             else:
                 assert program == "slackwater"
                 code = command(monkeypatch, *said)
-                told = capsys.readouterr()
-                assert code == 0, (said, told.err)
-                assert told.out.strip(), said
+                captured = capsys.readouterr()
+                assert code == 0, (said, captured.err)
+                assert captured.out.strip(), said
     finally:
         if served is not None:
             os.killpg(served.pid, signal.SIGTERM)
@@ -122,8 +122,8 @@ def serving(arguments: list[str]) -> subprocess.Popen[str]:
     return process
 
 
-def asked(arguments: list[str]) -> None:
-    """What curl would get."""
+def fetch_as_curl(arguments: list[str]) -> None:
+    """Fetch the URL as curl would, and check the rows."""
     headers = {}
     if "-H" in arguments:
         name, _, value = arguments[arguments.index("-H") + 1].partition(": ")
@@ -136,15 +136,15 @@ def asked(arguments: list[str]) -> None:
             break
         except ConnectionError:
             time.sleep(0.1)
-    found = pa.ipc.open_stream(body).read_all().to_pylist() if headers else json.loads(body)
-    assert [(row["user_id"], row["clicks"]) for row in found] == [("u1", 9)]
+    rows = pa.ipc.open_stream(body).read_all().to_pylist() if headers else json.loads(body)
+    assert [(row["user_id"], row["clicks"]) for row in rows] == [("u1", 9)]
 
 
 @pytest.mark.usefixtures("spark")
 def test_the_page_in_python(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     events("0.jsonl", 0, 9)
     assert command(monkeypatch, "run", "sessions.toml", "--available-now") == 0
-    known: dict[str, Any] = {}
-    exec(compile(block("python", page=PAGES[0]), PAGES[0], "exec"), known)
+    namespace: dict[str, Any] = {}
+    exec(compile(block("python", page=PAGES[0]), PAGES[0], "exec"), namespace)
     for name in ("one", "some", "busy", "before"):
-        assert known[name]["clicks"].to_list() == [9], name
+        assert namespace[name]["clicks"].to_list() == [9], name

@@ -36,9 +36,9 @@ class Clicks:
         (home / "visits.toml").write_text(text)
 
     def append(self, minutes: range, **columns: list[int]) -> None:
-        at = pa.array([START + dt.timedelta(minutes=m) for m in minutes], pa.timestamp("us", "UTC"))
+        event_times = pa.array([START + dt.timedelta(minutes=m) for m in minutes], pa.timestamp("us", "UTC"))
         more = {name: pa.array(values, pa.int64()) for name, values in columns.items()}
-        rows = pa.table({"user": [f"u{m % 2}" for m in minutes], "at": at, **more})
+        rows = pa.table({"user": [f"u{m % 2}" for m in minutes], "at": event_times, **more})
         if self.kind == "delta":
             write_deltalake(
                 str(self.home / "lake" / "clicks"), rows, mode="append", schema_mode="merge" if columns else None
@@ -156,63 +156,63 @@ path = "state"
 def test_letters_are_replayed_and_history_is_read_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a table as of files: late rows correct their windows, and a backfill gives what one run over all rows would."""
+    """Late rows of a table correct their windows. A backfill gives the results of one run over all rows."""
     monkeypatch.chdir(tmp_path)
     table = FORMATS[kind](tmp_path)
-    at = connection(tmp_path) if kind == "iceberg" else 'kind = "delta"'
-    Path("sums.toml").write_text(WINDOWS.replace("KIND", at).replace("QUERY", table.query))
+    connection_toml = connection(tmp_path) if kind == "iceberg" else 'kind = "delta"'
+    Path("sums.toml").write_text(WINDOWS.replace("KIND", connection_toml).replace("QUERY", table.query))
 
     def said(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()
-        found = command(monkeypatch, *arguments)
+        exit_code = command(monkeypatch, *arguments)
         out = capsys.readouterr()
-        assert found == code, out
+        assert exit_code == code, out
         return out.out + out.err
 
     days = ["a b", None, "ä/c%+"]
-    given = [row(n, days[n % 3]) for n in [*range(12), 60, 61]]
-    table.append(given[:12])
+    rows = [row(n, days[n % 3]) for n in [*range(12), 60, 61]]
+    table.append(rows[:12])
     said("run", "sums.toml", "--available-now")
-    table.append(given[12:])
+    table.append(rows[12:])
     said("run", "sums.toml", "--available-now")
     late = [row(n, days[n % 3], price=price) for n, price in ((1, 100), (6, 200), (30, 300))]
     table.append(late)
     said("run", "sums.toml", "--available-now", "--flush")
-    assert results("out/sums") == sums(given)
+    assert results("out/sums") == sums(rows)
     assert "late" in said("dlq", "list", "sums.toml")
     assert "3 letters" in said("dlq", "replay", "sums.toml", "--dry-run")
-    assert results("out/sums") == sums(given), "nothing was changed"
+    assert results("out/sums") == sums(rows), "nothing was changed"
     assert "3 letters applied" in said("dlq", "replay", "sums.toml")
-    assert results("out/sums") == sums(given + late)
+    assert results("out/sums") == sums(rows + late)
     assert "0 letters applied" in said("dlq", "replay", "sums.toml")
     span = ("--from", "2024-03-01T00:00:04Z", "--to", "2024-03-01T00:00:12Z")
-    told = said("backfill", "sums.toml", *span, "--into", "other/sums")
-    assert "late" in told and "windows written to" in told
-    within = [r for r in given + late if 4 <= r["at"].second < 12]
+    output = said("backfill", "sums.toml", *span, "--into", "other/sums")
+    assert "late" in output and "windows written to" in output
+    within = [r for r in rows + late if 4 <= r["at"].second < 12]
     assert results("other/sums") == sums(within)
-    assert results("out/sums") == sums(given + late), "the pipeline's own results are left alone"
+    assert results("out/sums") == sums(rows + late), "the pipeline's own results are left alone"
     said("backfill", "sums.toml", *span)
-    assert results("out/sums") == sums(given + late), "the same windows again"
+    assert results("out/sums") == sums(rows + late), "the same windows again"
 
 
 def results(path: str) -> list[tuple[Any, ...]]:
-    found = pl.read_delta(path).select("user", "day", "window_start", "n", "paid", "first", "last")
-    return sorted(found.rows(), key=str)
+    frame = pl.read_delta(path).select("user", "day", "window_start", "n", "paid", "first", "last")
+    return sorted(frame.rows(), key=str)
 
 
-def sums(given: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def sums(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """The windows of these rows, by a loop."""
-    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for r in given:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in rows:
         start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
-        found.setdefault((r["user"], r["day"], start), []).append(r)
-    paid = {key: sum(Decimal(str(r["price"])) for r in some) for key, some in found.items()}
-    seen = {key: sorted(r["seen"] for r in some) for key, some in found.items()}
-    return sorted(((*k, len(some), paid[k], seen[k][0], seen[k][-1]) for k, some in found.items()), key=str)
+        groups.setdefault((r["user"], r["day"], start), []).append(r)
+    paid = {key: sum(Decimal(str(r["price"])) for r in some) for key, some in groups.items()}
+    seen = {key: sorted(r["seen"] for r in some) for key, some in groups.items()}
+    return sorted(((*k, len(some), paid[k], seen[k][0], seen[k][-1]) for k, some in groups.items()), key=str)
 
 
 def output(home: Path) -> list[tuple[Any, ...]]:
     """The sessions that were written, by their start."""
-    found = pl.concat([pl.read_parquet(p) for p in (home / "out" / "visits").glob("*.parquet")])
-    rows = found.select("user", "clicks", pl.col("window_start").dt.replace_time_zone("UTC")).rows()
+    frame = pl.concat([pl.read_parquet(p) for p in (home / "out" / "visits").glob("*.parquet")])
+    rows = frame.select("user", "clicks", pl.col("window_start").dt.replace_time_zone("UTC")).rows()
     return sorted(rows, key=lambda r: r[2])

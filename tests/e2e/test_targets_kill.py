@@ -109,20 +109,20 @@ class Run:
 
 def sales(home: Path) -> list[dict[str, Any]]:
     """Six files with disorder; some rows have no time and become letters."""
-    rng, at, found = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
+    rng, clock, sent = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
     (home / "in").mkdir()
     for number in range(6):
         rows = []
         for n in range(300):
-            at += dt.timedelta(seconds=rng.choice([0, 1, 5, 20]))
-            ts = at - dt.timedelta(seconds=rng.choice([0, 0, 0, 100, 400]))
+            clock += dt.timedelta(seconds=rng.choice([0, 1, 5, 20]))
+            ts = clock - dt.timedelta(seconds=rng.choice([0, 0, 0, 100, 400]))
             rows.append({"shop": f"s{rng.randrange(5)}", "amount": rng.randrange(100), "ts": ts.isoformat()})
             if n % 100 == 7:
                 rows.append({"shop": "broken", "amount": n, "ts": None})
         (home / "in" / f"{number}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
         os.utime(home / "in" / f"{number}.jsonl", (1_700_000_000 + number, 1_700_000_000 + number))
-        found += rows
-    return found
+        sent += rows
+    return sent
 
 
 @long(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
@@ -143,18 +143,18 @@ def test_every_target_has_the_batch_answer_whatever_is_killed_between(
             minute[row["shop"], row["ts"][:16]] += 1
             amount[row["shop"], row["ts"][:16]] += row["amount"]
             hour[row["ts"][:13]] += 1
-    for (_, at), total in amount.items():
-        best[at[:13]] = max(best.get(at[:13], 0), total)
-    wanted = sorted((shop, at, n, amount[shop, at]) for (shop, at), n in minute.items())
+    for (_, start_time), total in amount.items():
+        best[start_time[:13]] = max(best.get(start_time[:13], 0), total)
+    expected = sorted((shop, start_time, n, amount[shop, start_time]) for (shop, start_time), n in minute.items())
     files = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet")))
     of_files = files.select("shop", pl.col("window_start").dt.strftime("%Y-%m-%dT%H:%M"), "sales", "amount")
-    assert sorted(of_files.rows()) == wanted
+    assert sorted(of_files.rows()) == expected
     values = [json.loads(m.value()) for m in messages(kafka.address, topic)]
-    assert sorted((v["shop"], v["window_start"][:16], v["sales"], v["amount"]) for v in values) == wanted
+    assert sorted((v["shop"], v["window_start"][:16], v["sales"], v["amount"]) for v in values) == expected
     with psycopg.connect(url) as db:
         table = db.execute(
             "SELECT to_char(window_start AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24'), sales, best FROM hours"
         )
-        assert sorted(table.fetchall()) == sorted((at, n, best[at]) for at, n in hour.items())
+        assert sorted(table.fetchall()) == sorted((start_time, n, best[start_time]) for start_time, n in hour.items())
     letters = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "letters").glob("*.parquet")))
     assert letters.height == sum(r["ts"] is None for r in rows) > 0

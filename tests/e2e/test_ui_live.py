@@ -94,13 +94,13 @@ class Run:
         with self.said.open("w") as said:
             self.process = subprocess.Popen(command, cwd=file.parent, stdout=said, stderr=subprocess.STDOUT)
         self.home = ""
-        until(self._told)
+        until(self._has_address)
 
-    def _told(self) -> bool:
+    def _has_address(self) -> bool:
         assert self.process.poll() is None, self.said.read_text()
-        found = re.search(r"http://127\.0\.0\.1:\d+", self.said.read_text())
-        self.home = found[0] if found else ""
-        return bool(found)
+        address = re.search(r"http://127\.0\.0\.1:\d+", self.said.read_text())
+        self.home = address[0] if address else ""
+        return bool(address)
 
     def dies(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -109,14 +109,14 @@ class Run:
 
 @pytest.fixture
 def started() -> Iterator[Any]:
-    found: list[Run] = []
+    runs: list[Run] = []
 
     def start(file: Path) -> Run:
-        found.append(Run(file))
-        return found[-1]
+        runs.append(Run(file))
+        return runs[-1]
 
     yield start
-    for run in found:
+    for run in runs:
         if run.process.poll() is None:
             run.process.kill()
             run.process.wait(timeout=60)
@@ -135,7 +135,7 @@ def text(browser: Browser, selector: str) -> str:
 
 
 def is_there(run: Run) -> bool:
-    """Whether there is a commit to look at; a browser would complain of a page that is not there yet."""
+    """Return whether the page shows a commit. A browser would report an error for a page that does not exist yet."""
     assert run.process.poll() is None, run.said.read_text()
     try:
         with urlopen(run.home + "/") as answer:
@@ -207,11 +207,11 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
 def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser: Browser, started: Any, topic: Any, tmp_path: Path
 ) -> None:
-    made: Topic = topic(3)
+    stream: Topic = topic(3)
     for n in range(20):
-        made.send({"user": f"u{n % 4}", "amount": n}, second=30 * n, partition=n % 2)
+        stream.send({"user": f"u{n % 4}", "amount": n}, second=30 * n, partition=n % 2)
     file = tmp_path / "clicks.toml"
-    file.write_text(TOPIC.replace("ADDRESS", made.broker.address).replace("TOPIC", made.name))
+    file.write_text(TOPIC.replace("ADDRESS", stream.broker.address).replace("TOPIC", stream.name))
     run = started(file)
     until(lambda: is_there(run))
     browser.open(run.home + "/")
@@ -220,9 +220,9 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
 
     def idle_is_shown() -> bool:
         nonlocal sent
-        made.send({"user": "u1", "amount": 1}, second=700, partition=0)
+        stream.send({"user": "u1", "amount": 1}, second=700, partition=0)
         sent += 1
-        return f"{made.name}-2" in browser.value(lanes)
+        return f"{stream.name}-2" in browser.value(lanes)
 
     until(idle_is_shown)
     browser.both_colours(tmp_path, "topic")
@@ -230,12 +230,12 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser.is_clean(run.home)
     browser.open("about:blank")
     run.dies()
-    made.send(*({"user": "u9", "amount": n} for n in range(7)), second=800, partition=1)
+    stream.send(*({"user": "u9", "amount": n} for n in range(7)), second=800, partition=1)
     dead = serve_pages(load_page_sources(str(file)), 0)
     try:
         browser.open(f"http://127.0.0.1:{dead.port}/")
         assert "7 records" in text(browser, "#pace table")
-        assert f"{made.name}-2" in browser.value("document.querySelector('#watermark').textContent")
+        assert f"{stream.name}-2" in browser.value("document.querySelector('#watermark').textContent")
         browser.is_clean(run.home, f"http://127.0.0.1:{dead.port}")
     finally:
         dead.stop()

@@ -58,8 +58,8 @@ FAINT = """
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Scene]]:
-    with scenes(tmp_path_factory.mktemp("scenes")) as found:
-        yield found
+    with scenes(tmp_path_factory.mktemp("scenes")) as drawn_scenes:
+        yield drawn_scenes
 
 
 def size(browser: Browser, width: int) -> None:
@@ -73,8 +73,8 @@ def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) ->
     wrong: dict[str, Any] = {}
     for scene in shown:
         browser.open(scene.url)
-        if found := browser.value(CUT):
-            wrong[scene.name] = found
+        if cut_off := browser.value(CUT):
+            wrong[scene.name] = cut_off
         # a drawing is there once, for this width
         assert browser.value(
             "[...document.querySelectorAll('svg.plot')].filter(s => s.checkVisibility()).every(s => s.getBoundingClientRect().height > 8)"
@@ -94,9 +94,9 @@ def test_all_text_has_contrast(browser: Browser, shown: list[Scene], width: int,
             browser.dark(dark)
             if browser.value("document.contentType") != "text/html":
                 continue  # one line of plain text, in the colours of the browser
-            found = browser.value(FAINT)
-            assert found["pairs"], scene.name
-            if found["found"]:
-                wrong[f"{scene.name} {'dark' if dark else 'light'}"] = found["found"]
+            report = browser.value(FAINT)
+            assert report["pairs"], scene.name
+            if report["found"]:
+                wrong[f"{scene.name} {'dark' if dark else 'light'}"] = report["found"]
     browser.open("about:blank")
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)

@@ -39,8 +39,8 @@ CUT_SESSIONS = f"""
     GROUP BY p."user", p.start, p.next, p.upto"""
 
 
-def _minutes(rows: str, at: str, events: str, total: str, seconds: int = TUMBLE_S) -> str:
-    begins = f"date_bin('{seconds} s', {at}, 'epoch'::timestamptz)"
+def _minutes(rows: str, time_column: str, events: str, total: str, seconds: int = TUMBLE_S) -> str:
+    begins = f"date_bin('{seconds} s', {time_column}, 'epoch'::timestamptz)"
     return f"""
     SELECT "user", {begins} AS window_start, {begins} + interval '{seconds} s' AS window_end, {events} AS events, {total} AS total
     FROM {rows} GROUP BY 1, 2, 3"""
@@ -78,8 +78,8 @@ def steps(kind: str) -> str:
 def _window(table: str, kind: str, *aggregations: tuple[str, str | None, str]) -> str:
     lines = [f'[{table}.window]\n{_SHAPE[kind]}\nlateness_ms = "{LATENESS_S}s"\ngroup_by = ["user"]\n']
     for agg, column, name in aggregations:
-        of = f'column = "{column}"\n' if column else ""
-        lines.append(f'[[{table}.window.aggregations]]\nagg = "{agg}"\n{of}as = "{name}"\n')
+        column_line = f'column = "{column}"\n' if column else ""
+        lines.append(f'[[{table}.window.aggregations]]\nagg = "{agg}"\n{column_line}as = "{name}"\n')
     return "\n".join(lines)
 
 
@@ -90,5 +90,5 @@ def rows(events: int, broken: float = 0) -> Iterator[tuple[str, str, int]]:
         now += chance.randrange(20)
         user = f"u{chance.randrange(300) + n // 4000 % 7}"
         value = json.dumps({"user": user, "amount": chance.randrange(100)})
-        at = now - chance.randrange(2000)
-        yield user, BROKEN if broken and chance.random() < broken else value, at
+        time_ms = now - chance.randrange(2000)
+        yield user, BROKEN if broken and chance.random() < broken else value, time_ms

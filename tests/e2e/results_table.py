@@ -1,4 +1,4 @@
-"""A table of results in a page of the docs: rows come one by one, and those of former runs stay."""
+"""Update a table of results in a page of the docs row by row. Rows of earlier runs stay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass
 class Table:
-    """Rows of a table in a page, behind a mark; a row replaces the one whose first cells, `keys` of them, are the same."""
+    """A table after a mark in a page. A new row replaces the row with the same first `keys` cells."""
 
     mark: str
     head: Sequence[str]
@@ -18,24 +18,24 @@ class Table:
     page: Path | None
 
     def has(self, *keys: str) -> bool:
-        """Whether the page has a row with these first cells."""
-        return any(self._keys(row) == list(keys) for row in self._parted()[1])
+        """Return whether the page has a row with these first cells."""
+        return any(self._keys(row) == list(keys) for row in self._split_page()[1])
 
     def add(self, *cells: object) -> None:
         line = f"| {' | '.join(f'{c:,}' if isinstance(c, int) else str(c) for c in cells)} |"
         print(line, flush=True)
         if self.page is None:
             return
-        before, former, rest = self._parted()
-        kept = [row for row in former if self._keys(row) != self._keys(line)]
-        rows = [f"| {' | '.join(self.head)} |", f"|{'---|' * len(self.head)}", *kept, line]
+        before, former, rest = self._split_page()
+        other_rows = [row for row in former if self._keys(row) != self._keys(line)]
+        rows = [f"| {' | '.join(self.head)} |", f"|{'---|' * len(self.head)}", *other_rows, line]
         self.page.write_text(f"{before}\n" + "\n".join(rows) + "\n" + (f"\n{rest}\n" if rest else ""))
 
     def _keys(self, row: str) -> list[str]:
         return [cell.strip() for cell in row.split("|")[1 : self.keys + 1]]
 
-    def _parted(self) -> tuple[str, list[str], str]:
-        """The page: up to the mark, the rows of the table without its head, and what stands behind them."""
+    def _split_page(self) -> tuple[str, list[str], str]:
+        """Split the page into the text up to the mark, the rows of the table without its head, and the rest."""
         if self.page is None:
             return "", [], ""
         before, mark, after = self.page.read_text().partition(f"<!-- {self.mark} -->\n")
