@@ -97,7 +97,7 @@ def test_a_wrong_unit_is_told_with_the_right_one(
 ) -> None:
     """Too fine gives times before 1990, which is a warning; too coarse gives the far future or none: bad rows.
 
-    All pairs are in tests/unit/test_first_looks.py.
+    All pairs are in tests/unit/test_input_hints.py.
     """
     runner.write("0.jsonl", [{"user": "a", "ts": 0}, *rows(scale)])
     source, how = runner.source("user STRING, ts BIGINT"), window(event_time_unit=declared)
