@@ -1,4 +1,4 @@
-"""Files are found as Spark's stream of files finds them; `tests/spark/test_source_planners.py` holds it against Spark itself."""
+"""Files are found as Spark's stream of files finds them; `tests/spark/test_planned_files.py` holds it against Spark itself."""
 
 from __future__ import annotations
 
