@@ -224,7 +224,9 @@ for work in (
 """
 
 
-@long(beside="test_error_boundary.py::test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users")
+@long(
+    beside="test_error_boundary.py::test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users"
+)
 def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
     config = home / "life.toml"
     config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
