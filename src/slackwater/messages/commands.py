@@ -29,7 +29,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Letters cannot be replayed",
         START,
         "The dead letters that were chosen cannot be applied to this target or with this config. Nothing was changed.",
-        "Choose others by `--reason` and `--epoch`; [what can be applied](late-data.md#applying-letters-slackwater-dlq-replay).",
+        "Choose others by `--reason` and `--epoch`; [what can be applied](how-replay.md).",
         ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
     ),
     MessageFamily(
