@@ -78,7 +78,7 @@ def main() -> None:
 
     from slackwater.config.source import Source
     from slackwater.sources.payloads.base import RawRecords
-    from slackwater.sources.payloads.registry import payload_of
+    from slackwater.sources.payloads.registry import create_payload
     from slackwater.spark import packages, session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -107,7 +107,7 @@ def main() -> None:
         for _ in range(TURNS + 1):
             for kind, seconds in taken.items():
                 spec = Source(name="s", connection="c", query="t", payload_format=kind, **keys[kind])
-                payload = payload_of(RawRecords(spark, spec))
+                payload = create_payload(RawRecords(spark, spec))
                 began, before = time.perf_counter(), spent()
                 decoded = payload.decode(spark.read.parquet(str(home / f"{kind}.parquet")), [])
                 decoded.write.format("noop").mode("overwrite").save()

@@ -35,7 +35,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.console import ConsoleTarget
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.script import pipeline_for
+from slackwater.testing.script import build_pipeline
 
 S = 1_000_000
 PER_SECOND = 20
@@ -52,7 +52,7 @@ def million(directory: str, sessions: int) -> None:
         max_groups_per_window=2 * sessions,
         aggregations=[sw.Aggregation(agg="count", as_="events"), sw.Aggregation(agg="sum", column="v", as_="total")],
     )
-    pipeline = pipeline_for(window, ["a"])
+    pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()

@@ -40,7 +40,7 @@ from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.pipeline_builder import build_pipeline
 from slackwater.testing.target import MemoryTarget
 
 TENTHS = 10
@@ -62,7 +62,7 @@ class Pipeline:
             max_groups_per_window=1_000_000_000,
             aggregations=[Aggregation(agg="count", as_="n")],
         )
-        pipeline = pipeline_for(window, ["a"], name="watched")
+        pipeline = build_pipeline(window, ["a"], name="watched")
         logic = compiling.compile_window(pipeline, {"user": Field("user", "string")})
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")

@@ -21,12 +21,12 @@ from slackwater.cli.why import report_lines
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, build_pipeline, run_local
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.draw import key, row_accounting, upcoming_closes, watermark
 from slackwater.ui.notebook import drawing_styles
-from slackwater.ui.page_model import PageModel, PageSource, load_key, look_at
+from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model
 from slackwater.ui.svg import WIDTH, element, picture, rect, text, time_axis, title
 
 EVENTS = ROOT / "docs" / "learn" / "clicks.jsonl"
@@ -67,9 +67,9 @@ def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageMo
         schema = {"user": "string", "page": "string"}
         run_result = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
         watched = PageSource(
-            pipeline_for(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
+            build_pipeline(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
         )
-        return look_at(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), run_result.rows
+        return load_model(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), run_result.rows
 
 
 def arrivals() -> Markup:

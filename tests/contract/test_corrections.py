@@ -36,7 +36,7 @@ from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.script import SimulatedCrash, pipeline_for
+from slackwater.testing.script import SimulatedCrash, build_pipeline
 
 FIELDS = (
     Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),
@@ -232,7 +232,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
         aggregations=[Aggregation(agg="count", as_="n")],
     )  # fmt: skip
-    pipeline, faults = pipeline_for(window, ["a"]), Dying()
+    pipeline, faults = build_pipeline(window, ["a"]), Dying()
     logic = compile_window(pipeline, {"user": Field("user", "string")})
 
     def start() -> Driver:

@@ -26,7 +26,7 @@ from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
 from slackwater.replay.attempts import AttemptLedger, applied_lines, with_ids
-from slackwater.runner.components import letters_of, store_of
+from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.runner.dead_letter_reader import LetterFilter, letter_summary, newest_letters
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
@@ -109,7 +109,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
 
 
 def publish(file: Path, epoch: int, *letters: dict[str, Any]) -> None:
-    target = letters_of(toml.load(file), "state")
+    target = create_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(epoch, pl.DataFrame(letters, schema=SCHEMA))
@@ -166,7 +166,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     publish(file, 4, IDLE, twice, twice)
     pipeline = toml.load(file)
     letters = newest_letters(pipeline, LetterFilter())
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     fields = {"user": Field("user", "string")}
     logic = compile_window(pipeline, fields)
     assert store.open() is None
@@ -348,7 +348,7 @@ def test_a_table_of_letters_without_the_key_gets_the_column(
 
     file = config(place)
     monkeypatch.setattr(components, "LETTER", tuple(f for f in LETTER if f.name != "group_key"))
-    target = letters_of(toml.load(file), "state")
+    target = create_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(3, pl.DataFrame([LATE], schema=SCHEMA).drop("group_key"))

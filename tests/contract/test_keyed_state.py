@@ -24,7 +24,7 @@ from slackwater.query import pipeline_from_state
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import Restart, RowsInput, pipeline_for, run_local
+from slackwater.testing.script import Restart, RowsInput, build_pipeline, run_local
 
 NAME = "law"
 SCHEMA = {"user": "string", "page": "string"}
@@ -112,7 +112,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
     with make().peek() as snapshot:
 
         def changed(step: Nth, **more: Any) -> list[tuple[str, str]]:
-            pipeline = pipeline_for(step, ["a"], transform_type=WithNth, name=NAME)
+            pipeline = build_pipeline(step, ["a"], transform_type=WithNth, name=NAME)
             return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
@@ -126,7 +126,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
-    pipeline = pipeline_for(BY_USER, ["a"], transform_type=WithNth, name=NAME)
+    pipeline = build_pipeline(BY_USER, ["a"], transform_type=WithNth, name=NAME)
     report = why(pipeline, make(), 1)
     assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits, rows come out in the epoch that reads them" in list(
@@ -134,7 +134,9 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
     )
     monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)
     with make().peek() as snapshot:
-        assert pipeline_from_state.pipeline_in(snapshot.commit).transform.step == BY_USER, "the state alone tells it"
+        assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == BY_USER, (
+            "the state alone tells it"
+        )
     with pytest.raises(
         StartError, match="--key: no row waits, they come out in the epoch that reads them; leave it out"
     ):

@@ -21,7 +21,7 @@ from tests.support.effort import long, some
 import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.errors import StartError, StateError
-from slackwater.query.locate_state import names_at
+from slackwater.query.locate_state import list_pipelines
 from slackwater.query.server import ARROW, serve_state
 from slackwater.query.view import StateView, to_arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
@@ -199,7 +199,7 @@ def test_which_state_is_meant(place: Place) -> None:
     assert sw.open_state(f"{place.where}/law").scan().height == 1
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
         sw.open_state(f"{place.where}/law", "other")
-    assert names_at(place.where) == ["law", "other"]
+    assert list_pipelines(place.where) == ["law", "other"]
     nowhere = "no pipeline has its state there" if "://" in place.where else "there is no such state directory"
     with pytest.raises(StartError, match=nowhere):
         sw.open_state(f"{place.where}/nowhere/at/all")

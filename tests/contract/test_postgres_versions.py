@@ -40,7 +40,7 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(local_cache, "find_copy", lambda meta: None)
 
 
-def store_of(url: str, name: str = "p") -> PostgresStore:
+def create_store(url: str, name: str = "p") -> PostgresStore:
     return PostgresStore(url, "public", name)
 
 
@@ -54,7 +54,7 @@ def table(url: str, table_kind: str = "state", name: str = "p") -> list[Any]:
 
 
 def seen(url: str, name: str = "p") -> list[str]:
-    with store_of(url, name).peek() as snapshot:
+    with create_store(url, name).peek() as snapshot:
         return users(snapshot)
 
 
@@ -74,13 +74,13 @@ def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, mo
     """Seeds of `tests.laws`, with deaths at every step, restarts and other shards: folded seldom, or every other epoch."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
-        revisions.check(seed, False, partial(store_of, url, f"revisions {seed}"))
-        updates.check(updates.planned(seed), partial(store_of, url, f"updates {seed}"))
+        revisions.check(seed, False, partial(create_store, url, f"revisions {seed}"))
+        updates.check(updates.planned(seed), partial(create_store, url, f"updates {seed}"))
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_the_newest_committed_version_counts(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     assert table(url) == []
     assert len(ask(url, "SELECT token FROM slackwater_staged_p")) == 7
@@ -92,7 +92,7 @@ def test_the_newest_committed_version_counts(url: str) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_unit_that_went_is_gone(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     done = go_on(store, three_epochs(store), "a")
     assert seen(url) == table(url, "windows") == ["a"]
     done = go_on(store, done, "a", "x")
@@ -103,13 +103,13 @@ def test_a_unit_that_went_is_gone(url: str) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(url: str) -> None:
     """A death between COPY and commit."""
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     done = three_epochs(store)
     shard = store.shard(0, 1, 3, done.stages[0].segments[0])
     shard.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
     assert seen(url) == table(url, "windows") == ["a", "c", "d"]
     store.close()
-    again = running(lambda: store_of(url))
+    again = running(lambda: create_store(url))
     assert table(url, "staged") == []
     assert table(url) == seen(url) == ["a", "c", "d"]
     again.close()
@@ -117,11 +117,11 @@ def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(u
 
 @pytest.mark.usefixtures("elsewhere")
 def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     done = three_epochs(store)
     stale = store.shard(0, 1, 3, done.stages[0].segments[0])
     store.close()
-    again = store_of(url)
+    again = create_store(url)
     latest = again.open()
     again.prepare(LOGIC)
     stale.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
@@ -135,9 +135,9 @@ def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.Mon
 
 
 def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     done = three_epochs(store)
-    with store_of(url).peek() as snapshot:
+    with create_store(url).peek() as snapshot:
         monkeypatch.setattr(version_merge, "MOST_TOKENS", 1)
         go_on(store, done, "x")
         assert table(url) == ["x"]
@@ -149,7 +149,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many epochs of rows that come and go, folded now and then, next to the same in one table at once."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", 4)
-    store, done = running(lambda: store_of(url)), None
+    store, done = running(lambda: create_store(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
     for epoch, chosen in enumerate(names):
         done = go_on(store, done, *chosen)
@@ -163,7 +163,7 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
 
 def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path))
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     copies = list(tmp_path.rglob("*.arrow"))
     assert len(copies) == 3
@@ -179,13 +179,13 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
 
 
 def test_a_fork_has_all_rows(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     fork = store.fork("q")
     assert fork is not None
     assert not version_merge.staged_segments(fork.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
-    other = running(lambda: store_of(url, "q"))
+    other = running(lambda: create_store(url, "q"))
     go_on(other, fork, "q")
     other.close()
     assert (seen(url), seen(url, "q")) == (["a", "c", "d"], ["q"])
@@ -193,17 +193,17 @@ def test_a_fork_has_all_rows(url: str) -> None:
 
 
 def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     store.close()
-    fresh = store_of(url)
+    fresh = create_store(url)
     message = fresh.start_over()
     assert message is not None
     aside = message.split('"')[1]
     fresh.prepare(LOGIC)
     go_on(fresh, None, "new")
     assert (seen(url), seen(url, aside)) == (["new"], ["a", "c", "d"])
-    old = store_of(url, aside)
+    old = create_store(url, aside)
     old.open()
     assert table(url, name=aside) == seen(url, aside) == ["a", "c", "d"]
     old.close()
@@ -211,7 +211,7 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
 
 
 def test_it_is_weighed_checked_and_made_small(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     assert [s.rows for s in measure_sizes(store).shards] == [3]
     assert verify_state(store).problems == []
@@ -220,11 +220,11 @@ def test_it_is_weighed_checked_and_made_small(url: str) -> None:
     assert ["holds 0 rows under" in p.what for p in verify_state(store).problems] == [True]
     store.close()
     with pytest.raises(StateError, match="lacks rows that the latest commit names; restore it from a backup"):
-        store_of(url).open()
+        create_store(url).open()
 
 
 def test_a_state_removed_is_removed_whole(url: str) -> None:
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     three_epochs(store)
     store.remove()
     assert (
@@ -234,17 +234,17 @@ def test_a_state_removed_is_removed_whole(url: str) -> None:
         )
         == []
     )
-    fresh = store_of(url)
+    fresh = create_store(url)
     assert fresh.open() is None
     fresh.close()
 
 
 def test_tables_of_before_are_gone_on_with(url: str) -> None:
     """The staged table was unlogged, without epochs, and the view read the state alone."""
-    store = running(lambda: store_of(url))
+    store = running(lambda: create_store(url))
     done = go_on(store, None, "a", "b")
     store.close()
-    first = store_of(url)
+    first = create_store(url)
     first.open()  # folds
     first.close()
     with psycopg.connect(url) as db:
@@ -253,7 +253,7 @@ def test_tables_of_before_are_gone_on_with(url: str) -> None:
         db.execute(
             'CREATE UNLOGGED TABLE slackwater_staged_p (token text NOT NULL, unit bigint, "user" text, ordinal integer NOT NULL)'
         )
-    again = store_of(url)
+    again = create_store(url)
     done = again.open()
     again.prepare(LOGIC)
     go_on(again, done, "a", "c")

@@ -19,7 +19,7 @@ from slackwater.engine.driver import Callbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
-from slackwater.runner.components import letters_of, store_of
+from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.sources.base import Batch
 from slackwater.testing.local_engine import LocalEngine
 
@@ -80,10 +80,10 @@ class Started:
     def __init__(self, file: Path) -> None:
         self.pipeline = toml.load(file)
         logic = compiling.compile_window(self.pipeline, {"k": Field("k", "string")})
-        self.store = store_of(self.pipeline)
+        self.store = create_store(self.pipeline)
         latest = self.store.open()
         state = latest.state_id if latest else "s1"
-        self.target, self.letters = target_of(self.pipeline, logic, state), letters_of(self.pipeline, state)
+        self.target, self.letters = target_of(self.pipeline, logic, state), create_letter_writer(self.pipeline, state)
         self.target.open()
         self.driver = driver_of(
             self.pipeline,
@@ -192,7 +192,7 @@ def test_into_a_directory(
 def test_a_runner_keeps_its_epochs(
     stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = store_of(toml.load(stuck))
+    store = create_store(toml.load(stuck))
     store.open()
     try:
         assert ask(monkeypatch, "show", stuck) == 0  # takes no lock

@@ -22,7 +22,7 @@ from slackwater.cli import main as cli
 from slackwater.cli import show
 from slackwater.query import kafka_results, key_history
 from slackwater.query import result_readers as published_module
-from slackwater.query.result_readers import PostgresResults, in_order, result_reader
+from slackwater.query.result_readers import PostgresResults, result_reader, sort_by_start
 
 place_at = published_places.place_at
 
@@ -203,7 +203,7 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
         results = PostgresResults(url, "joined", None)
         newest = results.latest(3)
         assert newest is not None
-        assert in_order(newest, None)["top"].to_list() == [1, 2, 9, 5], (
+        assert sort_by_start(newest, None)["top"].to_list() == [1, 2, 9, 5], (
             "one more than asked for says that there are more"
         )
         db.execute("INSERT INTO joined VALUES (4, 'y')")

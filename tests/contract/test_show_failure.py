@@ -11,7 +11,7 @@ from tests.support.command import GOOD, Command
 
 from slackwater.config import toml
 from slackwater.errors import BadRowError
-from slackwater.runner.components import store_of
+from slackwater.runner.components import create_store
 from slackwater.runner.run_history import record_run
 
 CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath = "state"')[0]
@@ -30,7 +30,7 @@ def config(request: pytest.FixtureRequest, slackwater: Command) -> Path:
 
 def ended(config: Path, error: BaseException | None, is_killed: bool = False) -> None:
     """Note a run that ended like that."""
-    store = store_of(toml.load(config))
+    store = create_store(toml.load(config))
     store.open()
     try:
         with record_run(store, threading.Event(), lambda: 0, -1):
@@ -69,7 +69,7 @@ def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(config: Pa
 
 def test_while_another_run_is_up_nothing_is_told(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
-    store = store_of(toml.load(config))
+    store = create_store(toml.load(config))
     store.open()
     assert "the last run" not in slackwater("show", str(config)).err
     store.close()

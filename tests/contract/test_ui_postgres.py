@@ -15,7 +15,7 @@ from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.ui import pages
-from slackwater.ui.page_model import PageModel, load_key, look_at_all
+from slackwater.ui.page_model import PageModel, load_key, load_models
 from slackwater.ui.server import serve_pages
 
 OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
@@ -42,7 +42,7 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
         test.quiet("45s")
         test.pipe({"clicks": rows_at("u1", "10:21")})
     (in_files,), (in_postgres,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)
-    (whole, each), (other, others) = look_at_all(in_files, NOON), look_at_all(in_postgres, NOON)
+    (whole, each), (other, others) = load_models(in_files, NOON), load_models(in_postgres, NOON)
     assert page_data(whole) == page_data(other)
     assert [page_data(s) for s in each] == [page_data(s) for s in others]
     for stage in ("sessions", "minutes"):

@@ -32,7 +32,7 @@ from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.script import pipeline_for
+from slackwater.testing.script import build_pipeline
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(
@@ -89,7 +89,7 @@ class Runner:
         home.mkdir()
         self.schema = f"t{uuid.uuid4().hex[:8]}"
         sources = ("a", "a2") if isinstance(step, Join) else ("a",)
-        self.pipeline = pipeline_for(step, sources, on_error=on_error, upserts="csv" not in place)
+        self.pipeline = build_pipeline(step, sources, on_error=on_error, upserts="csv" not in place)
         fields = {n: Field(n, t) for n, t in SCHEMA.items()}
         self.logic: Any = (
             compiling.compile_join(self.pipeline, (fields, fields))

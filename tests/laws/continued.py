@@ -33,7 +33,7 @@ from slackwater.errors import SlackwaterError
 from slackwater.evolution.difference import REBUILD
 from slackwater.query.result_readers import result_reader
 from slackwater.runner import previous_name, previous_output, target_markers
-from slackwater.runner.components import store_of, targets_of
+from slackwater.runner.components import create_store, create_target_writers
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.targets.iceberg_tables import IcebergTables
@@ -62,7 +62,7 @@ class Start(LocalPipeline):
 
     def _start_driver(self) -> None:
         pipeline, choice = self.pipeline, self._choice
-        store = store_of(pipeline)
+        store = create_store(pipeline)
         try:
             if self._rebuild:
                 previous_output.check_previous_output(pipeline, choice)
@@ -85,7 +85,7 @@ class Start(LocalPipeline):
                 previous_output.put_aside(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
             held_markers = target_markers.read_unrecorded_markers(pipeline, latest)
-            self._targets = targets_of(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
+            self._targets = create_target_writers(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
             for target in self._targets.values():
                 target.open()
             stages = [

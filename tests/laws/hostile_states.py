@@ -31,14 +31,14 @@ from slackwater.evolution import compare
 from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
-from slackwater.query.pipeline_from_state import pipeline_in
+from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.view import StateView
 from slackwater.query.why import why
 from slackwater.state.commit import FORMAT
 from slackwater.state.files.arrow import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.pipeline_builder import build_pipeline
 from slackwater.testing.script import run_local
 
 NESTED: Any = json.loads("[" * 60 + "]" * 60)
@@ -84,11 +84,11 @@ def bases() -> dict[str, Base]:
     """A state of each kind: those of today, cut to their last two epochs, and those that earlier formats wrote."""
     bases_by_name = dict[str, Base]()
     for name, case in corrupted.CASES.items():
-        pipeline = pipeline_for(case.step, case.sources, downstream=case.then)
+        pipeline = build_pipeline(case.step, case.sources, downstream=case.then)
         bases_by_name[name] = Base(short(name), pipeline, functools.partial(_continue_today, name))
     for number in range(1, FORMAT + 1):
         for name, kind in make.KINDS.items():
-            pipeline = pipeline_for(kind.step, kind.sources, downstream=kind.then)
+            pipeline = build_pipeline(kind.step, kind.sources, downstream=kind.then)
             home = make.HERE / f"format-{number}" / "files" / name
             bases_by_name[f"format {number}, {name}"] = Base(home, pipeline, functools.partial(_continue_fixture, name))
     return bases_by_name
@@ -280,7 +280,7 @@ def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
     with store().peek() as snapshot:
         assert snapshot is not None
-        pipeline_in(snapshot.commit)
+        rebuild_pipeline(snapshot.commit)
 
 
 def _weigh(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:

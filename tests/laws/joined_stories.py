@@ -9,8 +9,8 @@ from typing import Any
 from slackwater.cli.why import report_lines
 from slackwater.config.join import Join
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, pipeline_for, run_local
-from slackwater.ui.page_model import PageModel, PageSource, look_at
+from slackwater.testing.script import RowsInput, build_pipeline, run_local
+from slackwater.ui.page_model import PageModel, PageSource, load_model
 
 S = 1_000_000
 SOURCES = ("orders", "payments")
@@ -57,8 +57,8 @@ def run(kind: str, script: list[RowsInput], **more: Any) -> Any:
 def looked_at(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
     join = described(kind, **more)
     result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
-    watched = PageSource(pipeline_for(join, SOURCES), "p.toml", FilesStore(home, "law"), report_lines)
-    return look_at(watched, 0), result
+    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(home, "law"), report_lines)
+    return load_model(watched, 0), result
 
 
 def judged_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:

@@ -26,7 +26,7 @@ from slackwater.operators.compile import compile_window
 from slackwater.replay import replay
 from slackwater.replay.attempts import AttemptLedger
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, pipeline_for, run_local
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, build_pipeline, run_local
 from slackwater.windows import late_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
@@ -220,7 +220,7 @@ def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
 
 
 def copies(letters: int, rows_: int, keys: int, once: bool, window: Window) -> int:
-    logic = compile_window(pipeline_for(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
+    logic = compile_window(build_pipeline(window, ["a"]), {n: Field(n, t) for n, t in SCHEMA.items()})
     frame = pl.DataFrame({"__letters": [letters], "__rows": [rows_], "__keys": [keys], "__once": [once]})
     return int(frame.select(replay._count_copies(replay._all_late_together(logic))).item())
 

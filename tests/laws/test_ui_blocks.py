@@ -27,7 +27,7 @@ from slackwater.ui.blocks.header import build_header
 from slackwater.ui.blocks.row_accounting import build_accounting
 from slackwater.ui.blocks.upcoming_closes import BINS, KEYS, bin_times, closing_windows
 from slackwater.ui.format import format_span
-from slackwater.ui.page_model import PageModel, load_key, look_at
+from slackwater.ui.page_model import PageModel, load_key, load_model
 from slackwater.ui.pages import PageLocation
 
 SEEDS = 50  # of each shape: 200 states
@@ -66,7 +66,7 @@ def written(file: Path) -> Manifests:
 
 @cache
 def seen_of(file: Path) -> PageModel:
-    return look_at(watched(file), CLOCK + 3600 * S)
+    return load_model(watched(file), CLOCK + 3600 * S)
 
 
 def rows_in(record: dict[str, Any]) -> int:

@@ -17,7 +17,7 @@ from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query import inspect
 from slackwater.ui import pages
 from slackwater.ui.blocks.upcoming_closes import closing_windows
-from slackwater.ui.page_model import PageModel, PageSource, load_key, look_at, look_at_all, windows_of
+from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model, load_models, select_window_stage
 from slackwater.ui.pages import PageLocation
 
 SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
@@ -35,7 +35,7 @@ def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
         records = [
             json.loads(p.read_text().splitlines()[0]) for p in sorted((home / "law" / "manifests").glob("*.json"))
         ]
-        whole, each = look_at_all(watched, now)
+        whole, each = load_models(watched, now)
         assert [s.stage for s in each] == stages
         for seen in each:
             try:
@@ -149,7 +149,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
     assert seen.closing is not None
     with watched.store.peek() as snapshot:
         assert snapshot is not None
-        one, _ = windows_of(snapshot, seen.stage)
+        one, _ = select_window_stage(snapshot, seen.stage)
         logic = restore_window(one.commit)
         state = pl.concat([one.reader(s, logic).scan() for s in range(one.commit.shards)])
         watermark = one.commit.stages[0].watermark_us
@@ -176,6 +176,6 @@ def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
         stages, now = list(test.pipeline.stage_pipelines), test.now_us
     (watched,) = load_page_sources(str(tmp_path))
     for name in stages:
-        past, latest = look_at(watched, now, 0, name), look_at(watched, now, stage=name)
+        past, latest = load_model(watched, now, 0, name), load_model(watched, now, stage=name)
         assert (past.top.epoch, past.stage) == (0, name)
         assert past.rows.total.rows_in <= latest.rows.total.rows_in

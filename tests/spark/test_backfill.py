@@ -21,8 +21,8 @@ import slackwater as sw
 from slackwater.cli.main import main
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
-from slackwater.query.locate_state import names_at
-from slackwater.query.outputs import ResultOutput, output_at
+from slackwater.query.locate_state import list_pipelines
+from slackwater.query.outputs import ResultOutput, read_output_at
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark
@@ -86,7 +86,7 @@ def filled(runner: Runner, spec: Any, span: tuple[int, int] = HOUR, **more: Any)
 
 def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
     start = pl.col("window_start").dt.timestamp("us")
-    return output_at(where).rows.filter(start.is_between(*span, closed="left"))
+    return read_output_at(where).rows.filter(start.is_between(*span, closed="left"))
 
 
 def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
@@ -103,11 +103,11 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     live(runner, spec)
     backfill = filled(runner, spec, into=str(runner.home / "other"))
     expected = within(str(runner.home / "lake"))
-    written = output_at(str(runner.home / "other")).rows
+    written = read_output_at(str(runner.home / "other")).rows
     assert_same(written, expected)
     assert backfill.written.windows == expected.height > 10
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
-    everything = output_at(str(runner.home / "lake")).rows
+    everything = read_output_at(str(runner.home / "lake")).rows
     reaching = everything.filter((start < HOUR[0]) & (end > HOUR[0])).height
     assert (backfill.written.before, backfill.written.unfinished) == (reaching, 0)
     assert reaching > 0
@@ -124,19 +124,19 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     prepared(runner)
     spec, lake = pipeline(runner, "session"), str(runner.home / "lake")
     live(runner, spec, flush=False)
-    before, state = output_at(lake).rows, (runner.home / "state" / "clicks" / "manifests")
+    before, state = read_output_at(lake).rows, (runner.home / "state" / "clicks" / "manifests")
     epochs = sorted(p.name for p in state.iterdir())
     DeltaTable(lake).update(updates={"n": "0"})
     DeltaTable(lake).delete('"user" IS NULL')
     filled(runner, spec)
     assert_same(within(lake), before.filter(pl.col("window_start").dt.timestamp("us").is_between(*HOUR, closed="left")))
-    outside = output_at(lake).rows.filter(pl.col("window_start").dt.timestamp("us") < HOUR[0])
+    outside = read_output_at(lake).rows.filter(pl.col("window_start").dt.timestamp("us") < HOUR[0])
     assert set(outside["n"]) == {0}
     assert sorted(p.name for p in state.iterdir()) == epochs
-    assert names_at(runner.home / "state") == ["clicks"]
+    assert list_pipelines(runner.home / "state") == ["clicks"]
     runner.write("9.jsonl", [{"user": "new", "amount": 1, "ts": iso(3 * 60 * MINUTE)}])
     live(runner, spec)
-    assert "new" in output_at(lake).rows["user"].to_list()
+    assert "new" in read_output_at(lake).rows["user"].to_list()
 
 
 @pytest.mark.parametrize("store", some(["files", "postgres"]))
@@ -150,17 +150,17 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     spec, stop = pipeline(runner, "tumbling", **more), threading.Event()
     first = filled(runner, spec, stop=stop, on_status=lambda status: stop.set() if status.epoch == 2 else None)
     assert (first.done, first.status is not None and first.status.epoch) == (False, 2)
-    assert names_at(where) == ["clicks-backfill-20240301T000000Z-20240301T010000Z"]
+    assert list_pipelines(where) == ["clicks-backfill-20240301T000000Z-20240301T010000Z"]
     second = filled(runner, spec)
     assert ("info", "going on after epoch 2, where it was interrupted") in runner.notices
     assert second.done
     assert (first.after, second.after) == (None, 2)
     assert first.written.windows + second.written.windows == within(str(runner.home / "lake")).height
-    rows = output_at(str(runner.home / "lake")).rows
+    rows = read_output_at(str(runner.home / "lake")).rows
     assert_same(rows, rows.unique(["user", "window_start"]))
     live(runner, pipeline(runner, "tumbling", target_path=str(runner.home / "live"), **more))
     assert_same(rows, within(str(runner.home / "live")))
-    assert names_at(where) == ["clicks"]
+    assert list_pipelines(where) == ["clicks"]
 
 
 @long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
@@ -169,9 +169,9 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     spec = pipeline(runner, "hopping")
     live(runner, spec)
     backfill = filled(runner, spec, into=str(runner.home / "other"), partial=True)
-    everything = output_at(str(runner.home / "lake")).rows
+    everything = read_output_at(str(runner.home / "lake")).rows
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
-    assert_same(output_at(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0])))
+    assert_same(read_output_at(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0])))
     assert (backfill.written.before, backfill.written.unfinished) == (0, 0)
 
 
@@ -207,7 +207,7 @@ def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make)
     assert backfill.status.counters.rows_in == sum(2_870_000 <= 3000 * n < 4_330_000 for n in range(2400))
     assert backfill.status.epoch == 5  # 487 records, 100 at a time, and the flush
     assert backfill.status.counters.rows_emitted > 0
-    rows = output_at(str(runner.home / "lake")).rows
+    rows = read_output_at(str(runner.home / "lake")).rows
     assert rows.height == backfill.written.windows
     assert rows["window_start"].dt.timestamp("us").is_between(*span, closed="left").all()
     # cut every 2 minutes from where reading began, 130 s before the range
@@ -241,7 +241,7 @@ def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: py
         "clicks-backfill-20240301T000000Z-20240301T010000Z: 2024-03-01 00:00:00Z to 2024-03-01 01:00:00Z, "
         f"{len(events(-7, 67))} rows read"
     )
-    assert lines[2] == f'  {output_at(out).rows.height} windows written to "{out}"'
+    assert lines[2] == f'  {read_output_at(out).rows.height} windows written to "{out}"'
     assert lines[3] == "  3 windows left out: 3 begin before the range; --partial writes them"
     code, said = command("--from", "2024-03-01", "--to", "soon", "--into", out)
     assert (code, said.err) == (

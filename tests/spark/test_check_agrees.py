@@ -31,8 +31,10 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         Lookups(session, pipeline().transform.lookups, lambda line: None).load()
 
         def start(spec: Pipeline) -> None:
-            sources = [components.source_of(session, spec, i, None) for i in range(len(spec.sources))]
-            stage_binding.bind_stage(spec, session, stage_binding.frames_of(session, sources)).end_sql(session)
+            sources = [components.create_source(session, spec, i, None) for i in range(len(spec.sources))]
+            stage_binding.bind_stage(spec, session, stage_binding.create_empty_frames(session, sources)).end_sql(
+                session
+            )
 
         yield start
 

@@ -146,7 +146,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
 def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
-    (row,) = spark.sql(origin.carry_origin(shape.format(clause))).collect()
+    (row,) = spark.sql(origin.add_origin(shape.format(clause))).collect()
     assert row["_origin"] == "hidden"
     assert "hidden" not in row["j"]
     assert "_event_ts" in row["j"]
@@ -158,7 +158,7 @@ def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
         SOURCES / "spark/row_plan.py",
         SOURCES / "spark/source_statistics.py",
         SOURCES / "testing/sql_frontend.py",
-        SOURCES / "testing/given_sources.py",
+        SOURCES / "testing/stub_sources.py",
     ]
     written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}
     assert written - {"__all__"} <= ROW_COLUMNS

@@ -258,12 +258,12 @@ def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pip
 
 def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
     """At every named step, with more and fewer shards from then on, letters complete: the table is the batch answer."""
-    from slackwater.testing.sql_frontend import GivenRows, bind_frontend
+    from slackwater.testing.sql_frontend import InputRows, bind_frontend
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
     expected_rows = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
     front = bind_frontend(spark, pipeline, {})
-    prepared = front.prepare([GivenRows("a", batch) for batch in BATCHES if batch])
+    prepared = front.prepare([InputRows("a", batch) for batch in BATCHES if batch])
     for step in (None, *KILL_POINTS):
         for shards in (1, 4):
             with LocalPipeline(pipeline, session=spark, shards=2) as test:

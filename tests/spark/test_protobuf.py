@@ -19,7 +19,7 @@ import slackwater as sw
 from slackwater.config.source import Source
 from slackwater.runner.replay import replay_dead_letters
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.payloads.registry import create_payload
 
 pytestmark = pytest.mark.spark
 
@@ -45,7 +45,7 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
     path, most = runner.home / "types.proto", 2**64 - 1
     path.write_text(TYPES)
     spec = Source(name="s", connection="c", query="t", payload_format="protobuf", protobuf_schema_file=str(path))
-    payload = payload_of(RawRecords(runner.spark, spec))
+    payload = create_payload(RawRecords(runner.spark, spec))
     message = {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": most, "f": 1.5, "d": 2.5, "b": True, "s": "ä", "raw": "AP8=", "color": "BLUE",
         "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": "w", "inner": {"u": most, "names": ["x", "y"]},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.runner.components import targets_of
+from slackwater.runner.components import create_target_writers
 from slackwater.testing.pipeline import LocalPipeline
 
 
@@ -13,7 +13,7 @@ class Real(LocalPipeline):
         self._target_name = target_name
 
     def _start(self) -> None:
-        self._targets = targets_of(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
+        self._targets = create_target_writers(self.pipeline, self._steps, self._state_id)  # type: ignore[assignment]
         for target in self._targets.values():
             target.open()
         super()._start()

@@ -6,7 +6,7 @@ from typing import Any
 
 from slackwater.engine.driver import Callbacks, Driver
 from slackwater.engine.stage import StageRunner
-from slackwater.runner.components import targets_of
+from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 
 _OF_SOURCE = SourceRecord.model_fields.keys()
@@ -43,5 +43,5 @@ def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:
 
 def target_of(pipeline: Any, logic: Any, state_id: str = "") -> Any:
     """The only target of a pipeline of one stage."""
-    (target,) = targets_of(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
+    (target,) = create_target_writers(pipeline, dict.fromkeys(pipeline.stage_pipelines, logic), state_id).values()
     return target

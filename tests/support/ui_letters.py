@@ -10,7 +10,7 @@ from tests.support.ui_states import DAY, S, config, ran
 
 from slackwater.config import toml
 from slackwater.core.dead_letter import LETTER
-from slackwater.runner.components import letters_of
+from slackwater.runner.components import create_letter_writer
 from slackwater.testing.script import RowsInput
 
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -39,7 +39,7 @@ def with_letters(tmp_path: Path) -> Path:
         "file": "web/1.jsonl",
         "group_key": '{"user":"u1"}',
     }
-    target = letters_of(toml.load(file), "state")
+    target = create_letter_writer(toml.load(file), "state")
     assert target is not None
     target.open()
     target.publish(0, pl.DataFrame([{n: letter.get(n) for n in SCHEMA}], schema=SCHEMA))

@@ -148,7 +148,7 @@ def test_what_to_try_is_called_as_the_shell_knows_it(monkeypatch: pytest.MonkeyP
 
 
 def test_what_demo_kafka_keeps_stays_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = demo_kafka.look(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
+    shown = demo_kafka.inspection_hints(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
     assert "export KAFKA=127.0.0.1:1 WAREHOUSE_URL='postgresql://a@b/c?d=e&f'\n" in shown
     assert " show /tmp/x/demo-kafka.toml\n" in shown
     before = signal.getsignal(signal.SIGTERM)

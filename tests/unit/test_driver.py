@@ -21,7 +21,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.script import START_US, pipeline_for
+from slackwater.testing.script import START_US, build_pipeline
 
 COUNT = Aggregation(agg="count", as_="n")
 
@@ -60,7 +60,7 @@ class Refusing:
 
 
 def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", pending: Any = None) -> Driver:
-    pipeline = pipeline_for(window, ["a"])
+    pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
     hooks = Callbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
     opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)

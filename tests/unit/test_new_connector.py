@@ -115,7 +115,7 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
     ticks, nothing = source(page(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
     streams: Any = SimpleNamespace(sources=[ticks])
-    planner = planning.planners_of(streams, state, {})
+    planner = planning.create_planners(streams, state, {})
     assert planner is not None
     parts: list[Any] = [p["ticks"] for _ in range(2) if (p := planner.next())]
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
@@ -124,7 +124,7 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
     with pytest.raises(
         StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'
     ):
-        planning.planners_of(streams, state, {})
+        planning.create_planners(streams, state, {})
     planning.check_connect("p", [ticks])
     assert backfill_plan.backfill_pipeline(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith(
         "law-backfill"

@@ -28,7 +28,7 @@ from slackwater.engine.observer import RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, StartError
 from slackwater.observe import datasets
-from slackwater.testing.script import RowsInput, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, build_pipeline, run_local
 
 WINDOW = Window(
     kind="tumbling",
@@ -84,7 +84,7 @@ def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
 
 
 def stored() -> Pipeline:
-    pipeline = pipeline_for(WINDOW, ["a"])
+    pipeline = build_pipeline(WINDOW, ["a"])
     connections = loads(GOOD, "p.toml", {}).connections
     source = Source(
         name="a", connection="lake", query="/data/in/*.jsonl", format="json", schema="k STRING, ts TIMESTAMP"

@@ -37,7 +37,7 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.spark.workers import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
-from slackwater.testing.script import pipeline_for
+from slackwater.testing.script import build_pipeline
 from slackwater.windows.logic import WindowLogic
 
 FIELDS = {"u": Field("u", "string")}
@@ -51,14 +51,14 @@ def window(kind: str, **more: Any) -> Any:
     if kind == "hopping":
         shape |= {"hop_ms": 5}
     settings = {"group_by": ["u"], "aggregations": COUNT, "max_groups_per_window": 3, **shape, **more}
-    return compile_window(pipeline_for(sw.Window(kind=kind, **settings), ["a"]), FIELDS)
+    return compile_window(build_pipeline(sw.Window(kind=kind, **settings), ["a"]), FIELDS)
 
 
 def join() -> IntervalJoinOperator:
     spec = sw.Join(
         kind="left", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=10
     )  # fmt: skip
-    return compile_join(pipeline_for(spec, ["a", "b"]), (FIELDS, FIELDS))
+    return compile_join(build_pipeline(spec, ["a", "b"]), (FIELDS, FIELDS))
 
 
 def rows() -> StatelessOperator:

@@ -25,13 +25,13 @@ from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.local_engine import LocalEngine
-from slackwater.testing.script import START_US, pipeline_for
+from slackwater.testing.script import START_US, build_pipeline
 from slackwater.windows.logic import WindowLogic
 
 COUNT = Aggregation(agg="count", as_="n")
 SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
 TUMBLING = Window(kind="tumbling", duration_ms=10, group_by=["user"], max_groups_per_window=9, aggregations=[COUNT])
-LOGIC = compile_window(pipeline_for(SESSION, ["a"]), {"user": Field("user", "string")})
+LOGIC = compile_window(build_pipeline(SESSION, ["a"]), {"user": Field("user", "string")})
 
 
 def at_second(seconds: int) -> dt.datetime:
@@ -70,7 +70,7 @@ def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
 
 
 def test_of_a_tumbling_window_the_identity_has_no_session() -> None:
-    logic = compile_window(pipeline_for(TUMBLING, ["a"]), {"user": Field("user", "string")})
+    logic = compile_window(build_pipeline(TUMBLING, ["a"]), {"user": Field("user", "string")})
     output = pl.DataFrame(
         {"window_start": [at_second(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
     )
@@ -113,7 +113,7 @@ def committed(home: Path, **destination: Any) -> None:
 def start(home: Path, target: Any) -> None:
     store = FilesStore(home, "law")
     run = driver_of(
-        pipeline_for(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Callbacks(lambda: START_US)
+        build_pipeline(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Callbacks(lambda: START_US)
     )
     try:
         run.start(store.open(), 1, {}, "s")

@@ -18,7 +18,7 @@ from slackwater.engine.driver import Callbacks, Driver
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
-from slackwater.runner.components import letters_of, store_of
+from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.sources.base import Batch
 from slackwater.testing.local_engine import LocalEngine
 
@@ -64,10 +64,10 @@ path = "{home}/state"
 def started(file: Path) -> Driver:
     pipeline = toml.load(file)
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
     parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Callbacks(lambda: 4 * 10**15))
-    driver = driver_of(pipeline, logic, store, *parts, letters_of(pipeline, state))
+    driver = driver_of(pipeline, logic, store, *parts, create_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)
     except BaseException:
@@ -142,7 +142,7 @@ def test_into_a_directory(stuck: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_runner_keeps_its_epochs(
     stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = store_of(toml.load(stuck))
+    store = create_store(toml.load(stuck))
     store.open()
     try:
         assert ask(monkeypatch, "show", stuck) == 0

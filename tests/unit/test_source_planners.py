@@ -18,7 +18,7 @@ from slackwater.errors import EpochError, StartError
 from slackwater.runner import epoch_loop
 from slackwater.sources.base import SourceUnavailableError
 from slackwater.sources.files import FilesSource
-from slackwater.sources.files_planner import FilesPlanner, listing_of
+from slackwater.sources.files_planner import FilesPlanner, create_listing
 from slackwater.sources.kafka_planner import limit_offsets
 from slackwater.sources.planning import Planners
 
@@ -114,13 +114,13 @@ def test_a_name_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogC
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
 def test_what_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
-    assert listing_of(source(str(tmp_path), options=options)) is None
-    assert listing_of(source(str(tmp_path), options={"multiLine": "true"})) is not None
-    assert listing_of(source("s3a://bucket/in")) is None
+    assert create_listing(source(str(tmp_path), options=options)) is None
+    assert create_listing(source(str(tmp_path), options={"multiLine": "true"})) is not None
+    assert create_listing(source("s3a://bucket/in")) is None
     assert (
-        listing_of(source(f"file://{tmp_path}"))
-        == listing_of(source(f"file:{tmp_path}"))
-        == listing_of(source(str(tmp_path)))
+        create_listing(source(f"file://{tmp_path}"))
+        == create_listing(source(f"file:{tmp_path}"))
+        == create_listing(source(str(tmp_path)))
     )
 
 

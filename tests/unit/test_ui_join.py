@@ -12,9 +12,9 @@ from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, build_pipeline, run_local
 from slackwater.ui import pages
-from slackwater.ui.page_model import PageSource, load_key, look_at
+from slackwater.ui.page_model import PageSource, load_key, load_model
 from slackwater.ui.pages import PageLocation
 
 S = 1_000_000
@@ -33,8 +33,8 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
-    watched = PageSource(pipeline_for(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), report_lines)
-    seen = look_at(watched, 0)
+    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), report_lines)
+    seen = load_model(watched, 0)
     assert seen.closing is None
     # the order without a user comes out alone, the payment without one nowhere
     assert (seen.rows.total.rows_in, seen.rows.total.used, seen.rows.total.keyless) == (20, 19, 1)
@@ -56,9 +56,9 @@ def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None
     options = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
     run_local(join, [ROWS, ROWS], TYPES, SOURCES, **options)  # type: ignore[arg-type]
     watched = PageSource(
-        pipeline_for(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), report_lines
+        build_pipeline(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), report_lines
     )
-    seen = look_at(watched, 0)
+    seen = load_model(watched, 0)
     assert seen.top.accounted
     assert seen.closing is not None
     assert seen.closing.what == "keys in windows"

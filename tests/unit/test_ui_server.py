@@ -113,13 +113,13 @@ def test_the_commit_is_the_etag(page: UiServer) -> None:
 
 
 def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks, look = [], page_cache.look_at
+    looks, look = [], page_cache.load_model
 
     def counted(*arguments: Any, **more: Any) -> Any:
         looks.append(1)
         return look(*arguments, **more)
 
-    monkeypatch.setattr(page_cache, "look_at", counted)
+    monkeypatch.setattr(page_cache, "load_model", counted)
     running = serve_pages([watched(drawn_state)], 0)
     try:
         statuses: list[list[int]] = []

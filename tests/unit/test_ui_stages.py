@@ -14,7 +14,7 @@ from tests.support.why import NOON, us
 
 from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.ui import pages
-from slackwater.ui.page_model import look_at
+from slackwater.ui.page_model import load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import UiServer, serve_pages
 
@@ -164,7 +164,7 @@ def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_look_at_one_stage(file: Path) -> None:
-    seen = look_at(watched(file), NOON, stage="minutes")
+    seen = load_model(watched(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")
     assert (

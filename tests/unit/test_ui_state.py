@@ -25,7 +25,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui import pages
 from slackwater.ui.backlog_poller import BacklogPoller
-from slackwater.ui.page_model import look_at
+from slackwater.ui.page_model import load_model
 from slackwater.ui.pages import PageLocation
 from slackwater.ui.server import serve_pages
 
@@ -36,7 +36,7 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
     ran(file, drawn(3))
     (alone,) = load_page_sources(str(tmp_path / "state"))
     assert alone.is_described
-    without_config, with_config = look_at(alone, CLOCK), look_at(watched(file), CLOCK)
+    without_config, with_config = load_model(alone, CLOCK), load_model(watched(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
         block_alone, block_with_config = pages.block_data(block, without_config), pages.block_data(block, with_config)
         if block == "top":
@@ -62,7 +62,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
     inner = join.model_copy(update={"kind": "inner"})
     run_local(inner, [rows, rows], types, sources, flush=False, state_dir=str(tmp_path), downstream=after)
     (alone,) = load_page_sources(str(tmp_path / "law"))
-    seen = look_at(alone, 0)
+    seen = load_model(alone, 0)
     assert [s.kind for s in seen.stages] == ["join", "tumbling"]
     assert seen.stages[0].reads == sources
     assert seen.joined is not None
@@ -116,7 +116,7 @@ def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
         assert past.status == 200
         epoch = int(str(links[0]).rpartition("/")[2])
         assert "stays at this commit" in past.text and "sse-connect" not in past.text
-        then = look_at(watched(file), 0, epoch)
+        then = load_model(watched(file), 0, epoch)
         assert then.top.epoch == epoch < latest
         assert then.top.sentence in past.text.replace("&#34;", '"')
         assert then.pace.laps[-1].epoch == epoch

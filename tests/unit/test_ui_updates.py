@@ -230,8 +230,10 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
 def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Viewers wait for a ring; a state that nobody watches is not looked at."""
     page = get(running, "/").text
-    looks, look = [], page_model.look_at
-    monkeypatch.setattr(page_cache, "look_at", lambda *arguments, **more: looks.append(1) or look(*arguments, **more))
+    looks, look = [], page_model.load_model
+    monkeypatch.setattr(
+        page_cache, "load_model", lambda *arguments, **more: looks.append(1) or look(*arguments, **more)
+    )
     viewers = [Viewer(running, followed(page)) for _ in range(5)]
     ui = running._ui
     (one,) = ui._caches
@@ -282,7 +284,7 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
 
     def rendered_pace(*commits: Any) -> tuple[throughput.Throughput, str]:
         block = throughput.build_throughput(commits, [], 0)
-        whole = replace(page_model.look_at(page_source, 0), pace=block)
+        whole = replace(page_model.load_model(page_source, 0), pace=block)
         text = pages.render_fragment("pace", whole, PageLocation("")).decode()
         return block, re.sub(r"\s+", " ", re.sub("<[^>]+>", "", text.split("</p>")[0])).strip()
 
@@ -332,7 +334,7 @@ def test_the_pace_tells_of_planning_too(file: Path) -> None:
     block = throughput.build_throughput([first, second], [], first.committed_us)
     assert [lap.phases.get("plan") for lap in block.laps] == [1000, 70_000]
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
-    whole = replace(page_model.look_at(page_source, first.committed_us), pace=block)
+    whole = replace(page_model.load_model(page_source, first.committed_us), pace=block)
     text = pages.render_fragment("pace", whole, PageLocation("")).decode()
     assert text.count('class="phase plan"') == 2 * 2  # in each of both drawings
     assert '<li class="phase-plan">plan</li>' in text

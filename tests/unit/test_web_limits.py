@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.effort import some
 
-from slackwater.web.hosts import is_allowed, network_of
+from slackwater.web.hosts import client_network, is_allowed
 from slackwater.web.server import start_server
 from slackwater.web.streams import StreamSlot, StreamSlots
 
@@ -106,9 +106,9 @@ def test_an_allowed_host_with_any_port_is_ours(host: str) -> None:
 
 
 def test_one_ipv6_network_is_one_client() -> None:
-    assert network_of("2001:db8::1") == network_of("2001:db8::ffff") != network_of("2001:db8:0:1::1")
-    assert network_of("::ffff:10.0.0.7") == network_of("10.0.0.7")
-    assert network_of("fe80::1%eth0") == "fe80::/64"
+    assert client_network("2001:db8::1") == client_network("2001:db8::ffff") != client_network("2001:db8:0:1::1")
+    assert client_network("::ffff:10.0.0.7") == client_network("10.0.0.7")
+    assert client_network("fe80::1%eth0") == "fe80::/64"
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------

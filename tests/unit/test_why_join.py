@@ -17,7 +17,7 @@ from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.query.why import why
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, pipeline_for, run_local
+from slackwater.testing.script import RowsInput, build_pipeline, run_local
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     ran(downstream=window)
-    pipeline = pipeline_for(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
+    pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
     said = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith('stage "')
     assert said[-1].endswith(": no window is open: there is nothing to come out")

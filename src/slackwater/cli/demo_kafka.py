@@ -189,12 +189,12 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
 
 def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
     """Leave the services up until the demo is stopped."""
-    console.print(look(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
+    console.print(inspection_hints(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
     _wait_until_stopped()
     console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
 
 
-def look(file: Path, kafka: str, postgres: str) -> str:
+def inspection_hints(file: Path, kafka: str, postgres: str) -> str:
     """Return instructions for inspecting the services from another terminal."""
     call = program()
     return (
@@ -265,11 +265,11 @@ def _log_bytes(home: Path) -> int:
 
 def _has_read_all(url: str, rows: int) -> bool:
     """Return whether the latest commit has read all clicks. No later click can then close the open sessions."""
-    from slackwater.query.locate_state import names_at, store_at
+    from slackwater.query.locate_state import list_pipelines, locate_store
 
-    if "demo-kafka" not in names_at(url):
+    if "demo-kafka" not in list_pipelines(url):
         return False
-    with closing(store_at(url, "demo-kafka")) as store, store.peek() as snapshot:
+    with closing(locate_store(url, "demo-kafka")) as store, store.peek() as snapshot:
         return snapshot is not None and sum(s.counters.get("rows_in", 0) for s in snapshot.commit.stages) >= rows
 
 

@@ -13,7 +13,7 @@ import typer
 from slackwater.cli.format import align_rows, plural
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
-from slackwater.query.outputs import ResultOutput, output_at
+from slackwater.query.outputs import ResultOutput, read_output_at
 from slackwater.query.text import format_value
 
 
@@ -22,7 +22,7 @@ def diff_outputs(
 ) -> None:
     """Compare two outputs and print the result. Raises typer.Exit: 1 if they differ, 2 if they cannot be compared."""
     try:
-        sides = output_at(a), output_at(b)
+        sides = read_output_at(a), read_output_at(b)
         comparison = compare_outputs(*sides, _split_names(by), _split_names(ignore), tolerance, examples)
     except SlackwaterError as error:
         print(f"error: {error}", file=sys.stderr)

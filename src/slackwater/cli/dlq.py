@@ -51,13 +51,13 @@ def list_file(file: Path) -> None:
 def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters with their details and their content as text."""
     from slackwater.query.key_history import group_keys
-    from slackwater.query.locate_state import store_at
+    from slackwater.query.locate_state import locate_store
     from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 
     pipeline = toml.load(file)
     keys = None
     if key:
-        with closing(store_at(pipeline)) as store:
+        with closing(locate_store(pipeline)) as store:
             keys = group_keys(pipeline, store, key)
     newest = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
     if newest.is_empty():

@@ -16,7 +16,7 @@ from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyChange
 from slackwater.runner import previous_name, previous_output, target_markers
-from slackwater.runner.components import store_of
+from slackwater.runner.components import create_store
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.table_changes import with_tables
 from slackwater.secrets import mask_secrets
@@ -50,11 +50,11 @@ def plan_file(file: Path, as_json: bool) -> None:
 def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return None
-    with closing(store_of(pipeline)) as store:
+    with closing(create_store(pipeline)) as store:
         former = previous_name.previous_pipeline(pipeline, store)
         if former is None:
             return _compare_with_store(pipeline, store, pipeline)
-    with closing(store_of(former)) as store:
+    with closing(create_store(former)) as store:
         comparison = _compare_with_store(pipeline, store, former)
     if comparison is None:
         return None
@@ -85,7 +85,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 
 def _refusal(pipeline: Pipeline) -> str | None:
     """Return why a start without a state would be refused; None if it would not."""
-    with closing(store_of(pipeline)) as store:
+    with closing(create_store(pipeline)) as store:
         question = previous_name.rename_question(pipeline, store)
     if question is not None:
         return str(question)

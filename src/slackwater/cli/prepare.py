@@ -41,7 +41,7 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
     print(f"prepared in {time.monotonic() - began:.0f} s: every start of Spark on this machine is shorter from now on")
 
 
-def exercise() -> None:
+def run_demo_pipelines() -> None:
     """Run the pipelines of the demo, so that Spark loads the classes to archive."""
     from slackwater.cli.demo import run_demo
     from slackwater.spark import jvm_class_archive
@@ -52,4 +52,4 @@ def exercise() -> None:
 
 
 if __name__ == "__main__":
-    exercise()
+    run_demo_pipelines()

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Sequence
 
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.query.server import serve_state
 from slackwater.query.view import StateView
 
@@ -18,7 +18,7 @@ def serve_until_stopped(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with StateView(store_at(where, pipeline, schema)) as view:
+    with StateView(locate_store(where, pipeline, schema)) as view:
         server = serve_state(view, port, host, names)
         print(f"serving on http://{host}:{server.port}/ (Ctrl-C to stop)", flush=True)
         stop.wait()

@@ -23,7 +23,7 @@ from slackwater.errors import StartError
 from slackwater.explain import target_text
 from slackwater.query import selection, text
 from slackwater.query.last_run import failure_text
-from slackwater.query.result_readers import MOST, in_order, result_reader
+from slackwater.query.result_readers import MOST, result_reader, sort_by_start
 from slackwater.query.row_count import RowCount
 from slackwater.secrets import mask_secrets
 
@@ -98,11 +98,11 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
 
 def _print_failure(pipeline: Pipeline) -> None:
     """Report on standard error that the last run failed, so that nobody mistakes old results for new ones."""
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return
-    with closing(store_of(pipeline)) as store:
+    with closing(create_store(pipeline)) as store:
         failure = failure_text(store, pipeline.name)
     if failure is not None:
         print(escape_controls(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
@@ -153,11 +153,11 @@ def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
 
 def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
     """Return whether the pipeline ever committed, and whether its last run failed."""
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return False, False
-    with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+    with closing(create_store(pipeline)) as store, store.peek() as snapshot:
         return snapshot is not None, failure_text(store, pipeline.name) is not None
 
 
@@ -173,7 +173,7 @@ class _Printer:
     def print_rows(self, frame: pl.DataFrame, limit: int | None = None) -> int:
         """Print at most `limit` rows. Return the number of rows before the limit."""
         view = self._view
-        frame = view.select(in_order(frame, self._start))
+        frame = view.select(sort_by_start(frame, self._start))
         count = frame.height
         if limit is not None:
             frame = frame.head(limit) if view.sql is not None else frame.tail(limit)

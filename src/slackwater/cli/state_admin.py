@@ -14,7 +14,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.state import fork, migrations
 from slackwater.state.commit import Commit
 from slackwater.state.maintenance_commit import edit_state, missing_state_error, next_maintenance_commit
@@ -24,7 +24,7 @@ from slackwater.state.protocol import StateStore
 
 def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> None:
     """Migrate a state to the current format, or print the migrations with `dry_run`."""
-    store = store_at(where, pipeline, schema)
+    store = locate_store(where, pipeline, schema)
     with closing(store):
         stored = store.stored_record()
         if stored is None:
@@ -43,7 +43,7 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
     if dry_run:
         print("nothing was changed (--dry-run)")
         return
-    store = store_at(where, pipeline, schema)
+    store = locate_store(where, pipeline, schema)
     with edit_state(store) as commit:
         done = store.commit(next_maintenance_commit(commit, _now()))
     print(f"committed as epoch {done.epoch}, in format {done.format}; earlier versions of slackwater cannot read it")
@@ -65,7 +65,7 @@ def _brief(value: Any, most: int = 120) -> str:
 
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
     """Copy a state under the new name `name` and print what the copy holds."""
-    store = store_at(where, pipeline, schema)
+    store = locate_store(where, pipeline, schema)
     with closing(store):
         commit = fork.fork_store(store, name, epoch)
     rows = sum(s.rows for stage in commit.stages for shard in stage.segments for s in shard)
@@ -84,7 +84,7 @@ def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: 
 def reset_state(where: str, offsets: Sequence[str], pipeline: str | None, schema: str, dry_run: bool) -> None:
     """Change the offsets of sources and print the changes."""
     config = toml.load(where) if Path(where).suffix == ".toml" and not Path(where).is_dir() else None
-    store = store_at(config or where, pipeline, schema)
+    store = locate_store(config or where, pipeline, schema)
     if dry_run:
         with closing(store), store.peek() as snapshot:
             if snapshot is None:

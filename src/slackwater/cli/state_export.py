@@ -9,7 +9,7 @@ import polars as pl
 
 from slackwater.cli.format import plural
 from slackwater.errors import StartError
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.query.view import StateView, to_arrow
 from slackwater.targets.files import json_columns, text_columns
 
@@ -23,7 +23,7 @@ def export_state(
         raise StartError(f'{out}: found the suffix "{path.suffix}", expected .parquet, .csv, .json or .jsonl')
     if not path.parent.is_dir():
         raise StartError(f"{out}: there is no directory {path.parent}; create it")
-    store = store_at(where, pipeline, schema)
+    store = locate_store(where, pipeline, schema)
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
         commit, windows = view.manifest(), view.scan(where=condition)
     aside = path.with_name(f".{path.name}.part")

@@ -16,7 +16,7 @@ from slackwater.maintenance.request_costs import RequestCosts
 from slackwater.maintenance.sizes import HOUR_US, LARGE, Forecast, Sizes, measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import NO_WATERMARK
 
@@ -25,7 +25,7 @@ MOST_SHARDS = 32  # the number of shards in a table for people
 
 def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
     """Print the problems of a state. Return the exit code: 1 if there are any."""
-    with closing(store_at(where, pipeline, schema)) as store:
+    with closing(locate_store(where, pipeline, schema)) as store:
         report = verify_state(store)
     if as_json:
         print(_json(asdict(report)))
@@ -53,7 +53,7 @@ def _verdict_line(report: VerifyReport) -> str:
 
 
 def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json: bool) -> None:
-    with closing(store_at(where, pipeline, schema)) as store:
+    with closing(locate_store(where, pipeline, schema)) as store:
         measured = measure_sizes(store, hot)
     print(_json(asdict(measured)) if as_json else "\n".join(_size_lines(measured)))
 
@@ -158,7 +158,7 @@ def _forecast_text(forecast: Forecast | None, in_tables: bool) -> str:
 
 
 def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
-    with closing(store_at(where, pipeline, schema)) as store:
+    with closing(locate_store(where, pipeline, schema)) as store:
         commits = commit_history(store)
         latest_only = not isinstance(store, FilesStore)
     if not commits:
@@ -178,7 +178,7 @@ def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -
 
 
 def print_compaction(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
-    done = compact_state(store_at(where, pipeline, schema))
+    done = compact_state(locate_store(where, pipeline, schema))
     if as_json:
         print(_json({"before": asdict(done.before), "after": asdict(done.after)}))
         return

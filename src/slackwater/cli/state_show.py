@@ -13,7 +13,7 @@ import polars as pl
 from slackwater.cli.format import align_rows, format_age, format_size, plural
 from slackwater.core.time import duration_text, format_iso
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.query.locate_state import names_at, store_at
+from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.text import format_value, json_lines
 from slackwater.query.view import StateView
 from slackwater.state.commit import Commit
@@ -22,10 +22,10 @@ from slackwater.watermark import NO_WATERMARK
 
 
 def list_states(where: str, schema: str, as_json: bool) -> None:
-    names = names_at(where, schema)
+    names = list_pipelines(where, schema)
     if not names:
         raise StartError(f"{where}: no pipeline has its state there")
-    summaries = [_summary(store_at(where, name, schema), name) for name in names]
+    summaries = [_summary(locate_store(where, name, schema), name) for name in names]
     if as_json:
         print("\n".join(json.dumps(state, ensure_ascii=False) for state in summaries))
         return
@@ -81,7 +81,7 @@ def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
 
 
 def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
-    store = store_at(where, pipeline, schema)
+    store = locate_store(where, pipeline, schema)
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
             raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
@@ -177,7 +177,7 @@ def find(
 
 
 def _view(where: str, pipeline: str | None, schema: str, epoch: int | None) -> StateView:
-    view = StateView(store_at(where, pipeline, schema))
+    view = StateView(locate_store(where, pipeline, schema))
     return view if epoch is None else view.as_of(epoch)
 
 

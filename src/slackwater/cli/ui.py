@@ -12,10 +12,10 @@ from pathlib import Path
 from slackwater.cli.why import report_lines
 from slackwater.config import toml
 from slackwater.errors import StartError
-from slackwater.query.locate_state import names_at, store_at
-from slackwater.query.pipeline_from_state import pipeline_in
+from slackwater.query.locate_state import list_pipelines, locate_store
+from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.secrets import mask_secrets
-from slackwater.ui.page_model import PageSource, look_at_all
+from slackwater.ui.page_model import PageSource, load_models
 
 
 def show_ui(
@@ -72,8 +72,8 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
     """
     if Path(place).suffix == ".toml" and not Path(place).is_dir():
         pipeline = toml.load(place)
-        return [PageSource(pipeline, place, store_at(pipeline), report_lines)]
-    names = names_at(place, schema)
+        return [PageSource(pipeline, place, locate_store(pipeline), report_lines)]
+    names = list_pipelines(place, schema)
     if not names:
         raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
     return [page_source_from_state(place, name, schema) for name in names]
@@ -81,13 +81,13 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
 
 def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     """Return a pipeline without a config, as its state describes it. Raises StateError if the state does not."""
-    store = store_at(place, name, schema)
+    store = locate_store(place, name, schema)
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
                 f"{mask_secrets(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
             )
-        return PageSource(pipeline_in(snapshot.commit), "FILE", store, report_lines, is_described=True)
+        return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, report_lines, is_described=True)
 
 
 def save_page(watched: Sequence[PageSource], to: Path) -> None:
@@ -96,7 +96,7 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
 
     if len(watched) != 1:
         raise StartError("--save writes the page of one pipeline; name one FILE")
-    page_data, of_stages = look_at_all(watched[0], time.time_ns() // 1000)
+    page_data, of_stages = load_models(watched[0], time.time_ns() // 1000)
     content = render_page(page_data, PageLocation(None), of_stages=of_stages)
     try:
         to.write_bytes(content)

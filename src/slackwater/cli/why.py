@@ -37,7 +37,7 @@ PARTITIONS = 4  # the number of partitions that a line names
 
 def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print the report. Raises ConfigError, and StartError if there is no durable state."""
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -45,7 +45,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
             f"{pipeline.name}: its state is in memory, where only the runner can look; "
             'set [state_store] kind = "files" or "postgres"'
         )
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     try:
         report = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
         report = with_history(pipeline, store, report, key)

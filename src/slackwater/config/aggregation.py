@@ -227,7 +227,7 @@ class Aggregation(Spec):
     def aggregator(self) -> Aggregator:
         """Load the user-defined aggregation that `agg` names.
 
-        Raises `aggregator.UnfitError`: the class may have changed since this spec was validated.
+        Raises `aggregator.AggregatorError`: the class may have changed since this spec was validated.
         """
         return custom.load_aggregator(self.agg, self.options)
 
@@ -288,7 +288,7 @@ class Aggregation(Spec):
         try:
             aggregator = custom.load_aggregator(agg, values.get("options", {}))
             custom.check_aggregator(aggregator)
-        except custom.UnfitError as unfit:
+        except custom.AggregatorError as unfit:
             yield unfit.key, str(unfit)
             return
         columns = values.get("columns", {})

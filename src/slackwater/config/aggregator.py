@@ -69,7 +69,7 @@ class Aggregator:
         raise NotImplementedError
 
 
-class UnfitError(Exception):
+class AggregatorError(Exception):
     """An aggregator cannot be used. `key` is the config key to correct, and the text describes the problem."""
 
     def __init__(self, key: str, text: str) -> None:
@@ -88,23 +88,25 @@ def without_imports() -> Iterator[None]:
 
 
 def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
-    """Return the aggregator of an import path, a class or an instance. Raises UnfitError."""
+    """Return the aggregator of an import path, a class or an instance. Raises AggregatorError."""
     if isinstance(reference, Aggregator):
         if options:
-            raise UnfitError(
+            raise AggregatorError(
                 "options", "apply only to a class, but agg is an instance; give the class, or remove the options"
             )
         return reference
     loaded = _import_attribute(reference) if isinstance(reference, str) else reference
     if not (isinstance(loaded, type) and issubclass(loaded, Aggregator)) or loaded is Aggregator:
         description = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
-        raise UnfitError(
+        raise AggregatorError(
             "agg", f"{_reference_text(reference)} is {description}, expected a class derived from slackwater.Aggregator"
         )
     try:
         return loaded(**options)
     except Exception as error:
-        raise UnfitError("options", f"{loaded.__name__} does not accept these options ({_error_line(error)})") from None
+        raise AggregatorError(
+            "options", f"{loaded.__name__} does not accept these options ({_error_line(error)})"
+        ) from None
 
 
 def _reference_text(reference: Any) -> str:
@@ -119,7 +121,7 @@ def _error_line(error: Exception) -> str:
 def _import_attribute(path: str) -> Any:
     module_name, _, names = path.partition(":")
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
-        raise UnfitError(
+        raise AggregatorError(
             "agg",
             f'"{path}" is a custom aggregation, and a state alone never loads code; name the config\'s TOML file instead '
             f"of the state, or import {module_name} first in Python",
@@ -128,10 +130,12 @@ def _import_attribute(path: str) -> Any:
         attribute: Any = importlib.import_module(module_name)
     except Exception as error:
         advice = "put it on PYTHONPATH, or in the working directory" if isinstance(error, ImportError) else "fix it"
-        raise UnfitError("agg", f'module "{module_name}" cannot be imported ({_error_line(error)}); {advice}') from None
+        raise AggregatorError(
+            "agg", f'module "{module_name}" cannot be imported ({_error_line(error)}); {advice}'
+        ) from None
     for name in names.split("."):
         if not hasattr(attribute, name):
-            raise UnfitError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(attribute))}')
+            raise AggregatorError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(attribute))}')
         attribute = getattr(attribute, name)
     return attribute
 
@@ -146,15 +150,15 @@ class _AnyKey(dict[str, Any]):
 
 
 def check_aggregator(aggregator: Aggregator) -> None:
-    """Try an aggregator on two rows of NULLs. Raises UnfitError if its declarations and functions do not fit each other."""
+    """Try an aggregator on two rows of NULLs. Raises AggregatorError if its declarations and functions do not fit each other."""
     import polars as pl
 
     from slackwater.core.schema import Field
 
     name = type(aggregator).__name__
 
-    def unfit(text: str) -> UnfitError:
-        return UnfitError("agg", f"{name}: {text}")
+    def unfit(text: str) -> AggregatorError:
+        return AggregatorError("agg", f"{name}: {text}")
 
     for role, declared in (("input", aggregator.inputs), ("accumulator", aggregator.accumulators)):
         if not isinstance(declared, Mapping):
@@ -190,7 +194,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         step = "finish"
         finished = aggregator.finish(**{n: pl.col(n) for n in parts})
         merged.select(finished.alias("x")).cast(Field("x", aggregator.output).polars)
-    except UnfitError:
+    except AggregatorError:
         raise
     except NotImplementedError:
         raise unfit(f"does not define {step}") from None
@@ -209,7 +213,7 @@ def expressions(
         columns: the arguments by name.
         leading_arguments: the keys of the group, if `merge` wants them.
 
-    Raises UnfitError if the result is not a mapping of the accumulators.
+    Raises AggregatorError if the result is not a mapping of the accumulators.
     """
     expression_by_name = getattr(aggregator, step)(*leading_arguments, **columns)
     if not isinstance(expression_by_name, Mapping) or set(expression_by_name) != set(aggregator.accumulators):
@@ -219,10 +223,18 @@ def expressions(
             else f"a {type(expression_by_name).__name__}"
         )
         expected = ", ".join(aggregator.accumulators)
-        raise UnfitError(
+        raise AggregatorError(
             "agg", f"{type(aggregator).__name__}: {step} returns {returned}, expected a mapping of {expected}"
         )
     return [expression_by_name[part].alias(part) for part in aggregator.accumulators]
 
 
-__all__ = ["PATH", "Aggregator", "UnfitError", "check_aggregator", "expressions", "load_aggregator", "without_imports"]
+__all__ = [
+    "PATH",
+    "Aggregator",
+    "AggregatorError",
+    "check_aggregator",
+    "expressions",
+    "load_aggregator",
+    "without_imports",
+]

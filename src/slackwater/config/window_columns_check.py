@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import UnfitError
+from slackwater.config.aggregator import AggregatorError
 from slackwater.config.check_result import CheckResult
 from slackwater.config.join import EVENT_TIME
 from slackwater.config.message_format import format_value, suggestion_or_list
@@ -128,7 +128,7 @@ def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
         yield "column", aggregation.column
     try:
         further = aggregation.further_columns()
-    except UnfitError:
+    except AggregatorError:
         return
     for name in further:
         yield "by" if aggregation.builtin else "columns", name

@@ -11,7 +11,7 @@ from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import UnfitError
+from slackwater.config.aggregator import AggregatorError
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_spec import StepSpec as Spec
@@ -315,6 +315,6 @@ def _neutral_problem(spec: Aggregation) -> str | None:
     aggregator = spec.aggregator()
     try:
         custom_kind(spec, tuple(Field(n, t) for n, t in aggregator.inputs.items())).neutral()
-    except UnfitError as unfit:
+    except AggregatorError as unfit:
         return str(unfit)
     return None

@@ -20,8 +20,8 @@ from slackwater.errors import ConfigError, SlackwaterError, StartError, StateErr
 from slackwater.operators.dead_letters import LATE, group_key
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
-from slackwater.query.result_readers import PostgresResults, in_order, result_reader
-from slackwater.query.stage_view import commit_of
+from slackwater.query.result_readers import PostgresResults, result_reader, sort_by_start
+from slackwater.query.stage_view import narrow_commit
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
 from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 from slackwater.state.commit import Commit
@@ -78,7 +78,7 @@ def _key_frames(
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         stage_pipeline = pipeline.stage_pipelines.get(stage.name, pipeline)
-        operator = inspect.operator_of(stage_pipeline, commit_of(commit, number))
+        operator = inspect.operator_of(stage_pipeline, narrow_commit(commit, number))
         if isinstance(operator, WindowOperator):
             try:
                 key_frames[stage.name] = operator, inspect.key_of(operator, key, "--key")
@@ -167,7 +167,7 @@ def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFr
         return PublishedResults(name, reader.location, (), str(error))
     finally:
         reader.close()
-    newest = [] if rows is None else in_order(rows, start).tail(limit).to_dicts()
+    newest = [] if rows is None else sort_by_start(rows, start).tail(limit).to_dicts()
     return PublishedResults(name, reader.location, tuple(newest))
 
 

@@ -19,7 +19,7 @@ from slackwater.state.protocol import ASIDE, StateStore
 _URL = re.compile(r"postgres(ql)?://")
 
 
-def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
+def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, schema: str = "public") -> StateStore:
     """Return the store of a state. Nothing is opened or created yet.
 
     Args:
@@ -41,8 +41,8 @@ def store_at(where: str | Path | Pipeline, pipeline: str | None = None, schema: 
     return _store_in_directory(path, pipeline)
 
 
-def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
-    """Return the names of the pipelines that have their state there. See `store_at`. Raises StartError, ConfigError."""
+def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
+    """Return the names of the pipelines that have their state there. See `locate_store`. Raises StartError, ConfigError."""
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
         where = toml.load(where)
     if isinstance(where, Pipeline):
@@ -53,23 +53,23 @@ def names_at(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
             return _names_in_database(store.url or "", store.schema_)
         where = store.path or ""
         if is_url(where):
-            return objects_at(where, store.options)
+            return list_pipelines_at_url(where, store.options)
     elif _URL.match(str(where)):
         return _names_in_database(str(where), schema)
     if is_url(where):
         above, last = _split_url(str(where))
         is_single = above and _object_store_module(str(where)).is_state(above, last, {})
-        return [last] if is_single else objects_at(str(where))
+        return [last] if is_single else list_pipelines_at_url(str(where))
     path = Path(where)
     return [path.name] if (path / "manifests").is_dir() else _names_in_directory(path)
 
 
 def _store_of_config(pipeline: Pipeline) -> StateStore:
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise _in_memory_error(pipeline)
-    return store_of(pipeline)
+    return create_store(pipeline)
 
 
 def _in_memory_error(pipeline: Pipeline) -> StartError:
@@ -98,7 +98,7 @@ def is_url(where: str | Path) -> bool:
     return isinstance(where, str) and not is_local(where)
 
 
-def objects_at(url: str, options: Mapping[str, str] | None = None) -> list[str]:
+def list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of the pipelines that have their state below a URL.
 
     `options`: how to reach the object store; by default, the environment decides.
@@ -123,7 +123,7 @@ def _store_in_objects(url: str, name: str | None) -> FilesStore:
         if name not in (None, last):
             raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
         return FilesStore(above, last)
-    return FilesStore(url, _choose_name(url, name, objects_at(url)))
+    return FilesStore(url, _choose_name(url, name, list_pipelines_at_url(url)))
 
 
 def _split_url(url: str) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from slackwater.config.target import Target
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.query.view import StateView
 from slackwater.targets.output_directory import open_directory
 
@@ -63,7 +63,7 @@ class ResultOutput:
     identity: tuple[str, ...] | None = None
 
 
-def output_at(where: str) -> ResultOutput:
+def read_output_at(where: str) -> ResultOutput:
     """Read the rows at a location (see the module). Raises StartError, StateError, ConfigError."""
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
@@ -85,7 +85,7 @@ def output_at(where: str) -> ResultOutput:
 
 def _read_state(where: str) -> ResultOutput:
     place, _, name = where.partition("#")
-    store = store_at(place, name or None)
+    store = locate_store(place, name or None)
     with closing(store), StateView(store) as view:
         rows, commit = view.scan(), view.manifest()
     identity = restore_window(commit, -1).identity

@@ -20,7 +20,7 @@ from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState
 
 
-def pipeline_in(commit: Commit) -> Pipeline:
+def rebuild_pipeline(commit: Commit) -> Pipeline:
     """Rebuild the pipeline of a commit. Raises StateError if the state does not describe its window or join."""
     try:
         with without_imports():

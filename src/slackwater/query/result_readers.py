@@ -92,7 +92,9 @@ def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
         rows = results.latest(MOST)
     finally:
         results.close()
-    return pl.DataFrame() if rows is None else in_order(rows, None if window is None else window.window_start_column)
+    return (
+        pl.DataFrame() if rows is None else sort_by_start(rows, None if window is None else window.window_start_column)
+    )
 
 
 @singledispatch
@@ -140,7 +142,7 @@ def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
     )
 
 
-def in_order(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
+def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
     """Sort rows by their window start, if there is one. Times in text form are parsed."""
     texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
     frame = frame.with_columns(

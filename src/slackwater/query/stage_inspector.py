@@ -22,7 +22,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
 from slackwater.query.clock_reports import report_clocks, slowest_clock, time_or_none
-from slackwater.query.stage_view import snapshot_of
+from slackwater.query.stage_view import narrow_snapshot
 from slackwater.query.why_report import (
     ClockReport,
     JoinSideReport,
@@ -71,7 +71,7 @@ class StageInspector:
     """
 
     def __init__(self, pipeline: Pipeline, snapshot: Snapshot, number: int, read: Mapping[str, StageInspector]) -> None:
-        self.pipeline, self.snapshot, self.number = pipeline, snapshot_of(snapshot, number), number
+        self.pipeline, self.snapshot, self.number = pipeline, narrow_snapshot(snapshot, number), number
         self.state: StageState = self.snapshot.commit.stages[0]
         self.name, self.read = self.state.name, read
         self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)

@@ -13,7 +13,7 @@ from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.windows.state_rows import KeyedState
 
 
-def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
+def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name of it in messages."""
     names = [s.name for s in commit.stages]
     if name not in names:
@@ -24,7 +24,7 @@ def place_of(commit: Commit, name: str, option: str = "--stage") -> int:
     return names.index(name)
 
 
-def commit_of(commit: Commit, number: int) -> Commit:
+def narrow_commit(commit: Commit, number: int) -> Commit:
     """Return a commit with this stage only, the sources that it reads, and the targets that get its results."""
     stage = commit.stages[number]
     if not commit.stages[1:]:
@@ -41,7 +41,7 @@ def commit_of(commit: Commit, number: int) -> Commit:
     )
 
 
-def snapshot_of(snapshot: Snapshot, number: int) -> Snapshot:
+def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
     """Return a snapshot of this stage only. There, it is stage 0."""
     if not snapshot.commit.stages[1:]:
         return snapshot
@@ -52,4 +52,4 @@ def snapshot_of(snapshot: Snapshot, number: int) -> Snapshot:
     def buffers_of(shard: int, logic: JoinLogic, stage: int) -> Buffers:
         return snapshot.buffers(shard, logic, number)
 
-    return replace(snapshot, commit=commit_of(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)
+    return replace(snapshot, commit=narrow_commit(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)

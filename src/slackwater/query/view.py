@@ -34,7 +34,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
 from slackwater.query.condition import filter_frame, parse_condition
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.query.windows import current_windows, state_column_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
@@ -56,7 +56,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
 
     Raises StartError, StateError, ConfigError.
     """
-    return StateView(store_at(state, pipeline, schema))
+    return StateView(locate_store(state, pipeline, schema))
 
 
 class StateView(NotebookRepr):

@@ -16,7 +16,7 @@ from slackwater.evolution import compare
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.query import inspect
 from slackwater.query.stage_inspector import StageInspector
-from slackwater.query.stage_view import place_of
+from slackwater.query.stage_view import stage_index
 from slackwater.query.why_report import (
     KeyReport,
     WhyReport,
@@ -70,7 +70,7 @@ def why_from_snapshot(
     commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
     if stage is not None and commit.stages[1:]:
-        number = place_of(commit, stage)
+        number = stage_index(commit, stage)
         inspectors = [inspector for inspector in inspectors if inspector.number == number]
     keyed = _key_reports(pipeline.name, inspectors, key) if key else {}
     read_by = {s.name: tuple(other.name for other in commit.stages if s.name in other.clocks) for s in commit.stages}

@@ -11,7 +11,7 @@ from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.query.inspect import Texts
 from slackwater.query.key_history import with_history
-from slackwater.query.locate_state import store_at
+from slackwater.query.locate_state import locate_store
 from slackwater.query.why import why as build_report
 from slackwater.query.why_report import WhyReport
 
@@ -32,7 +32,7 @@ def why(
     Raises StateError if there is no state yet, StartError, ConfigError.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
-    store, texts = store_at(spec), _texts(key)
+    store, texts = locate_store(spec), _texts(key)
     try:
         file = None if isinstance(pipeline, Pipeline) else str(pipeline)
         return with_history(spec, store, build_report(spec, store, time.time_ns() // 1000, texts, stage, file), texts)

@@ -30,7 +30,7 @@ from slackwater.operators.base import Operator
 from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, reach_us
 from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader, PlannedRangeReader
 from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
-from slackwater.runner.components import targets_of
+from slackwater.runner.components import create_target_writers
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.sources.base import SelfPlannedSource, combine_batches, spark_error_reason
@@ -104,7 +104,7 @@ def run_backfill(
         pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str, latest: Commit | None
     ) -> dict[str, TargetWriter]:
         now = time.time_ns() // 1000
-        targets = targets_of(pipeline, operators, state_id, latest)
+        targets = create_target_writers(pipeline, operators, state_id, latest)
         return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
 
     runner = Runner(backfill, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)

@@ -224,7 +224,7 @@ def _plan(
         for view, frame in (lookups or {}).items():
             in_session(plan_session, frame).createOrReplaceTempView(view)
     sources = [DataFrameSource(source, in_session(plan_session, frame)) for source, frame in frames.items()]
-    stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.frames_of(plan_session, sources))
+    stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.create_empty_frames(plan_session, sources))
     return _Planner(
         RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
         time.time_ns() // 1000,

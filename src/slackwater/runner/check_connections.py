@@ -22,7 +22,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
 
     Spark is started only for a Postgres target, to learn the columns that its table must have.
     """
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     problems: list[str] = []
 
@@ -40,7 +40,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
     if store is not None and store.kind == "postgres":
         attempt(lambda: _check_database(str(store.url), "state store"))
     elif store is not None and store.kind == "files" and not is_local(store.path or ""):
-        attempt(lambda: store_of(pipeline).runner())
+        attempt(lambda: create_store(pipeline).runner())
     for key, target in _target_specs(pipeline).items():
         attempt(partial(_check_target, pipeline, key, target))
     of_results = [
@@ -54,7 +54,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
 
 def find_notes(pipeline: Pipeline) -> list[str]:
     """Return notes that are not problems: what a start will create, and files that changed after they were read."""
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
     from slackwater.sources import file_change_tracker
 
     notes = [
@@ -64,7 +64,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
     ]
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return notes
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     try:
         with store.peek() as snapshot:
             for spec in pipeline.sources if snapshot is not None else ():
@@ -116,7 +116,7 @@ def _check_database(url: str, label: str) -> None:
 
 def _table_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each difference between a Postgres table and the output of the pipeline."""
-    from slackwater.runner.components import source_of, spark_settings, store_of, targets_of
+    from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_all
     from slackwater.sources.lookups import Lookups
     from slackwater.spark import session
@@ -126,11 +126,11 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
         session.start_session(spark_settings(pipeline, lambda level, line: None)), 1
     )
     Lookups(private_session, pipeline.lookups, lambda line: None).load()
-    sources = [source_of(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]
+    sources = [create_source(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]
     operators = {name: step.operator for name, step in bind_all(pipeline, private_session, sources).items()}
     latest = None
     if pipeline.state_store is not None and pipeline.state_store.durable:
-        with closing(store_of(pipeline)) as store, store.peek() as snapshot:
+        with closing(create_store(pipeline)) as store, store.peek() as snapshot:
             latest = None if snapshot is None else snapshot.commit
-    targets = targets_of(pipeline, operators, latest=latest)
+    targets = create_target_writers(pipeline, operators, latest=latest)
     return [line for t in targets.values() if isinstance(t, PostgresTarget) for line in t.problems()]

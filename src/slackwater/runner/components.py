@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def source_of(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
+def create_source(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
     """Return the source with this index in the config.
 
     `schema_json` is the schema with which the source was first read, as Spark's JSON; None before the first start.
@@ -58,7 +58,7 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
     return {**settings, "spark.jars": ",".join(map(str, jars))}
 
 
-def store_of(pipeline: Pipeline) -> StateStore:
+def create_store(pipeline: Pipeline) -> StateStore:
     """Return the state store of the config; a store in memory if the config has none."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
@@ -70,7 +70,7 @@ def store_of(pipeline: Pipeline) -> StateStore:
     return FilesStore(store.path or "", pipeline.name, store.options)
 
 
-def targets_of(
+def create_target_writers(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
     """Return the targets of the config by name.
@@ -101,7 +101,7 @@ def create_targets(pipeline: Pipeline) -> None:
         _connector(pipeline.dead_letter, pipeline).create_target(pipeline.dead_letter, pipeline)
 
 
-def letters_of(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
+def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
     """Return the target of dead letters; None if the config has none."""
     if pipeline.dead_letter is None:
         return None

@@ -38,11 +38,11 @@ def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
 
 def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
     """Read from the state which letters were replayed and how often; takes no lock. Raises StateError, StartError."""
-    from slackwater.runner.components import store_of
+    from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return AttemptLedger.from_commit(None, lambda name: [])  # a state in memory: no replay can have used it
-    with store_of(pipeline).peek() as snapshot:
+    with create_store(pipeline).peek() as snapshot:
         return AttemptLedger.from_commit(
             snapshot.commit if snapshot else None, snapshot.read_list if snapshot else lambda name: []
         )

@@ -46,15 +46,17 @@ class EpochLoop:
         self._answered: float | None = None
         self._unanswered = False
 
-    def follow(self, thread_of: Callable[..., threading.Thread] | None = None) -> None:
+    def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
         """Run the loop in a separate thread until it ends, and raise its error.
 
         An interrupt of the caller therefore lets the epoch in progress end first. Meanwhile the caller's thread checks that
         Spark's process is alive, which an idle loop would not notice.
 
-        `thread_of` creates the thread. The default is a thread of Spark with the caller's job settings.
+        `thread_class` creates the thread. The default is a thread of Spark with the caller's job settings.
         """
-        make: Callable[..., threading.Thread] = thread_of or spark_connect.thread_of(self.planners.streams.session)
+        make: Callable[..., threading.Thread] = thread_class or spark_connect.thread_class(
+            self.planners.streams.session
+        )
         thread = make(target=self._run_guarded, name=f"epochs {self.epochs.pipeline.name}", daemon=True)
         thread.start()
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
-from slackwater.runner.changed_files import WatchedFiles
+from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.secrets import has_secrets
 from slackwater.sources.base import Batch, Seekable, spark_error_reason
@@ -19,7 +19,7 @@ from slackwater.sources.base import Batch, Seekable, spark_error_reason
 class EpochRunner:
     """Runner of epochs. `run` and `tick` must be called from one thread at a time."""
 
-    def __init__(self, runner: Runner, components: RunComponents, files: WatchedFiles) -> None:
+    def __init__(self, runner: Runner, components: RunComponents, files: InputFileWatcher) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
         self.components, self.files, self.driver = components, files, components.driver

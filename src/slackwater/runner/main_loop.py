@@ -6,12 +6,12 @@ import shutil
 
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query
-from slackwater.runner.changed_files import WatchedFiles
 from slackwater.runner.epoch_loop import EpochLoop
 from slackwater.runner.epoch_runner import EpochRunner
+from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.sources.base import Seekable
-from slackwater.sources.planning import planners_of
+from slackwater.sources.planning import create_planners
 from slackwater.spark import session
 
 
@@ -21,9 +21,9 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
     `offsets_given`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
     """
     commit_start_offsets(components, offsets_given)
-    files = WatchedFiles(runner.pipeline.name, components, runner.reporter)
+    files = InputFileWatcher(runner.pipeline.name, components, runner.reporter)
     epochs = EpochRunner(runner, components, files)
-    planners = planners_of(components.streams, components.driver.state, files.read)
+    planners = create_planners(components.streams, components.driver.state, files.read)
     if available_now:
         if planners is not None:
             planners.stop_at_current_end()

@@ -15,7 +15,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import destinations
 from slackwater.runner import target_markers
-from slackwater.runner.components import store_of
+from slackwater.runner.components import create_store
 from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
@@ -31,7 +31,7 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
-    return None if store_of(previous).stored_record() is None else previous
+    return None if create_store(previous).stored_record() is None else previous
 
 
 def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
@@ -42,7 +42,7 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
     previous = previous_pipeline(pipeline, store)
     if previous is None:
         return None
-    previous_store = store_of(previous)
+    previous_store = create_store(previous)
     with previous_store.peek() as snapshot:
         if snapshot is not None and (refused := target_markers.check_markers(previous, snapshot)) is not None:
             raise refused
@@ -90,7 +90,7 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
             continue
-        written = store_of(pipeline.model_copy(update={"name": other})).stored_record()
+        written = create_store(pipeline.model_copy(update={"name": other})).stored_record()
         targets = {} if written is None else with_targets(written.record).get("targets", {})
         for target in targets.values():
             location = tuple(target.get("place", ()))

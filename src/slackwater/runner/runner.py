@@ -27,14 +27,14 @@ from slackwater.evolution import commit_from_config
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, run_log, target_markers
 from slackwater.runner.components import (
-    letters_of,
-    source_of,
+    create_letter_writer,
+    create_source,
+    create_store,
+    create_target_writers,
     spark_settings,
-    store_of,
-    targets_of,
 )
 from slackwater.runner.reporter import Reporter
-from slackwater.runner.stage_binding import bind_all, stages_of
+from slackwater.runner.stage_binding import bind_all, create_stage_runners
 from slackwater.sources import planning, spark_connect
 from slackwater.sources.lookups import Lookups
 from slackwater.sources.streaming_plan import SourceSet
@@ -71,7 +71,7 @@ class Runner:
     ) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
-        self.store = store_of(pipeline)
+        self.store = create_store(pipeline)
         self._lent_session = spark
         # state of the run: None before `prepare`
         self.spark: SparkSession | None = None
@@ -103,7 +103,7 @@ class Runner:
         self._opened.close()
 
     def prepare(
-        self, latest: Commit | None, make_targets: MakeTargets = targets_of, former_output: str | None = None
+        self, latest: Commit | None, make_targets: MakeTargets = create_target_writers, former_output: str | None = None
     ) -> RunComponents | None:
         """Build and open the components, and start the driver. Return None if the run was stopped meanwhile.
 
@@ -114,7 +114,7 @@ class Runner:
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest
-        is_exact = make_targets is targets_of
+        is_exact = make_targets is create_target_writers
         if latest is not None:
             latest, lines = target_markers.resolve_mismatches(pipeline, self.store, latest, former_output, is_exact)
             for line in lines:
@@ -134,7 +134,8 @@ class Runner:
         lookups.load()
         stored_columns = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [
-            source_of(private_session, pipeline, i, stored_columns.get(s.name)) for i, s in enumerate(pipeline.sources)
+            create_source(private_session, pipeline, i, stored_columns.get(s.name))
+            for i, s in enumerate(pipeline.sources)
         ]
         if spark_connect.is_connect(private_session):
             planning.check_connect(pipeline.name, sources)
@@ -151,13 +152,13 @@ class Runner:
         )
         state_id = latest.lineage if latest else uuid.uuid4().hex
         engines = {name: step.engine(private_session, lookups.refresh) for name, step in steps.items()}
-        stages = stages_of(steps, engines, self.store, hooks.faults)
+        stages = create_stage_runners(steps, engines, self.store, hooks.faults)
         operators = {s.name: s.operator for s in stages}
         output = {
             n: operators[str(target_pipeline.target.from_)].output for n, target_pipeline in pipeline.per_target.items()
         }
         self.reporter.observers.described(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
-        letters, targets = letters_of(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
+        letters, targets = create_letter_writer(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         open_errors = self._open_targets(targets, letters)
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers)
         if self.stop.is_set():

@@ -24,7 +24,7 @@ from slackwater.errors import StartError
 from slackwater.evolution.target_markers import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_markers
-from slackwater.runner.components import letters_of, set_aside_target, store_of
+from slackwater.runner.components import create_letter_writer, create_store, set_aside_target
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
@@ -56,7 +56,7 @@ class PendingOutput(NamedTuple):
 
 def pending_output(pipeline: Pipeline) -> PendingOutput | None:
     """Return the output of the pending epoch; None if all epochs are published. Takes no lock."""
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     with store.peek() as snapshot:
         if snapshot is None:
             raise missing_state_error()
@@ -120,7 +120,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 @contextmanager
 def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
     """Lock the store and yield it with its latest commit, which is the pending epoch. Raises StartError, LockHeldError."""
-    store = store_of(pipeline)
+    store = create_store(pipeline)
     if store.stored_record() is None:
         raise missing_state_error()
     latest = store.open()
@@ -165,7 +165,7 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and letters with separate markers, so that a repetition after a crash writes nothing twice."""
-    of_rows, of_letters = set_aside_target(pipeline, commit.state_id), letters_of(pipeline, commit.state_id)
+    of_rows, of_letters = set_aside_target(pipeline, commit.state_id), create_letter_writer(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None
     rows = [

@@ -69,7 +69,7 @@ class BoundStage(NamedTuple):
         return expressions[0]
 
 
-def frames_of(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
+def create_empty_frames(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
     """Return the columns of each source as a DataFrame without rows."""
     return {s.name: session.createDataFrame([], s.schema) for s in sources}
 
@@ -106,7 +106,7 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
     """Bind all stages and return them by name, in the order in which rows pass them. Raises StartError."""
-    frames, stages = frames_of(session, sources), dict[str, BoundStage]()
+    frames, stages = create_empty_frames(session, sources), dict[str, BoundStage]()
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         stages[name] = bind_stage(stage_pipeline, session, frames)
         fields = stages[name].operator.row_columns
@@ -114,7 +114,7 @@ def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySou
     return stages
 
 
-def stages_of(
+def create_stage_runners(
     steps: Mapping[str, BoundStage], engines: Mapping[str, Engine], store: StateStore, faults: FaultInjector
 ) -> list[StageRunner]:
     """Return a stage runner for each bound stage."""
@@ -158,4 +158,4 @@ def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str
     return {key: texts for key, texts in sql_texts.items() if texts is not None}
 
 
-__all__ = ["BoundStage", "Frames", "bind_all", "bind_stage", "frames_of", "stages_of"]
+__all__ = ["BoundStage", "Frames", "bind_all", "bind_stage", "create_empty_frames", "create_stage_runners"]

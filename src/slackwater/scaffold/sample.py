@@ -16,7 +16,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.scaffold.types import TypeStats, ddl_of_polars, one_by_case, parse_cell
+from slackwater.scaffold.types import TypeStats, ddl_of_polars, distinct_ignoring_case, parse_cell
 
 ROWS = 100_000  # at most
 _CHARACTERS = 64_000_000
@@ -144,7 +144,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     stats = TypeStats()
     for row in rows:
         stats.add(row)
-    names = one_by_case(name for name in stats.fields if name)
+    names = distinct_ignoring_case(name for name in stats.fields if name)
     skipped = tuple(
         f"{name}: differs from another column by case only" for name in stats.fields if name and name not in names
     )
@@ -247,7 +247,7 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
     schema = frames[0].schema
     frames = [f for f in frames if f.schema == schema]
     types = {name: ddl_of_polars(kind) for name, kind in schema.items()}
-    distinct_names = {name: types[name] for name in one_by_case(types)}
+    distinct_names = {name: types[name] for name in distinct_ignoring_case(types)}
     skipped = tuple(
         f"{name}: Spark does not read {schema[name]} from Parquet"
         for name, kind in distinct_names.items()

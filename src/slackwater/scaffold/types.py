@@ -71,13 +71,13 @@ class TypeStats:
         if len(self.fields) > _MANY_KEYS:
             types = {stats.ddl() for stats in self.fields.values() if stats.kinds}
             return f"MAP<STRING, {types.pop() if len(types) == 1 else 'STRING'}>"
-        names = one_by_case(self.fields)
+        names = distinct_ignoring_case(self.fields)
         if not all(names):
             return "STRING"
         return f"STRUCT<{', '.join(f'{quote_name(name)}: {self.fields[name].ddl()}' for name in names)}>"
 
 
-def one_by_case(names: Iterable[str]) -> list[str]:
+def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
     """Return the names without those that differ from an earlier one by case only. Spark cannot distinguish them."""
     first_spelling: dict[str, str] = {}
     for name in names:

@@ -31,7 +31,7 @@ from slackwater.sources.base import (
     declared_schema,
     spark_error_reason,
 )
-from slackwater.sources.timestamp_parsing import UTC, TextTimestampSchema, zone_of
+from slackwater.sources.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -208,7 +208,7 @@ class FilesSource(SparkPlannedSource):
     def text_schema(self) -> TextTimestampSchema:
         """The schema for JSON and CSV readers, in which times are read as text."""
         options = self.spec.options
-        return TextTimestampSchema(self.schema, self.spec.format or "", zone_of(options, self.zone), options)
+        return TextTimestampSchema(self.schema, self.spec.format or "", find_time_zone(options, self.zone), options)
 
 
 def absolute_query(query: str) -> str:

@@ -46,12 +46,12 @@ _SPARK_STREAM_OPTIONS = frozenset(
 _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
-def listing_of(source: FilesSource) -> DirectoryListing | None:
-    """Return how a source's files are listed without Spark, see `listing_of_spec`."""
-    return listing_of_spec(source.spec)
+def create_listing(source: FilesSource) -> DirectoryListing | None:
+    """Return how a source's files are listed without Spark, see `create_listing_from_spec`."""
+    return create_listing_from_spec(source.spec)
 
 
-def listing_of_spec(spec: Source) -> DirectoryListing | None:
+def create_listing_from_spec(spec: Source) -> DirectoryListing | None:
     """Return how a source's files are listed without Spark.
 
     None if only Spark can list them: in another file system, or with options of its file stream.
@@ -79,7 +79,7 @@ class FileBatch:
 
 def check_readable(spec: Source) -> None:
     """Raise StartError if this user may not list a local source's directories or read one of its files."""
-    file_listing = listing_of_spec(spec)
+    file_listing = create_listing_from_spec(spec)
     if file_listing is None:
         return
     try:
@@ -105,7 +105,7 @@ class FilesPlanner:
     """Plans a local file source. `read`: the files that are part of the state."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
-        file_listing = listing_of(source)
+        file_listing = create_listing(source)
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
@@ -175,7 +175,7 @@ class PlannedFilesSource(FilesSource, SelfPlannedSource):
 
     @property
     def plans_itself(self) -> bool:
-        return listing_of(self) is not None
+        return create_listing(self) is not None
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> FilesPlanner:
         return FilesPlanner(self, files)

@@ -35,7 +35,7 @@ class KafkaBroker:
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
 
-        return {**settings_of(self.connection), "log_level": 0, "error_cb": on_error}
+        return {**client_settings(self.connection), "log_level": 0, "error_cb": on_error}
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -194,7 +194,7 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         ) from None
 
 
-def settings_of(connection: KafkaConnection) -> dict[str, Any]:
+def client_settings(connection: KafkaConnection) -> dict[str, Any]:
     """Return the settings of a connection for librdkafka."""
     options = {k: v for k, v in connection.options.items() if k not in _JVM_ONLY}
     return {

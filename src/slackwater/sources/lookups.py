@@ -12,7 +12,7 @@ from slackwater.errors import StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import spark_error_reason
 from slackwater.sources.files import absolute_query
-from slackwater.sources.timestamp_parsing import TextTimestampSchema, zone_of
+from slackwater.sources.timestamp_parsing import TextTimestampSchema, find_time_zone
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ class Lookups:
         read = self.session.read.format(spec.format).options(**spec.options)
         if spec.schema_ and spec.format in ("json", "csv"):
             schema = spark_connect.schema_of_ddl(self.session, spec.schema_)
-            times = TextTimestampSchema(schema, spec.format, zone_of(spec.options, None), spec.options)
+            times = TextTimestampSchema(schema, spec.format, find_time_zone(spec.options, None), spec.options)
             frame = times.convert(read.schema(times.as_read).load(absolute_query(spec.query)))
         else:
             frame = (read.schema(spec.schema_) if spec.schema_ else read).load(absolute_query(spec.query))

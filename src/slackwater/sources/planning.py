@@ -57,7 +57,7 @@ class Planners:
         return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
-def planners_of(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
+def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
     """Return the planners of all sources. None if one of the sources can be planned by Spark only.
 
     `read`: per source the files that are part of the state. Raises SlackwaterError if a source does not know where to

@@ -127,7 +127,7 @@ def server_endpoint(session: Any) -> str:
     return str(session.client._builder.endpoint)
 
 
-def thread_of(session: SparkSession) -> Callable[..., Thread]:
+def thread_class(session: SparkSession) -> Callable[..., Thread]:
     """Return a class of threads that inherit the caller's job settings."""
     if is_connect(session):
         return Thread  # over Connect job settings belong to the session

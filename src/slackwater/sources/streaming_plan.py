@@ -149,7 +149,7 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Return a source as one that Spark plans. `planning.planners_of` has refused all others."""
+    """Return a source as one that Spark plans. `planning.create_planners` has refused all others."""
     assert isinstance(source, SparkPlannedSource)
     return source
 

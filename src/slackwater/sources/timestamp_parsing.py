@@ -167,7 +167,7 @@ class TextTimestampSchema:
         return f"({text} IS NOT NULL AND ({self._value_sql(text, kind)}) IS NULL)"
 
 
-def zone_of(options: Mapping[str, str], zone: str | None) -> str:
+def find_time_zone(options: Mapping[str, str], zone: str | None) -> str:
     """Return the time zone of texts: the reader's own option, else that of the window or join, else UTC."""
     reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
     return reader_zone or zone or UTC

@@ -114,7 +114,7 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     """Return the first word of a text that is not a query. The text is analysed but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
-    return row_wise.statement(session, sql)
+    return row_wise.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
@@ -253,12 +253,12 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
         if _carries_origin(carries, user_sql):
             return user_sql
         if origin.mentions_origin(user_sql):
-            raise origin.CannotCarryError("it selects it otherwise than unchanged, once")
-        rewritten = origin.carry_origin(user_sql)
+            raise origin.OriginError("it selects it otherwise than unchanged, once")
+        rewritten = origin.add_origin(user_sql)
         if carries(rewritten):
             return rewritten
         reason = "it does not come out unchanged"
-    except origin.CannotCarryError as error:
+    except origin.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)

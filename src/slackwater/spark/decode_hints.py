@@ -91,5 +91,5 @@ def _explain(
     return bad_values.describe_undecodable(source, _text(bad), row), decode_hint(source, bad["text"], bad["length"])
 
 
-def source_of(pipeline: Pipeline, name: str) -> Source | None:
+def find_source(pipeline: Pipeline, name: str) -> Source | None:
     return next((source for source in pipeline.sources if source.name == name), None)

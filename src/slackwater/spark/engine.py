@@ -55,7 +55,7 @@ from slackwater.spark.source_statistics import (
     statistics_from_footers,
 )
 from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
-from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_over
+from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
 from slackwater.windows.aggregations import quote_column
 
@@ -155,7 +155,7 @@ class SparkEngine:
             aggregates = [*self._statistics(name, batch.partitions.get(name, {}), timed), *self.hints.aggregates(name)]
             passing, pending[name] = self.statistics.attach(name, timed, aggregates, known_facts.get(name))
             for input_path, tag, out in self.rows.outputs(read, name, timed, passing):
-                if (marked := self.rows.with_unfit_reason(input_path, out, tasks[0].capacity)) is not None:
+                if (marked := self.rows.with_unstorable_reason(input_path, out, tasks[0].capacity)) is not None:
                     unfit.setdefault(name, []).append(spark_connect.new_observation(marked))
                     out = marked.observe(unfit[name][-1], count_unstorable(marked)).where(
                         f"{storability.UNFIT} IS NULL"
@@ -167,11 +167,11 @@ class SparkEngine:
                 )
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
         lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
-        owned = shard_columns.to_shards(operator, lifted, len(tasks))
+        owned = shard_columns.repartition_to_shards(operator, lifted, len(tasks))
         task = ingest_task([replace(t, operator=operator) for t in tasks])
         reports = [
             IngestReport.model_validate_json(r)
-            for r in run_over(owned, lifted.columns, task, self.rows.expressions, self.batch_sizer)
+            for r in run_on_partitions(owned, lifted.columns, task, self.rows.expressions, self.batch_sizer)
         ]
         self.preaggregation.observe(reports)
         stats: dict[str, SourceStats] = {}
@@ -298,4 +298,4 @@ class SparkEngine:
         return counts
 
     def _over_shards(self, tasks: Sequence[ShardTask], task: Task) -> list[str]:
-        return run_over(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)
+        return run_on_partitions(self.session.range(0, len(tasks), 1, len(tasks)), ["id"], task)

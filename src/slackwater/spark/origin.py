@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MARK = "__slackwater_select_"
 
 
-class CannotCarryError(Exception):
+class OriginError(Exception):
     """`_origin` cannot be inserted into a query. The text says why, as a clause."""
 
 
@@ -32,8 +32,8 @@ def mentions_origin(sql: str) -> bool:
     return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
 
 
-def carry_origin(sql: str) -> str:
-    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`. Raises CannotCarryError."""
+def add_origin(sql: str) -> str:
+    """Return the SQL with `_origin` as the last column of every SELECT that reads `source`. Raises OriginError."""
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -42,10 +42,10 @@ def carry_origin(sql: str) -> str:
         marked = _insert(sql, [(s.position, f", 0 AS {_MARK}{n} ") for n, s in enumerate(selects)])
         tree = sqlglot.parse_one(marked, read="spark")
     except (SqlglotError, RecursionError):
-        raise CannotCarryError("the SQL cannot be parsed") from None
+        raise OriginError("the SQL cannot be parsed") from None
     readers: dict[int, str | None] = {}
     if not _visit(tree, {"source": True}, readers):
-        raise CannotCarryError("the SELECT that reads source is not found")
+        raise OriginError("the SELECT that reads source is not found")
     edits: list[tuple[int, str]] = []
     for number, alias in readers.items():
         edits.append((selects[number].position, f", {ORIGIN} "))
@@ -157,19 +157,19 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
     if isinstance(query, exp.SetOperation):
         sides = {_visit(side, readable, readers) for side in (query.left, query.right)}
         if len(sides) > 1:
-            raise CannotCarryError("a branch of its UNION does not read source")
+            raise OriginError("a branch of its UNION does not read source")
         return sides.pop()
     if isinstance(query, exp.Subquery):
         return _visit(query.this, readable, readers)
     if not isinstance(query, exp.Select):
-        raise CannotCarryError(f"{query.key.upper()} is not understood")
+        raise OriginError(f"{query.key.upper()} is not understood")
     names = [name for name, reads in _tables(query, readable, readers) if reads]
     if len(names) > 1:
-        raise CannotCarryError("it joins source with itself")
+        raise OriginError("it joins source with itself")
     if names:
         marks = [p.alias for p in query.selects if p.alias.startswith(_MARK)]
         if not marks:
-            raise CannotCarryError("the end of a SELECT list is not found")
+            raise OriginError("the end of a SELECT list is not found")
         readers[int(marks[0].removeprefix(_MARK))] = names[0]
     return bool(names)
 

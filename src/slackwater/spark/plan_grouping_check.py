@@ -48,7 +48,7 @@ def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int
     return frozenset(derived)
 
 
-def is_by(node: Node, columns: frozenset[int]) -> bool:
+def groups_by_any(node: Node, columns: frozenset[int]) -> bool:
     """Return whether a node groups or partitions by one of these columns."""
     grouped = node.get(_BY.get(node_kind(node), ""), [])
     return any(

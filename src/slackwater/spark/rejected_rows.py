@@ -24,7 +24,7 @@ from slackwater.sources.base import CORRUPT
 from slackwater.spark import decode_hints, epoch_sql
 from slackwater.spark.row_plan import RowPlan, TimedRows
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
-from slackwater.spark.workers import late_task, letters_task, run_over
+from slackwater.spark.workers import late_task, letters_task, run_on_partitions
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote_column
 
@@ -59,7 +59,7 @@ class RejectedRowHandler:
             name,
             state.epoch,
         )
-        staged = run_over(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
+        staged = run_on_partitions(bad.selectExpr(*columns), [f.name for f in LETTER], letters_task(state))
         return [LetterFile.model_validate_json(letters) for letters in staged]
 
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
@@ -75,7 +75,10 @@ class RejectedRowHandler:
             for _, tag, out in self.rows.outputs(read, name, timed)
         ]
         rows = reduce(lambda a, b: a.unionByName(b), frames)
-        return [LetterFile.model_validate_json(letters) for letters in run_over(rows, rows.columns, late_task(task))]
+        return [
+            LetterFile.model_validate_json(letters)
+            for letters in run_on_partitions(rows, rows.columns, late_task(task))
+        ]
 
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
@@ -89,7 +92,7 @@ class RejectedRowHandler:
             marked = [
                 m
                 for input_path, _, out in self.rows.outputs(read, source_rows.source, read.timed[source_rows.source])
-                if (m := self.rows.with_unfit_reason(input_path, out, task.capacity)) is not None
+                if (m := self.rows.with_unstorable_reason(input_path, out, task.capacity)) is not None
             ]
             frames = [m.where(f"{storability.UNFIT} IS NOT NULL") for m in marked]
             reasons: Counter[str] = Counter()
@@ -102,7 +105,9 @@ class RejectedRowHandler:
                     columns = unstorable_columns(
                         rows.columns, self.rows.pipeline.name, source_rows.source, task.state.epoch
                     )
-                    letters = run_over(rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state))
+                    letters = run_on_partitions(
+                        rows.selectExpr(*columns), [f.name for f in LETTER], letters_task(task.state)
+                    )
                     staged += [LetterFile.model_validate_json(letter_file) for letter_file in letters]
             if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
@@ -132,6 +137,6 @@ class RejectedRowHandler:
             f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
         )
         samples = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
-        spec = decode_hints.source_of(self.rows.pipeline, name)
+        spec = decode_hints.find_source(self.rows.pipeline, name)
         column = self.rows.pipeline.transform.step.event_time_column
         return decode_hints.describe_samples(spec, column, [r.asDict() for r in samples])

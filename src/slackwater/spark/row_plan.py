@@ -149,7 +149,7 @@ class RowPlan:
         file = FILE if FILE in rows.columns else "NULL"
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
-    def with_unfit_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
+    def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
         reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
         return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {storability.UNFIT}")

@@ -76,7 +76,7 @@ _SUBQUERY = re.compile(r"\b(?:scalar-subquery|lateral-subquery|exists|list)#\d+ 
 _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)", re.IGNORECASE)
 
 
-def statement(session: SparkSession, sql: str) -> str | None:
+def find_statement(session: SparkSession, sql: str) -> str | None:
     """Return the first word of a text that is a statement and not a query; None for a query. The text is not executed.
 
     Raises Spark's own errors. Over Connect the text is put in parentheses, which no statement can be. So the first
@@ -118,7 +118,7 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
         if view is not None
         else frozenset[int]()
     )
-    reader = _PlanWalker(lambda node: plan_grouping_check.is_by(node.fields, grouping_columns))
+    reader = _PlanWalker(lambda node: plan_grouping_check.groups_by_any(node.fields, grouping_columns))
     reader.check(root)
     if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
         reader.forbidden.add(_UNDETERMINED)

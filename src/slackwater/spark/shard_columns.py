@@ -134,19 +134,19 @@ def _(operator: Operator) -> Operator:
 
 
 @singledispatch
-def to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
+def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
     """Return the rows of `lift_rows` in one partition per shard, in order, possibly with further columns."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.to_shards")
+    raise_unregistered(operator, "slackwater.spark.shard_columns.repartition_to_shards")
 
 
-@to_shards.register(WindowOperator)
-@to_shards.register(IntervalJoinOperator)
-@to_shards.register(KeyedOperator)
+@repartition_to_shards.register(WindowOperator)
+@repartition_to_shards.register(IntervalJoinOperator)
+@repartition_to_shards.register(KeyedOperator)
 def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
     return shard_partitioning.partition_by_shard(rows, shards, epoch_sql.shard_sql(shards))
 
 
-@to_shards.register(StatelessOperator)
+@repartition_to_shards.register(StatelessOperator)
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
     """Reduce the partitions without a shuffle: any shard may process any row.
 

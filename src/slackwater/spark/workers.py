@@ -37,10 +37,10 @@ def warm_up(session: SparkSession, workers: int, loops: bool) -> None:
     """Start the Python workers and import what they need before the first batch. `loops`: also compile the loops."""
     if loops:  # once in this process; workers on this machine use the compiled files
         compile_session_loops()
-    run_over(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
+    run_on_partitions(session.range(0, workers, 1, workers), ["id"], partial(_warm_task, loops))
 
 
-def run_over(
+def run_on_partitions(
     frame: DataFrame,
     names: list[str],
     task: Task,

@@ -158,8 +158,8 @@ class DeltaTarget:
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
-            mark = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
-            return TargetMarker(state=mark["state"], epoch=int(mark["epoch"]), commit=mark["commit"])
+            marker = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
+            return TargetMarker(state=marker["state"], epoch=int(marker["epoch"]), commit=marker["commit"])
         epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
         return None if epoch is None else TargetMarker(state=state, epoch=epoch)
 

@@ -17,13 +17,13 @@ WATCHED = "~"  # prefix of the names of targets that only a test has
 
 def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
     """Return the limits of values that each target and the configured state store can hold. `operators`: by stage."""
-    from slackwater.runner.components import targets_of
+    from slackwater.runner.components import create_target_writers
 
     store = pipeline.state_store
     store_limits = (
         ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
     )
-    real = {n: t for n, t in targets_of(pipeline, operators).items() if not n.startswith(WATCHED)}
+    real = {n: t for n, t in create_target_writers(pipeline, operators).items() if not n.startswith(WATCHED)}
     return {name: store_limits & value_limits_of(target) for name, target in real.items()}
 
 

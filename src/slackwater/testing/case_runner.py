@@ -19,9 +19,9 @@ from slackwater.errors import ConfigError, SlackwaterError
 from slackwater.testing import case_file as cases
 from slackwater.testing.case_file import ONLY, CaseStep, TestCase
 from slackwater.testing.difference import Difference, compare_rows, plain_value
-from slackwater.testing.given_sources import to_micros
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.testing.result import START_US, LocalResult
+from slackwater.testing.stub_sources import to_micros
 
 if TYPE_CHECKING:
     import polars as pl
@@ -170,9 +170,9 @@ class CaseTest:
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
         """Prepare the rows of all steps up to the next change of the config with Spark. Return them by step and source."""
-        from slackwater.testing.sql_frontend import GivenRows
+        from slackwater.testing.sql_frontend import InputRows
 
-        clock, inputs = test.now_us, list[tuple[int, GivenRows]]()
+        clock, inputs = test.now_us, list[tuple[int, InputRows]]()
         for i, step in enumerate(steps):
             if step.restart is not None and step.restart.pipeline is not None:
                 break
@@ -180,10 +180,10 @@ class CaseTest:
             for name in dict.fromkeys((*step.rows, *step.files)):
                 paths = tuple(self.path.parent / file for file in step.files.get(name, ()))
                 source = name or test.source_names[0]
-                inputs.append((i, GivenRows(source, step.rows.get(name, ()), paths, clock)))
+                inputs.append((i, InputRows(source, step.rows.get(name, ()), paths, clock)))
         prepared: dict[int, dict[str, Rows]] = {}
-        for (i, given_rows), rows in zip(inputs, test.prepare([g for _, g in inputs]), strict=True):
-            prepared.setdefault(i, {})[given_rows.source] = rows
+        for (i, input_rows), rows in zip(inputs, test.prepare([g for _, g in inputs]), strict=True):
+            prepared.setdefault(i, {})[input_rows.source] = rows
         return prepared
 
     @staticmethod

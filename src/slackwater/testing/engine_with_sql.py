@@ -23,9 +23,9 @@ from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letter
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
-from slackwater.testing.given_sources import NUMBER, Offsets
 from slackwater.testing.local_engine import Spans, as_declared, lift_inputs
-from slackwater.testing.sql_frontend import GivenRows, PreparedRows, SqlFrontend
+from slackwater.testing.sql_frontend import InputRows, PreparedRows, SqlFrontend
+from slackwater.testing.stub_sources import NUMBER, Offsets
 from slackwater.watermark import SourceActivity
 
 
@@ -34,13 +34,13 @@ class LazyRows:
     """Rows of a source that each reading step prepares with its own SQL, once.
 
     Args:
-        given_rows: The rows of the test.
+        input_rows: The rows of the test.
         offsets: The next offset of each topic partition before these rows.
         next_offsets: The same after these rows.
         prepared: The prepared rows, by the id of the frontend.
     """
 
-    given_rows: GivenRows
+    input_rows: InputRows
     offsets: Offsets
     next_offsets: Offsets = field(default_factory=dict)
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class LazyRows:
         """Return the rows as a frontend prepares them."""
         if id(front) not in self.prepared:
             self.next_offsets = dict(self.offsets)
-            (self.prepared[id(front)],) = front.prepare([self.given_rows], self.next_offsets)
+            (self.prepared[id(front)],) = front.prepare([self.input_rows], self.next_offsets)
         return self.prepared[id(front)]
 
     @property
@@ -62,7 +62,7 @@ Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 
 @dataclass(frozen=True)
-class GivenEngine:
+class LocalSqlEngine:
     """Runs shard tasks one after the other over rows that Spark has prepared."""
 
     front: SqlFrontend
@@ -212,4 +212,4 @@ def _stats(timed: pl.DataFrame, batch_partitions: Mapping[str, int]) -> SourceSt
     )
 
 
-__all__ = ["GivenEngine", "LazyRows", "Rows"]
+__all__ = ["LazyRows", "LocalSqlEngine", "Rows"]

@@ -31,19 +31,19 @@ from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing import no_sql
+from slackwater.testing import rows_without_spark
 from slackwater.testing.capture_losses import WATCHED, value_limits, with_captured_losses, with_watched_stages
-from slackwater.testing.given_sources import Row
-from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.pipeline_builder import build_pipeline
 from slackwater.testing.result import START_US, LocalFaults, LocalResult, SimulatedCrash
 from slackwater.testing.steps import BoundSteps
+from slackwater.testing.stub_sources import Row
 from slackwater.testing.target import MemoryTarget, memory_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from slackwater.testing.engine_with_sql import Rows
-    from slackwater.testing.sql_frontend import GivenRows, SqlFrontend
+    from slackwater.testing.sql_frontend import InputRows, SqlFrontend
 
 
 class LocalPipeline:
@@ -121,7 +121,9 @@ class LocalPipeline:
         self._letter_target = MemoryTarget(LETTER, (), upserts=False)
         letter_types = {f.name: f.polars for f in LETTER}
         self._letter_target.preload(
-            pl.DataFrame({n: no_sql.typed_series([r.get(n) for r in letters], t) for n, t in letter_types.items()})
+            pl.DataFrame(
+                {n: rows_without_spark.typed_series([r.get(n) for r in letters], t) for n, t in letter_types.items()}
+            )
         )
         self._describe(described)
         self._on_publish = on_publish
@@ -150,12 +152,12 @@ class LocalPipeline:
                 raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {names_text}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
-            from slackwater.testing.sql_frontend import GivenRows
+            from slackwater.testing.sql_frontend import InputRows
 
-            given_rows = [
-                GivenRows(name, tuple(source_rows), (), self.now_us) for name, source_rows in rows_by_source.items()
+            input_rows = [
+                InputRows(name, tuple(source_rows), (), self.now_us) for name, source_rows in rows_by_source.items()
             ]
-            self.pipe_prepared(dict(zip(rows_by_source, self.prepare(given_rows), strict=True)), partitions)
+            self.pipe_prepared(dict(zip(rows_by_source, self.prepare(input_rows), strict=True)), partitions)
             return
         payload, parts = {}, {}
         for name, source_rows in rows_by_source.items():
@@ -166,16 +168,16 @@ class LocalPipeline:
                 parts[name] = {p: names.count(p) for p in partitions[name]}
         self._run_epoch(payload, parts)
 
-    def prepare(self, given_rows: Sequence[GivenRows]) -> list[Rows]:
+    def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
         """Prepare rows with Spark for `pipe_prepared`, in the same order; at once if only one step reads sources."""
         from slackwater.testing.engine_with_sql import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
-        fronts = {readers[one.source] for one in given_rows}
+        fronts = {readers[one.source] for one in input_rows}
         if len(fronts) == 1 and len(self._source_readers) == 1:
-            return list(self._sql_stages[fronts.pop()].prepare(given_rows, self._offsets))
+            return list(self._sql_stages[fronts.pop()].prepare(input_rows, self._offsets))
         lazy_rows: list[Rows] = []
-        for one in given_rows:
+        for one in input_rows:
             lazy = LazyRows(one, dict(self._offsets))
             lazy.prepare(self._sql_stages[readers[one.source]])
             self._offsets |= lazy.next_offsets
@@ -306,7 +308,7 @@ class LocalPipeline:
         if not isinstance(described, Pipeline):
             if self._schema is None:
                 raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
-            described = pipeline_for(described, ("a", "b") if isinstance(described, Join) else ("a",))
+            described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = with_watched_stages(described, self._watch)
         self.pipeline = pipeline = with_captured_losses(described) if self._listen else described
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}

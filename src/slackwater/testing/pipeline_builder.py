@@ -27,7 +27,7 @@ def _default_target(step: StepSpec, upserts: bool) -> Target:
     return Target(connection="table", path="out", mode="merge" if upserts else "append")
 
 
-def pipeline_for(
+def build_pipeline(
     step: StepSpec,
     sources: Sequence[str],
     lateness_ms: Mapping[str, int] | None = None,
@@ -67,4 +67,4 @@ def pipeline_for(
     )
 
 
-__all__ = ["pipeline_for"]
+__all__ = ["build_pipeline"]

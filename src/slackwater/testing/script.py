@@ -22,7 +22,7 @@ from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
 from slackwater.testing.pipeline import LocalPipeline
-from slackwater.testing.pipeline_builder import pipeline_for
+from slackwater.testing.pipeline_builder import build_pipeline
 from slackwater.testing.result import START_US, LocalResult, SimulatedCrash
 
 
@@ -115,7 +115,7 @@ def run_local(
     """
 
     def described() -> Pipeline:
-        return pipeline_for(
+        return build_pipeline(
             step,
             sources,
             lateness_ms,
@@ -170,6 +170,6 @@ __all__ = [
     "Restart",
     "RowsInput",
     "SimulatedCrash",
-    "pipeline_for",
+    "build_pipeline",
     "run_local",
 ]

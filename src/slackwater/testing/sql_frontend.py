@@ -31,7 +31,7 @@ from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_plan import RowPlan
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
-from slackwater.testing.given_sources import NUMBER, GivenSource, Offsets, Row, source_of
+from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _BATCH = "__batch"  # hidden column: the index of the batch of a row
 
 
 @dataclass(frozen=True)
-class GivenRows:
+class InputRows:
     """Rows of one source that arrive together at `clock_us`: `rows`, and those of `files`."""
 
     source: str
@@ -82,11 +82,13 @@ class SqlFrontend:
         self.lookups = Lookups(self.session, self.pipeline.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
-            source_of(self.session, self.pipeline, i, self.columns.get(s.name))
+            create_stub_source(self.session, self.pipeline, i, self.columns.get(s.name))
             for i, s in enumerate(self.pipeline.sources)
         ]
         reals: Any = self.sources
-        binding = stage_binding.bind_stage(self.pipeline, self.session, stage_binding.frames_of(self.session, reals))
+        binding = stage_binding.bind_stage(
+            self.pipeline, self.session, stage_binding.create_empty_frames(self.session, reals)
+        )
         self.logic = binding.operator
         self._clocked = [
             n for n, t in binding.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_stateless
@@ -104,19 +106,19 @@ class SqlFrontend:
         except StartError:
             return None
 
-    def source(self, name: str) -> GivenSource:
+    def source(self, name: str) -> StubSource:
         return next(s for s in self.sources if s.name == name)
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def prepare(self, given_rows: Sequence[GivenRows], offsets: Offsets | None = None) -> list[PreparedRows]:
+    def prepare(self, input_rows: Sequence[InputRows], offsets: Offsets | None = None) -> list[PreparedRows]:
         """Prepare rows in as few Spark jobs as possible. Raises SlackwaterError.
 
         `offsets`: the next offset of each topic partition, which is advanced; None: all start at 0.
         """
-        prepared_rows: list[PreparedRows | None] = [None] * len(given_rows)
+        prepared_rows: list[PreparedRows | None] = [None] * len(input_rows)
         for source in self.sources:
-            source_rows = [(i, g) for i, g in enumerate(given_rows) if g.source == source.name]
+            source_rows = [(i, g) for i, g in enumerate(input_rows) if g.source == source.name]
             for i, prepared in (
                 self._prepare_source(source, source_rows, {} if offsets is None else offsets) if source_rows else ()
             ):
@@ -124,7 +126,7 @@ class SqlFrontend:
         return [f for f in prepared_rows if f is not None]
 
     def _prepare_source(
-        self, source: GivenSource, numbered_rows: Sequence[tuple[int, GivenRows]], offsets: Offsets
+        self, source: StubSource, numbered_rows: Sequence[tuple[int, InputRows]], offsets: Offsets
     ) -> list[tuple[int, PreparedRows]]:
         try:
             texts = [(i, g.clock_us, row) for i, g in numbered_rows for row in g.rows]
@@ -159,7 +161,7 @@ class SqlFrontend:
         return self.session.createDataFrame(numbered, schema), table.num_rows
 
     def _prepare_numbered(
-        self, source: GivenSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
+        self, source: StubSource, frame: DataFrame, owners: Sequence[int], clocks: Mapping[int, int]
     ) -> dict[int, PreparedRows]:
         """Prepare a frame with `__number`. Return the rows by batch.
 
@@ -279,4 +281,4 @@ def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
     )
 
 
-__all__ = ["GivenRows", "PreparedRows", "SqlFrontend", "bind_frontend"]
+__all__ = ["InputRows", "PreparedRows", "SqlFrontend", "bind_frontend"]

@@ -13,9 +13,9 @@ from slackwater.engine.protocol import Engine
 from slackwater.errors import StartError
 from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
-from slackwater.testing import no_sql
-from slackwater.testing.given_sources import Row
+from slackwater.testing import rows_without_spark
 from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.stub_sources import Row
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +40,9 @@ class BoundSteps:
         self.operators: dict[str, Operator] = {}
         self.fronts: dict[str, SqlFrontend] = {}
         self._pipeline, self._session = pipeline, session
-        self._columns = {} if session is not None else no_sql.source_columns(pipeline, given_columns)
+        self._columns = {} if session is not None else rows_without_spark.source_columns(pipeline, given_columns)
         if session is None:
-            no_sql.refuse_sql(pipeline, self._columns)
+            rows_without_spark.refuse_sql(pipeline, self._columns)
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
         for name, stage_pipeline in pipeline.stage_pipelines.items():
             self.operators[name] = self._bind(name, stage_pipeline, timed)
@@ -70,9 +70,9 @@ class BoundSteps:
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
         """Return the engine of a step."""
         if name in self.fronts:
-            from slackwater.testing.engine_with_sql import GivenEngine
+            from slackwater.testing.engine_with_sql import LocalSqlEngine
 
-            return GivenEngine(self.fronts[name], self.operators[name])
+            return LocalSqlEngine(self.fronts[name], self.operators[name])
         inputs = {
             s.name: list(dict.fromkeys(w.name for w in stage_pipeline.input_paths_from(s.name)))
             for s in stage_pipeline.sources
@@ -91,7 +91,7 @@ class BoundSteps:
             for stage_pipeline in self._pipeline.stage_pipelines.values()
             if stage_pipeline.input_paths_from(source)
         )
-        return no_sql.given_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
+        return rows_without_spark.build_frame(next(readers), source, rows, self._columns[source], now_us)  # type: ignore[arg-type]
 
     def replay_rows(self, letters: pl.DataFrame, now_us: int) -> Mapping[str, Any]:
         """Return dead letters as rows of their sources."""
@@ -99,6 +99,6 @@ class BoundSteps:
             from slackwater.spark import dead_letter_frames
 
             return dead_letter_frames.letter_frames(self.front.session, [s.real for s in self.front.sources], letters)
-        rows = [no_sql.decode_letter(value) for value in letters["value"]]
+        rows = [rows_without_spark.decode_letter(value) for value in letters["value"]]
         name = self._pipeline.sources[0].name
         return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}

@@ -1,6 +1,6 @@
 """The page of a pipeline, whether it runs or not. It takes no lock, changes nothing and needs no config.
 
-    store.peek() ─▶ page_model.look_at ─▶ blocks/* (frozen values) ─▶ JSON
+    store.peek() ─▶ page_model.load_model ─▶ blocks/* (frozen values) ─▶ JSON
       one commit                                │
                                                 └─▶ draw/* (SVG) ─▶ templates ─▶ fragment, page, --save
 

@@ -1,6 +1,6 @@
 """Cache of the latest page model of each pipeline: built once per commit and shared by all viewers.
 
-epochs() ──▶ a new commit? ──▶ look_at ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
+epochs() ──▶ a new commit? ──▶ load_model ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
 The store is polled at most every LOOK_S, and not without viewers. After building a model comes a pause in proportion to its
 cost.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.errors import SlackwaterError
 from slackwater.state.runs import Run
-from slackwater.ui.page_model import NoCommitError, PageModel, PageSource, look_at
+from slackwater.ui.page_model import NoCommitError, PageModel, PageSource, load_model
 from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
 
 Blocks = Callable[["PageCache"], Mapping[str, bytes]]
@@ -77,7 +77,7 @@ class PageCache:
                 if not self._has_changed(now):
                     self._next = now + LOOK_S
                     return
-                self.model, self.problem = look_at(self.watched, time.time_ns() // 1000, stage=self.stage), None
+                self.model, self.problem = load_model(self.watched, time.time_ns() // 1000, stage=self.stage), None
                 self.waits = False
             except SlackwaterError as error:
                 self.model, self.problem, self._observed = None, str(error), ()

@@ -15,7 +15,7 @@ from slackwater.maintenance.sizes import retained_commits
 from slackwater.query import stage_view as staged
 from slackwater.query.inspect import Texts
 from slackwater.query.key_history import with_history
-from slackwater.query.pipeline_from_state import pipeline_in
+from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.text import quote_stage
 from slackwater.query.why import why_from_snapshot
 from slackwater.query.why_report import WhyReport
@@ -59,7 +59,7 @@ class PageSource:
 
     def pipeline_at(self, commit: Commit) -> Pipeline:
         """Return the pipeline of the config, or the one that the commit describes. Raises StateError."""
-        return pipeline_in(commit) if self.is_described else self.pipeline
+        return rebuild_pipeline(commit) if self.is_described else self.pipeline
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PageModel:
     runs: Runs | None = None
 
 
-def look_at(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
+def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
     """Build the model of the latest commit, or of a kept `epoch`; of the whole pipeline, or of one stage of several.
 
     Raises StateError if there is no commit, it is damaged, or the config does not fit it; StartError for an unknown stage.
@@ -123,8 +123,8 @@ def _missing_commit_error(watched: PageSource) -> StateError:
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 
 
-def look_at_all(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
-    """Build the models of the latest commit: of the whole pipeline and of each of several stages. Raises as `look_at`."""
+def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
+    """Build the models of the latest commit: of the whole pipeline and of each of several stages. Raises as `load_model`."""
     with latest_snapshot(watched) as snapshot:
         common = retained_commits(watched.store), watched.store.runner(), now_us
         pipeline_model = build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
@@ -161,20 +161,20 @@ def build_model(
     closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
     report = pipeline_report
     if stage is not None and pipeline_report.stages:
-        index = staged.place_of(commit, stage, "stage")
+        index = staged.stage_index(commit, stage, "stage")
         report = replace(
             pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
         )
         (summary,) = (s for s in summaries if s.name == stage)
         closing_of, joined_of = summary if _has_windows(summary) else None, summary if summary.kind == "join" else None
-        snapshot = staged.snapshot_of(snapshot, index)
+        snapshot = staged.narrow_snapshot(snapshot, index)
         names = [[s.name for s in m.stages] for m in history]
-        history = [staged.commit_of(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
+        history = [staged.narrow_commit(m, n.index(stage)) for m, n in zip(history, names, strict=True) if stage in n]
     else:
         stage = None
     counted = build_accounting(history, *_lateness(report))
     return PageModel(
-        tag_of(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
+        compute_tag(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
         now_us,
         build_header(report, counted, list(watched.render_why(report, watched.file)), stage),
         build_watermark(report, history),
@@ -204,7 +204,7 @@ def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSumma
 
 
 def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
-    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, stage.name))
+    return staged.narrow_snapshot(snapshot, staged.stage_index(snapshot.commit, stage.name))
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
@@ -226,7 +226,7 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
     return NOTHING, "; ".join(each) or None
 
 
-def tag_of(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
+def compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
     """Return a tag of the epoch, the state, the runner, whether it is published, and the latest run."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
@@ -241,7 +241,7 @@ def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
         yield snapshot
 
 
-def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
+def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
     """Return the snapshot reduced to one stage, by default the last with windows, and its name if there are several.
 
     Raises StartError for an unknown stage.
@@ -251,13 +251,13 @@ def windows_of(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | N
         return snapshot, None
     windowed = [s.name for s in stages if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
     name = stage if stage is not None else (windowed or [stages[-1].name])[-1]
-    return staged.snapshot_of(snapshot, staged.place_of(snapshot.commit, name, "stage")), name
+    return staged.narrow_snapshot(snapshot, staged.stage_index(snapshot.commit, name, "stage")), name
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
     """Return the view of one key in the latest commit. Raises StateError, and StartError for a wrong key."""
     with latest_snapshot(watched) as snapshot:
-        stage_snapshot, name = windows_of(snapshot, stage)
+        stage_snapshot, name = select_window_stage(snapshot, stage)
         build_key(stage_snapshot, key)  # raises an error about the key that names its stage
         try:
             report = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)

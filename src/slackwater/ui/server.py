@@ -46,7 +46,7 @@ from slackwater.ui.access import Access, check_host
 from slackwater.ui.answers import answer_request, error_line, fail_request, html_response, refuse_request, with_tag
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_cache import CommitWatcher, PageCache
-from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, look_at, windows_of
+from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, load_model, select_window_stage
 from slackwater.ui.pages import PageLocation
 from slackwater.web.guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
@@ -274,7 +274,7 @@ def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Re
 
     def make(now: PageModel) -> bytes:
         return pages.render_page(
-            look_at(cache.watched, now.looked_us, epoch, cache.stage), epoch_location, now.kept_epochs
+            load_model(cache.watched, now.looked_us, epoch, cache.stage), epoch_location, now.kept_epochs
         )
 
     page = cache.get_content(f"epoch {epoch}", make)
@@ -328,7 +328,7 @@ def _range(request: Request) -> tuple[int, int]:
 def _windows(cache: PageCache, request: Request) -> tuple[int, int, list[Any]]:
     low, high = _range(request)
     with latest_snapshot(cache.watched) as snapshot:
-        return low, high, closing_windows(windows_of(snapshot, cache.stage)[0], low, high)
+        return low, high, closing_windows(select_window_stage(snapshot, cache.stage)[0], low, high)
 
 
 def _bin(cache: PageCache, location: PageLocation, request: Request) -> Response:

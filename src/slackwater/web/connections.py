@@ -18,7 +18,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slackwater.web.hosts import network_of
+from slackwater.web.hosts import client_network
 
 WAIT_S = 10.0  # time limit for a whole request, and for progress in reading an answer
 HEAD_BYTES = 16 * 1024  # limit of a request line with its headers
@@ -76,7 +76,7 @@ class _BoundedServer(H11Protocol):
     @property
     def network(self) -> str:
         """The client's network, which counts as one client."""
-        return network_of(self.client[0]) if self.client else ""
+        return client_network(self.client[0]) if self.client else ""
 
     @property
     def _others(self) -> list[_BoundedServer]:

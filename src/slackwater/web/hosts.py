@@ -35,7 +35,7 @@ def is_allowed(host: str, names: Collection[str]) -> bool:
     return True
 
 
-def network_of(address: str) -> str:
+def client_network(address: str) -> str:
     """Return what counts as one client: an IPv4 address, or the /64 network of an IPv6 address."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from starlette.responses import Response, StreamingResponse
 
 from slackwater.web.guard import Receive, Scope, Send
-from slackwater.web.hosts import network_of
+from slackwater.web.hosts import client_network
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -77,7 +77,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
             return
         evicted = asyncio.Event()
-        slot = self.slots.take(network_of((scope.get("client") or ("",))[0]), evicted.set)
+        slot = self.slots.take(client_network((scope.get("client") or ("",))[0]), evicted.set)
         if slot is None:
             await self.refusal(scope, receive, send)
             return

@@ -90,6 +90,6 @@ def test_a_table_beside_what_only_spark_plans_is_refused_by_name() -> None:
     with pytest.raises(
         StartError, match=r'source "t" is a table, whose epochs are planned without .* which source "queue" needs'
     ):
-        planning.planners_of(streams, nothing, {})
+        planning.create_planners(streams, nothing, {})
     with pytest.raises(StartError, match=r'p: source "t" is a table, and tables are not read over Spark Connect yet'):
         planning.check_connect("p", sources)

@@ -26,10 +26,10 @@ from slackwater.runner.dead_letter_filter import CHUNK, SCHEMA, LetterFilter
 from slackwater.sources import backlog
 from slackwater.sources.backlog import Question
 from slackwater.sources.kafka import sample_records
-from slackwater.sources.kafka_broker import KafkaBroker, make_client, named_topics, settings_of
+from slackwater.sources.kafka_broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.sources.kafka_planner import PlannedKafkaSource
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.payloads.registry import create_payload
 from slackwater.targets.base import TargetTable
 from slackwater.targets.kafka_rows import LETTER_HEADERS
 
@@ -63,7 +63,9 @@ class KafkaConnector(Connector[KafkaConnection]):
             for stage_pipeline in pipeline.stage_pipelines.values()
             for path in stage_pipeline.input_paths_from(spec.name)
         )
-        source = PlannedKafkaSource(spec, broker, payload_of(records), f"slackwater-{pipeline.name}-{spec.name}", used)
+        source = PlannedKafkaSource(
+            spec, broker, create_payload(records), f"slackwater-{pipeline.name}-{spec.name}", used
+        )
         source.check_connector(session)
         return source
 
@@ -96,7 +98,7 @@ class KafkaConnector(Connector[KafkaConnection]):
 
     @property
     def _settings(self) -> dict[str, str]:
-        return settings_of(self.connection)
+        return client_settings(self.connection)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> KafkaTarget:
         from slackwater.targets.kafka import KafkaTarget

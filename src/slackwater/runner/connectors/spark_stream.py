@@ -10,7 +10,7 @@ from slackwater.config.source import Source
 from slackwater.runner.connectors.base import C, Connector, source_time_zone
 from slackwater.sources import spark_connect
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.payloads.registry import create_payload
 from slackwater.sources.planning import not_over_connect
 from slackwater.sources.streaming_plan import DataFrameSource
 from slackwater.windows.aggregations import quote_column
@@ -40,7 +40,7 @@ class SparkStreamConnector(Connector[C]):
         if spark_connect.is_connect(session):
             raise not_over_connect(pipeline.name, spec.name)
         records = self.records(session, spec)
-        payload = payload_of(
+        payload = create_payload(
             RawRecords(session, spec, records.body, stored_schema=schema_json, zone=source_time_zone(pipeline, spec))
         )
         extra_columns = [*records.extra_columns, f"{quote_column(records.body)} AS _value"]

@@ -18,7 +18,7 @@ _FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
 }
 
 
-def payload_of(records: RawRecords) -> Payload:
+def create_payload(records: RawRecords) -> Payload:
     """Return the payload decoder of these records. Raises StartError if a schema or package it needs is missing or
     wrong.
     """

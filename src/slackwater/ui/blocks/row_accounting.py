@@ -17,7 +17,7 @@ PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sq
 
 
 @dataclass(frozen=True)
-class Account:
+class RowCounts:
     """Counts of rows.
 
     Args:
@@ -45,7 +45,7 @@ class EpochRows:
 
     epoch: int
     committed_us: int
-    account: Account | None
+    account: RowCounts | None
     emitted: int | None
 
 
@@ -59,7 +59,7 @@ class RowAccounting:
         advice: a text about the lateness that would have kept more rows.
     """
 
-    total: Account
+    total: RowCounts
     unaccounted: int
     epochs: tuple[EpochRows, ...]
     letters: Mapping[str, int]
@@ -114,13 +114,13 @@ def _parts(commit: Commit) -> dict[str, int]:
     }
 
 
-def _account(p: Mapping[str, int], sql: bool) -> Account:
+def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
     """Return the account of row counts. `sql`: whether there is a SELECT, which may leave rows out or add rows."""
     by_sql = p["in"] - p["bad"] - p["sql"]
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:
         by_sql, missing = 0, missing + by_sql
-    return Account(
+    return RowCounts(
         rows_in=p["in"] + p["lost"],
         used=p["used"],
         late=p["late"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from slackwater.ui.axis import Axis
-from slackwater.ui.blocks.row_accounting import PARTS, Account, RowAccounting
+from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting, RowCounts
 from slackwater.ui.format import format_brief, format_number
 from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, space_labels, text, title, width
 
@@ -13,7 +13,7 @@ LEFT, TOP, BOTTOM = 70, 12, 190
 NAMES = {"replayed": "late, applied by dlq replay", "keyless": "without a key", "by_sql": "left out by the SQL"}
 
 
-def draw_total(account: Account) -> Markup:
+def draw_total(account: RowCounts) -> Markup:
     """Draw all rows as one bar."""
     parts = _parts(account)
     total = sum(n for _, n in parts)
@@ -60,7 +60,7 @@ def draw_epochs(block: RowAccounting) -> Markup:
     return picture("Rows of each kept epoch by what became of them", BOTTOM + 28, *drawn)
 
 
-def _parts(account: Account) -> list[tuple[str, int]]:
+def _parts(account: RowCounts) -> list[tuple[str, int]]:
     counts = [(name, int(getattr(account, name))) for name in PARTS]
     missing = [("unaccounted", account.unaccounted)] if account.unaccounted > 0 else []
     return [(name, count) for name, count in [*counts, *missing] if count > 0]

@@ -34,7 +34,7 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import UnfitError
+from slackwater.config.aggregator import AggregatorError
 from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
@@ -101,7 +101,7 @@ class Agg:
         make = KINDS[self.spec.agg] if self.spec.builtin else custom_kind
         try:
             kind = make(self.spec, columns, self.keys)
-        except UnfitError as unfit:
+        except AggregatorError as unfit:
             raise StartError(f'aggregation "{self.name}": {unfit}') from None
         problem = kind.problem()
         if problem is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import Aggregator, UnfitError, check_aggregator, expressions
+from slackwater.config.aggregator import Aggregator, AggregatorError, check_aggregator, expressions
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError
@@ -79,7 +79,7 @@ class CustomAggregation(AggregationKind):
             both = [(pl.concat(pair), w) for some, w in groups for pair in ([nothing, some], [some, nothing])]
             neutral = all(self._merged(pair).equals(whole) for pair, whole in both)
         if not neutral:
-            raise UnfitError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
+            raise AggregatorError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
         return nothing
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -103,7 +103,7 @@ class CustomAggregation(AggregationKind):
         """Wrap errors raised by the user's code in an EpochError that names the aggregation and the failing step."""
         try:
             yield
-        except (pl.exceptions.PolarsError, UnfitError) as error:
+        except (pl.exceptions.PolarsError, AggregatorError) as error:
             text = " ".join(str(error).split())[:200]
             raise EpochError(f'aggregation "{self.name}": {self._class}.{step} failed: {text}; fix it') from None
 

@@ -28,7 +28,7 @@ from slackwater.core.schema import Field
 from slackwater.windows.aggregations.columns import quote_column
 from slackwater.windows.aggregations.exact import TYPES, ExactTotal, GridSql, round_to_double
 from slackwater.windows.aggregations.kind import AggregationKind
-from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, counted_by
+from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, count_flag
 
 
 class FloatTotal(SumKind):
@@ -70,7 +70,7 @@ class FloatTotal(SumKind):
         return [n, *self.total.from_grid(n, rows[self._grid.outside], parts)]
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        return [counted_by(self.column.name).alias(self.part("n")), *self.total.from_values(rows[self.column.name])]
+        return [count_flag(self.column.name).alias(self.part("n")), *self.total.from_values(rows[self.column.name])]
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
         return [sum_counts(frame, self.part("n"), heads), *self.total.merge_adjacent(frame, heads)]
@@ -107,7 +107,7 @@ class LegacyFloatTotal(SumKind):
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         total = pl.col(self.column.name).cast(pl.Float64).fill_null(0)
-        return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
+        return [count_flag(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
 
 class _Moments(AggregationKind):
@@ -139,7 +139,7 @@ class Moments(_Moments):
         return ExactTotal(*(self.part(f"square_{part}") for part in TYPES))
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr | pl.Series]:
-        n, values = counted_by(self.column.name).alias(self.part("n")), rows[self.column.name]
+        n, values = count_flag(self.column.name).alias(self.part("n")), rows[self.column.name]
         return [n, *self.total.from_values(values), *self.squares.from_squares(values)]
 
     def merge_adjacent(self, frame: pl.DataFrame, heads: Int64s) -> Sequence[pl.Series]:
@@ -222,7 +222,7 @@ class LegacyMoments(_Moments):
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         value = pl.col(self.column.name)
         return [
-            counted_by(self.column.name).alias(self.part("n")),
+            count_flag(self.column.name).alias(self.part("n")),
             value.cast(pl.Float64).alias(self.part("mean")),
             pl.lit(0.0).alias(self.part("m2")),
         ]

@@ -144,7 +144,7 @@ class AggregationKind(ABC):
     def neutral(self) -> pl.DataFrame:
         """Return one row with the accumulators of zero rows; merging it changes nothing.
 
-        Raises UnfitError if there are no such accumulators.
+        Raises AggregatorError if there are no such accumulators.
         """
         row = {i.field.name: pl.Series([None], dtype=i.field.polars) for i in self.inputs}
         frame = pl.DataFrame({"__ts": [0], **row})

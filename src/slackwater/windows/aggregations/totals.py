@@ -38,7 +38,7 @@ class Count(AggregationKind):
         return {"n": f"count({quote_column(self.column.name)})" if self.columns else "count(1)"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
-        counted = counted_by(self.column.name) if self.columns else pl.lit(1, pl.Int64)
+        counted = count_flag(self.column.name) if self.columns else pl.lit(1, pl.Int64)
         return [counted.alias(self.part("n"))]
 
     def neutral(self) -> pl.DataFrame:
@@ -127,7 +127,7 @@ class IntegerTotal(SumKind):
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         wide = pl.col(self.column.name).cast(pl.Int64).fill_null(0)
         return [
-            counted_by(self.column.name).alias(self.part("n")),
+            count_flag(self.column.name).alias(self.part("n")),
             (wide // (1 << 32)).alias(self.part("hi")),
             (wide & _LOW).alias(self.part("lo")),
         ]
@@ -187,7 +187,7 @@ class DecimalTotal(SumKind):
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         total = pl.col(self.column.name).cast(self._wide.polars).fill_null(0)
-        return [counted_by(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
+        return [count_flag(self.column.name).alias(self.part("n")), total.alias(self.part("sum"))]
 
     def merge(self) -> Sequence[pl.Expr]:
         """Return the merged sum; it becomes NULL, permanently, if it needs more digits than the type has."""
@@ -240,6 +240,6 @@ class DecimalTotal(SumKind):
         return pl.Series(self.name, values, dtype=self.output.polars)
 
 
-def counted_by(column: str) -> pl.Expr:
+def count_flag(column: str) -> pl.Expr:
     """Return 1 for a value and 0 for NULL."""
     return pl.col(column).is_not_null().cast(pl.Int64)

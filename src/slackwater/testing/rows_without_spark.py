@@ -13,7 +13,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.text_times import text_time_us
 from slackwater.errors import StartError
-from slackwater.testing.given_sources import columns_of, to_micros
+from slackwater.testing.stub_sources import columns_of, to_micros
 
 Columns = Mapping[str, Field]
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
@@ -88,7 +88,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
         )
 
 
-def given_frame(
+def build_frame(
     pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
     """Return rows as a frame for the in-process engine: `ts`, the event time (µs; NULL for a bad row), and the columns.
@@ -153,4 +153,4 @@ def decode_letter(value: bytes) -> dict[str, Any]:
         return {}
 
 
-__all__ = ["decode_letter", "given_frame", "refuse_sql", "source_columns", "typed_series"]
+__all__ = ["build_frame", "decode_letter", "refuse_sql", "source_columns", "typed_series"]

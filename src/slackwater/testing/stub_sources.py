@@ -31,7 +31,7 @@ from slackwater.sources.base import CORRUPT
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
-from slackwater.sources.payloads.registry import payload_of
+from slackwater.sources.payloads.registry import create_payload
 from slackwater.sources.streaming_plan import DataFrameSource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark.source_statistics import FILE
@@ -50,7 +50,7 @@ Offsets = dict[tuple[str, int], int]  # the next offset by topic and partition
 
 
 @dataclass(frozen=True)
-class GivenSource:
+class StubSource:
     """A source whose rows come from a test.
 
     Args:
@@ -200,7 +200,9 @@ class GivenSource:
 _RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 
 
-def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None) -> GivenSource:
+def create_stub_source(
+    session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None
+) -> StubSource:
     """Return a source of a config without its system.
 
     `columns`: the columns of a DataFrame without rows. Raises StartError if the schema is unknown.
@@ -213,10 +215,10 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
         if columns is not None:
             frame = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in columns))
         real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
-        return GivenSource(spec, "dataframe", real.schema, real)
+        return StubSource(spec, "dataframe", real.schema, real)
     if connection.kind == "files":
         files_source = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
-        return GivenSource(spec, "files", files_source.schema, files_source)
+        return StubSource(spec, "files", files_source.schema, files_source)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
             f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
@@ -225,8 +227,8 @@ def source_of(session: SparkSession, pipeline: Pipeline, index: int, columns: Se
     payload = _payload(session, spec, connection, zone)
     if isinstance(connection, KafkaConnection):
         kafka = KafkaSource(spec, KafkaBroker(connection), payload, "")
-        return GivenSource(spec, "kafka", kafka.schema, kafka, payload)
-    source = GivenSource(
+        return StubSource(spec, "kafka", kafka.schema, kafka, payload)
+    source = StubSource(
         spec, connection.kind, None, DataFrameSource(spec.name, session.createDataFrame([], payload.schema)), payload
     )
     schema = source.decode(session, [], [], {}).drop(NUMBER, CORRUPT).schema
@@ -240,7 +242,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
             f'source "{spec.name}": payload_format = "{spec.payload_format}": tests cannot write it yet; test the pipeline with '
             'payload_format = "json" and the same schema'
         )
-    return payload_of(RawRecords(session, spec, body, zone=zone))
+    return create_payload(RawRecords(session, spec, body, zone=zone))
 
 
 def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
@@ -288,4 +290,4 @@ def to_micros(value: Any) -> int:
     return value
 
 
-__all__ = ["NUMBER", "GivenSource", "columns_of", "json_text", "source_of", "to_micros"]
+__all__ = ["NUMBER", "StubSource", "columns_of", "create_stub_source", "json_text", "to_micros"]

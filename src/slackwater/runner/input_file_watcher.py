@@ -17,7 +17,7 @@ from slackwater.sources.files import FileEntry, FilesSource
 log = logging.getLogger("slackwater")
 
 
-class WatchedFiles:
+class InputFileWatcher:
     """The files that are part of the state. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: Reporter) -> None:
