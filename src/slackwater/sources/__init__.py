@@ -1,1 +1,1 @@
-"""Systems that rows come from: how they are listed, read and decoded; knows no windows and no commits."""
+"""The systems that rows come from: listing, reading and decoding. This package knows nothing about windows or commits."""

@@ -1,7 +1,7 @@
 """The unread input of a source, as far as it can be determined without Spark.
 
 The backlog is the files that no commit contains, or the Kafka records between a commit's offsets and the end of
-each partition. What a commit contains is subtracted afterwards, so one answer fits any commit.
+each partition. What a commit contains is subtracted afterwards, so the same listing can be compared with any commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slackwater.sources.files import absolute_query, load_file_list
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.protocol import Snapshot
 
-MAX_FILES = 100_000  # the most files to list or to compare
+MAX_FILES = 100_000  # the maximum number of files to list or compare
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Backlog:
         source: The name of the source.
         unit: What is counted, "files" or "records".
         count: The number of unread files or records. None if it is unknown; `problem` then says why.
-        rows: About how many rows these are, estimated from what the source delivered so far.
+        rows: The approximate number of rows, estimated from what the source has delivered so far.
     """
 
     source: str
@@ -48,14 +48,14 @@ Question = Callable[[], Answer]  # may raise SlackwaterError, OSError
 
 
 def unread_records(broker: KafkaBroker, source: Source) -> Answer:
-    """Request the first and the last offset of each partition, and return the function that counts unread records."""
+    """Request the first and last offset of each partition, and return a function that counts unread records."""
     partitions = broker.partitions(source.query or "", f'source "{source.name}"')
     bounds = broker.offset_ranges([(t, p) for t, parts in partitions.items() for p in parts])
 
     def answer(snapshot: Snapshot) -> Backlog:
         record = snapshot.commit.sources.get(source.name)
         read = KafkaOffsets.coerce(None if record is None else record.offsets)
-        # A partition without a committed offset counts from its start. Records may expire before they are read.
+        # Without a committed offset, a partition counts from its start. Records may expire before they are read.
         count = sum(max(end - max(read.next_offset(*part) or low, low), 0) for part, (low, end) in bounds.items())
         return Backlog(source.name, "records", count, count)
 
@@ -63,7 +63,7 @@ def unread_records(broker: KafkaBroker, source: Source) -> Answer:
 
 
 def unread_files(source: Source) -> Answer:
-    """List the files that the query matches, and return the function that counts the unread ones."""
+    """List the files that the query matches, and return a function that counts the unread ones."""
     return partial(_file_backlog, source.name, list_files(absolute_query(source.query or "")))
 
 

@@ -1,9 +1,9 @@
-"""Find the value that makes a row bad, and the line of its file, as far as the text of the row shows them.
+"""Find the value that makes a row bad, and the line of its file, as far as they can be found from the text of the row.
 
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
 
-All functions are pure, except `find_lines` and `find_lines_in_file`, which read files of this machine.
+All functions are pure, except `find_lines` and `find_lines_in_file`, which read local files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from slackwater.core.schema import INTEGERS, NUMBERS
 from slackwater.core.text_times import text_time_us
 
 SHOWN = 60  # characters of a value in a message
-MOST_BYTES = 64_000_000  # of a file in which a command searches for a line
+MOST_BYTES = 64_000_000  # bytes of a file that a command searches for a line
 _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
 
 def describe_undecodable(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
-    """Describe in a few words why the text of a record could not be decoded. Empty if the text does not show it.
+    """Describe briefly why the text of a record could not be decoded. Empty if the text does not show why.
 
     Args:
         source: The source that the record came from.
@@ -72,7 +72,7 @@ def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
 
 
 def parse_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a JSON text holds. None for any other text, such as a truncated one."""
+    """Parse a JSON text to an object. None for any other text, such as truncated JSON."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -140,7 +140,7 @@ def _format_value(value: object) -> str:
 class Record:
     """A record to search for: its text, or the row that was read from it, without NULLs.
 
-    The text may have been reformatted, such as `{"a":1}` for `{"a": 1}`. Then its values are compared.
+    If the text was reformatted, such as `{"a":1}` for `{"a": 1}`, the values are compared instead.
     """
 
     text: str | None = None
@@ -150,7 +150,7 @@ class Record:
 class _Search:
     """A search for one record in the lines of a file.
 
-    A line must contain one distinctive value before all its values are parsed and compared.
+    A line is only parsed and compared if it contains one distinctive value.
     """
 
     def __init__(self, source: Source, format_: str, record: Record) -> None:
@@ -185,7 +185,7 @@ class _Search:
 
 
 def _is_same_text(first: Any, second: Any) -> bool:
-    """Return whether two values from a text are equal, regardless of case, surrounding spaces and number format."""
+    """Return whether two text values are equal, ignoring case, surrounding spaces and number format."""
     if first == second or (first in (None, "") and second in (None, "")):
         return True
     if not isinstance(first, str) or not isinstance(second, str):
@@ -196,7 +196,7 @@ def _is_same_text(first: Any, second: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Return whether a value in a file was read as this value. False if it cannot be compared, such as a list."""
+    """Return whether this value in a file would be read as that value. False if they cannot be compared, such as lists."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -211,7 +211,7 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 def find_lines(
     places: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
-    """Return the line of each record in its file, see `find_lines_in_file`. Reads each file once.
+    """Return the line of each record in its file, see `find_lines_in_file`. Each file is read once.
 
     Args:
         places: The source, the file and the record of each search. The line is None without a source or file.
@@ -235,9 +235,9 @@ def find_lines(
 def find_lines_in_file(
     source: Source, file: str, records: Sequence[Record], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
-    """Return the lines, from 1, on which these records are in a text file. None for a record that was not found.
+    """Return the line number, from 1, of each record in a text file. None for a record that was not found.
 
-    Equal records get the line of the first one. The search covers the first `max_bytes` bytes. It skips files of other
+    Equal records get the line of the first one. The search covers the first `max_bytes` bytes. It skips files on other
     machines, files with several lines per record, and encodings other than UTF-8.
     """
     lines: list[int | None] = [None] * len(records)

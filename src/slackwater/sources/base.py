@@ -1,4 +1,4 @@
-"""What all sources share: the batch that they hand to an engine, their protocols, and short texts of Spark errors."""
+"""What all sources share: batches as handed to an engine, the protocols of sources, and short texts for Spark errors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class SourceBatch:
     frame: Any
     offsets: Offsets | None
     files: int = 0
-    partitions: Mapping[str, int] = field(default_factory=dict)  # the records of each partition, also of empty ones
+    partitions: Mapping[str, int] = field(default_factory=dict)  # record count per partition, including empty ones
     lost: int = 0  # records that expired before they were read (on_data_loss = "skip")
-    # for files: names the files that may have a fingerprint; see `sources.files.make_file_namer`
+    # for files: returns the files that match a fingerprint; see `sources.files.make_file_namer`
     name_files: Callable[[int], str | None] | None = None
-    column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading a row
+    column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading any row
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,31 @@ class ReplayRecord:
     """The replayed dead letters of an epoch.
 
     Args:
-        record: The stored list of the applied letters; None if none was applied.
+        record: The stored list of applied letters; None if none was applied.
         count: The number of applied letters.
         tried: The stored list of the remaining letters, with the number of attempts of each.
-        late: The number of applied letters that are late rows, which correct windows.
+        late: The number of applied letters that are late rows, and so correct windows.
     """
 
     record: str | None
     count: int
     tried: str | None
-    late: int = 0  # of the applied letters, those of late rows
+    late: int = 0  # how many of the applied letters are late rows
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: its identity (None for a tick), the offsets after it per source, and the engine's own handle."""
+    """One micro-batch: its identity (None for a tick), the offsets after it by source, and its payload for the engine."""
 
     id: BatchId | None
     offsets: Mapping[str, Offsets | None]
     payload: Any
     files: int | None = None
-    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # per source, see SourceBatch
+    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by source, see SourceBatch
     lost: Mapping[str, int] = field(default_factory=dict)
     name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
     column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
-    stage_names: frozenset[str] = frozenset()  # the names in `payload` that are stages; limits of sources do not apply
+    stage_names: frozenset[str] = frozenset()  # the stages in `payload`; limits of sources do not apply to them
     replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
     began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
 
@@ -90,7 +90,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
 
 
 class SourceUnavailableError(Exception):
-    """A source does not answer, so its unread input is unknown. That does not make the source idle.
+    """Raised if a source does not respond, so its unread input is unknown. This does not make the source idle.
 
     `cause`: the error that says why.
     """
@@ -104,8 +104,8 @@ class SourceUnavailableError(Exception):
 class Seekable(ABC):
     """A source that can resume from the offsets in the state store, so a lost checkpoint costs nothing.
 
-    The run plans it (`SelfPlannedSource`), a Spark streaming query does (`SparkPlannedSource`), or either can.
-    Sources that are not seekable resume from Spark's checkpoint only.
+    It is planned by the run (`SelfPlannedSource`), by a Spark streaming query (`SparkPlannedSource`), or by either.
+    Sources that are not seekable can only resume from Spark's checkpoint.
     """
 
     spec: Source
@@ -122,11 +122,11 @@ class Seekable(ABC):
         return self.spec.name
 
     def latest(self) -> Offsets | None:
-        """Return the offsets after all current input; None for a source without an order."""
+        """Return the offsets just past all current input; None for a source without an order."""
         return None
 
     def configured_start(self) -> Offsets | None:
-        """Return the offsets at which the config begins, unless it says "latest"; None for a source without an order."""
+        """Return the offsets at which the config begins, unless that is "latest"; None for a source without an order."""
         return None
 
     def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most sources do nothing here
@@ -152,18 +152,18 @@ class PlannedBatch(Protocol):
 
 
 class Planner(Protocol):
-    """The read position of a run in one source.
+    """The position of a run in one source.
 
     Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
     """
 
     @property
     def unplanned_files(self) -> int:
-        """The number of files that were listed but are not planned yet."""
+        """The number of files that were listed but not planned yet."""
         ...
 
     def stop_at_current_end(self) -> None:
-        """Make the current end of the input its end. Input that arrives later is not planned."""
+        """Stop at the current end of the input. Input that arrives later is not planned."""
         ...
 
     def next(self) -> PlannedBatch | None:
@@ -172,7 +172,7 @@ class Planner(Protocol):
 
 
 class SelfPlannedSource(Seekable):
-    """A source that reports its new input without Spark. `kind`: what to call it in messages."""
+    """A source that can report its new input without Spark. `kind`: its name in messages."""
 
     kind: ClassVar[str] = "source"
 
@@ -193,7 +193,7 @@ class SelfPlannedSource(Seekable):
             files: For a file source, the files that are part of the state.
 
         Raises:
-            SlackwaterError: The source does not know where to continue.
+            SlackwaterError: The source cannot tell where to continue.
         """
 
 
@@ -202,7 +202,7 @@ class SparkPlannedSource(Seekable):
 
     @abstractmethod
     def signature(self) -> dict[str, Any]:
-        """Return what identifies the source in a checkpoint. Another signature needs a new checkpoint."""
+        """Return what identifies the source in a checkpoint. If the signature changes, a new checkpoint is needed."""
 
     @abstractmethod
     def plan(self, session: SparkSession) -> DataFrame:
@@ -210,7 +210,7 @@ class SparkPlannedSource(Seekable):
 
     @abstractmethod
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Prepare a new checkpoint so that it continues after `record`.
+        """Prepare a new checkpoint to continue after `record`.
 
         Returns the offset line of its batch 0; "-" means from the start.
         """
@@ -226,7 +226,7 @@ class SparkPlannedSource(Seekable):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return the rows of this source in a planned batch; None if it has none."""
+        """Return this source's rows in a planned batch; None if it has none."""
 
 
 def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
@@ -240,7 +240,7 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
-    """Return a source's offset in Spark's checkpoint after a batch; None if it had none yet.
+    """Return a source's offset in Spark's checkpoint after a batch; None if it did not have one yet.
 
     Raises EpochError if the checkpoint file is missing or damaged.
     """
@@ -254,7 +254,7 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
     return None if line == "-" else line
 
 
-# Texts that identify an out-of-memory error. The last cause that Spark names is only a closed pipe.
+# Texts that identify an out-of-memory error. The last cause that Spark reports is only a closed pipe.
 _OUT_OF_MEMORY = {
     "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
     "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",

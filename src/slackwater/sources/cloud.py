@@ -4,7 +4,7 @@
     session.readStream.format(r.format).options(**r.options).load()
 
 This module uses neither Spark nor the network. The option names come from the connectors' documentation. Neither
-connector was run against the real service here. Both resume from Spark's checkpoint only.
+connector has been tested against the real service. Both can only resume from Spark's checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CloudReader:
     install: str
 
     def missing_connector_error(self, error: BaseException) -> StartError | None:
-        """Return an error that says what to install, if Spark's error says that the format is unknown."""
+        """Return an error that says what to install, if Spark does not know the format."""
         text = str(error)
         unknown = (
             "DATA_SOURCE_NOT_FOUND" in text or "Failed to find data source" in text or "Failed to find the data" in text
@@ -67,11 +67,11 @@ def kinesis_options(
         stream: The name of the stream.
         region: The AWS region, such as "eu-west-1".
         starting_position: "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z").
-        endpoint: Another endpoint than that of the region.
-        consumer_name: Push the stream (enhanced fan-out, which costs extra and needs a name per pipeline). Without a
-            name it is polled.
-        max_records_per_shard: The most records per fetch and shard.
-        on_data_loss: "skip" continues if a shard is deleted or expired; "fail" does not.
+        endpoint: An endpoint other than the region's.
+        consumer_name: Use enhanced fan-out, which pushes the stream, costs extra and needs a name per pipeline. If
+            None, the stream is polled.
+        max_records_per_shard: The maximum number of records per fetch and shard.
+        on_data_loss: "skip" continues if a shard was deleted or has expired; "fail" does not.
 
     Raises:
         ConfigError: One or more settings are wrong; it lists all of them.
@@ -113,7 +113,7 @@ def pubsub_options(
     location: str | None = None,
     max_records_per_batch: int | None = None,
 ) -> CloudReader:
-    """Return the reader of a subscription. It begins at the oldest message that is not acknowledged.
+    """Return the reader of a Pub/Sub subscription, which begins at the oldest unacknowledged message.
 
     Pub/Sub Lite takes a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` with the
     name.

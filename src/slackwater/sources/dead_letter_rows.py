@@ -1,4 +1,4 @@
-"""Convert dead letters to rows of the source that they came from. Letters have the columns of `core.dead_letter`.
+"""Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter`.
 
 a record of a topic   its bytes, decoded by the source as usual
 a row of a file       the row as JSON; for a row that could not be decoded, its original text
@@ -22,7 +22,10 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
-    """Return letters as Spark reads records from a topic. The timestamp of a record is the event time of its letter."""
+    """Return letters in the form in which Spark reads records from a topic.
+
+    A record's timestamp is its letter's event time.
+    """
     return letters.selectExpr(
         "key",
         "value",
@@ -36,14 +39,17 @@ def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
 
 
 def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
-    """Return the letters whose rows had been decoded, with the columns of `schema` and `extra_columns`."""
+    """Return the letters whose rows could be decoded, with the columns of `schema` and `extra_columns`."""
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
     return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
 def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
-    """Return all letters as rows. JSON or CSV lines that could not be decoded are parsed as in their file."""
+    """Return all letters as rows.
+
+    JSON or CSV lines that could not be decoded are parsed as they would be in their file.
+    """
     from pyspark.sql.types import StringType, StructField, StructType
 
     F = spark_connect.sql_functions(letters)  # noqa: N806

@@ -3,7 +3,7 @@
     _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}  {"remove": …}
     {"metaData": …}
 
-A run requests only the next file of the log. That is one request if there is nothing new.
+A run only requests the next file of the log. If there is nothing new, that is a single request.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READ = {  # supported reader features; any other may change how files or the lo
 
 
 class DeltaLog:
-    """The log of one Delta table. `path`: the table's path in the config; `options`: those of its object store."""
+    """The log of one Delta table. `path`: the table's path in the config; `options`: the options of its object store."""
 
     retention_advice = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
 
@@ -45,7 +45,7 @@ class DeltaLog:
         self.description = f"Delta table {path}"
         self._path, self._options = path, dict(options)
         self._id = ""
-        self._first_version: int | None = None  # the version of the first snapshot
+        self._first_version: int | None = None  # the first version that was read
         self._newest_stamp: tuple[int, object] | None = (
             None  # the newest version that was read, and the stamp of its file
         )
@@ -228,7 +228,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """Return a partition value as the log writes it. An empty text means NULL."""
+    """Return a partition value as the log writes it. An empty string means NULL."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

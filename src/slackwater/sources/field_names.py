@@ -1,4 +1,4 @@
-"""Find the field names in the data of a source, regardless of its declared schema, from the first rows of a batch."""
+"""Find the field names that the data of a source really has, from the first rows of a batch, ignoring the schema."""
 
 from __future__ import annotations
 

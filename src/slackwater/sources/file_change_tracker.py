@@ -1,6 +1,6 @@
-"""Detect files that changed after they were read. They are not read again, so they are reported and counted.
+"""Detect files that changed after they were read. Such files are not read again, but reported and counted.
 
-files that were read    a b c d … x y z        a check takes a few, the newest first, and goes around
+files that were read    a b c d … x y z        a check covers a few, newest first, then starts over
 each check                     ◀──│──▶          so its cost does not depend on the number of files
 """
 
@@ -16,7 +16,7 @@ AT_ONCE = 200  # files per check
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read, by path, as they were when read."""
+    """The files that a source has read, by path, each as it was when it was read."""
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
     _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
@@ -27,7 +27,7 @@ class FileChangeTracker:
             self._unchecked.append(entry.path)
 
     def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
-        """Return those of the next `limit` files that changed, as they are now. None checks all files.
+        """Check the next `limit` files (None: all files), and return those that changed, as they are now.
 
         Each change is returned once.
         """
@@ -45,7 +45,7 @@ class FileChangeTracker:
 
 
 def changed_files_text(source: str, names: list[str], count: int) -> str:
-    """Return the warning about changed files, with the names of a few."""
+    """Return the warning about changed files, with a few of their names."""
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     one = count == 1
     return (

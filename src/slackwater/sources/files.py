@@ -1,9 +1,9 @@
-"""Files as a stream: a batch is a list of files, which the engine reads and the state stores.
+"""File sources as streams: a batch is a list of files, which the engine reads and the state stores.
 
-`files_planner` or Spark plans the batches. Where Spark plans, its file source records in its checkpoint which files
-belong to which batch (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch
-DataFrame, so columns are pruned and each source is read once. It keeps the file names in the state store. `seek`
-writes them into a new checkpoint for Spark, so a lost checkpoint costs nothing.
+`files_planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
+(`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
+pruned and each source is read once. It keeps the file names in the state store. `seek` writes them into a new
+checkpoint for Spark, so a lost checkpoint costs nothing.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-MERGE_AT = 64  # from this number on, lists of files are merged into one
-SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this
+MERGE_AT = 64  # once there are this many lists of files, they are merged into one
+SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this number
 # reader options that make Spark skip files that it cannot read
 _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
-CHANGES_SHOWN = 3  # names of changed files that the state keeps for messages
+CHANGES_SHOWN = 3  # how many names of changed files the state keeps for messages
 
 
 class HasLists(Protocol):
-    """Anything that can read a stored list: a state store or a read-only view of one."""
+    """Anything that can read a stored list, such as a state store or a read-only view of one."""
 
     @property
     def read_list(self) -> Callable[[str], list[str]]: ...
@@ -69,7 +69,7 @@ class FileEntry:
 
     @property
     def current(self) -> FileEntry | None:
-        """The file as it is now. None if it is gone, or is not on a disk of this machine."""
+        """The file as it is now. None if it no longer exists, or is not on a local disk."""
         if not self.path.startswith("file:"):
             return None
         try:
@@ -79,12 +79,12 @@ class FileEntry:
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
 
     def has_fingerprint(self, fingerprint: int) -> bool:
-        """Return whether a fingerprint can be that of this file. It is computed from modification time and size."""
+        """Return whether a fingerprint (from modification time and size) matches this file."""
         time, size = divmod(fingerprint, SIZE_MODULUS)
         return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
 
     def differs(self, now: FileEntry) -> bool:
-        """Return whether the file changed. Sizes are compared if both are known; early states have none."""
+        """Return whether the file changed. Sizes are compared if both are known; early states did not store them."""
         return self.timestamp != now.timestamp or (
             self.size is not None and now.size is not None and self.size != now.size
         )
@@ -92,9 +92,9 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class FilesSource(SparkPlannedSource):
-    """A file source with its schema, planned by Spark. `PlannedFilesSource` is planned by the run instead.
+    """A file source with its schema, planned by Spark. `PlannedFilesSource` is its counterpart that the run plans.
 
-    `zone`: the time zone of texts without one, unless an option of the reader sets it.
+    `zone`: the time zone of times without one, unless a reader option sets it.
     """
 
     schema: StructType
@@ -103,7 +103,7 @@ class FilesSource(SparkPlannedSource):
 
     def plan(self, session: SparkSession) -> DataFrame:
         reader = session.readStream.format(self.spec.format or "").schema(self.schema)
-        # By default Spark ignores files that are a week older than the newest one. None may be skipped.
+        # By default Spark ignores files that are a week older than the newest one. None of ours may be skipped.
         options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
         if self.spec.max_files_per_trigger is not None:
             options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
@@ -113,7 +113,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """List all files of the state as files of batch 0."""
+        """List all files in the state as files of batch 0."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -134,12 +134,12 @@ class FilesSource(SparkPlannedSource):
         entries = batch_files(checkpoint, index, number)
         if not entries:
             return None
-        entries = [entry.current or entry for entry in entries]  # just before they are read
+        entries = [entry.current or entry for entry in entries]  # read just before the file is read
         offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
         return self.batch_from_files(session, entries, offsets)
 
     def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
-        """Return the batch that these files make up. `offsets`: the offsets after them."""
+        """Return the batch that consists of these files. `offsets`: the offsets after them."""
         stats = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
         stats_if_complete = stats if self._footers_are_complete(session, files) else None
         return SourceBatch(
@@ -153,7 +153,7 @@ class FilesSource(SparkPlannedSource):
     def _footers_are_complete(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
         """Return whether the Parquet footers describe exactly the rows that Spark reads.
 
-        That needs local Parquet files, and no option that lets Spark skip files.
+        This requires local Parquet files and no option that makes Spark skip files.
         """
         if self.spec.format != "parquet" or not all(f.path.startswith("file:") for f in files):
             return False
@@ -166,8 +166,9 @@ class FilesSource(SparkPlannedSource):
         return bool(self._cache["all_is_read"])
 
     def list_files(self, session: SparkSession) -> list[FileEntry]:
-        """Return all current files, in the order in which a stream reads them. Raises StartError if Spark cannot list
-        them.
+        """Return all current files in the order in which a stream reads them.
+
+        Raises StartError if Spark cannot list them.
         """
         try:
             entries = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
@@ -180,7 +181,7 @@ class FilesSource(SparkPlannedSource):
         return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
 
     def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
-        """Return the rows of these files, with a column for undecodable records if the format can have them.
+        """Return the rows of these files, with a column for undecodable records if the format can have such records.
 
         The reader and the columns are the same in every epoch, so they are created once per Spark session.
         """
@@ -212,9 +213,9 @@ class FilesSource(SparkPlannedSource):
 
 
 def absolute_query(query: str) -> str:
-    """Return a query as an absolute path, because Spark's process may have another working directory.
+    """Convert a query to an absolute path, because Spark's process may have another working directory.
 
-    The part of the path that exists by name is taken literally; the rest may be a pattern.
+    The leading part of the path that exists is taken literally; the rest may be a pattern.
     """
     if "://" in query or query.startswith("file:"):
         return query
@@ -224,7 +225,7 @@ def absolute_query(query: str) -> str:
 
 
 def _existing_prefix(path: Path) -> Path:
-    """Return the longest existing prefix of a path. A part with a star is always a pattern."""
+    """Return the longest existing prefix of a path. A component with a star is always a pattern."""
     existing = Path(path.anchor)
     for part in path.parts[1:]:
         if "*" in part or not (existing / part).exists():
@@ -234,7 +235,7 @@ def _existing_prefix(path: Path) -> Path:
 
 
 def literal_pattern(path: str) -> str:
-    """Return a pattern that matches this path only."""
+    """Return a pattern that matches only this path."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
 
@@ -245,14 +246,14 @@ def readable_path(uri: str) -> str:
 
 
 def _as_glob(query: str) -> str:
-    """Return a single file as a pattern that matches it only. Spark's file stream takes directories and patterns."""
+    """Return a pattern that matches only this file. Spark's file stream accepts only directories and patterns."""
     if "://" in query or any(c in query for c in "*?[{") or not Path(query).is_file():
         return query
     return f"{query[:-1]}[{query[-1]}]"
 
 
 def batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
-    """Return a batch reader. JSON and CSV records that do not fit the schema are kept in `_corrupt_record`."""
+    """Return a batch reader. It keeps JSON and CSV records that do not fit the schema in `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
         return read
@@ -265,7 +266,7 @@ def batch_reader(session: SparkSession, form: str, schema: StructType | None, op
 
 
 def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
-    """Return the declared schema, the one stored with the state (as JSON), or one inferred from existing files.
+    """Return the declared schema, or the one stored with the state (as JSON), or one inferred from existing files.
 
     Raises StartError if no schema can be inferred.
     """
@@ -292,7 +293,7 @@ def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) ->
 
 
 def check_exists(spec: Source) -> None:
-    """Raise StartError if a local path names a directory that does not exist. A pattern need not match anything yet."""
+    """Raise StartError if a local path names a directory that does not exist. A pattern may match nothing yet."""
     query = spec.query or ""
     if "://" in query:
         return
@@ -347,7 +348,7 @@ def _log_entries(log: Path, n: int) -> list[FileEntry]:
 def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Store the files in the state store and return the offsets after them.
 
-    Offsets name the stored lists, which together hold every file read so far.
+    The offsets reference the stored lists, which together contain every file read so far.
     """
     lists, entries = before.lists, list(files)
     if len(lists) >= MERGE_AT:
@@ -357,7 +358,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that names the files that may have a fingerprint."""
+    """Return a function that lists the files that match a fingerprint."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(local_name(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
@@ -366,7 +367,7 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
 
 
 def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
-    """Store changed files as they are now, and return offsets that count them. Each change is reported once."""
+    """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(local_name(e.path) for e in files))
     changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])

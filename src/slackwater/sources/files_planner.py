@@ -1,4 +1,4 @@
-"""Plan file sources without Spark: list the directory, and take new files, oldest first, up to a limit per epoch."""
+"""Plan file sources without Spark: list the directory and take new files, oldest first, up to a limit per epoch."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def create_listing(source: FilesSource) -> DirectoryListing | None:
 
 
 def create_listing_from_spec(spec: Source) -> DirectoryListing | None:
-    """Return how a source's files are listed without Spark.
+    """Return how to list a source's files without Spark.
 
-    None if only Spark can list them: in another file system, or with options of its file stream.
+    None if only Spark can list them: in another file system, or with options of Spark's file stream.
     """
     options = {name.lower(): value for name, value in spec.options.items()}
     pattern = _LOCAL.sub("", files.absolute_query(spec.query or ""), count=1)
@@ -78,7 +78,7 @@ class FileBatch:
 
 
 def check_readable(spec: Source) -> None:
-    """Raise StartError if this user may not list a local source's directories or read one of its files."""
+    """Raise StartError if this user has no permission to list a local source's directories or to read one of its files."""
     file_listing = create_listing_from_spec(spec)
     if file_listing is None:
         return
@@ -97,12 +97,12 @@ def check_readable(spec: Source) -> None:
 
 
 def unlistable_reason(error: OSError) -> str:
-    """Return why a directory cannot be listed, and what to do."""
+    """Explain why a directory cannot be listed, and what to do."""
     return f'"{error.filename}" cannot be looked into ({error.strerror}); make it readable for this user, or name less in query'
 
 
 class FilesPlanner:
-    """Plans a local file source. `read`: the files that are part of the state."""
+    """Plans a local file source. `read`: the files in the state."""
 
     def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
         file_listing = create_listing(source)
@@ -110,7 +110,7 @@ class FilesPlanner:
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
         self._seen_paths = {local_name(entry.path) for entry in read}  # files that are planned or must not be read
-        self._pending: list[FileEntry] = []  # listed and not planned yet
+        self._pending: list[FileEntry] = []  # listed, but not planned yet
         self._ended = False
 
     @property
@@ -131,7 +131,7 @@ class FilesPlanner:
             )
             entries = [
                 now for entry in selected if (now := self._refresh(entry)) is not None
-            ]  # their state just before they are read
+            ]  # their attributes just before they are read
         return FileBatch(self._source, entries) if entries else None
 
     def _refresh(self, entry: FileEntry) -> FileEntry | None:
@@ -155,7 +155,7 @@ class FilesPlanner:
         return sorted(entries, key=lambda e: (e.timestamp, e.path))
 
     def _file_entry(self, path: str) -> FileEntry | None:
-        """Return the entry of a file. None if it is gone, or if Spark cannot read its name."""
+        """Return the entry of a file. None if it no longer exists, or if Spark cannot read its name."""
         try:
             status = Path(path).stat()
             return FileEntry(listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
@@ -171,7 +171,7 @@ class FilesPlanner:
 
 
 class PlannedFilesSource(FilesSource, SelfPlannedSource):
-    """A file source that the run plans itself if its files are on a local disk."""
+    """A file source that the run plans itself, if its files are on a local disk."""
 
     @property
     def plans_itself(self) -> bool:

@@ -1,6 +1,6 @@
 r"""Path patterns with Hadoop's syntax, which Spark uses: `*`, `?`, `[a-z]`, `[^a]`, `{one,two}`, and `\` to escape.
 
-A pattern is matched part by part, so a star does not match a slash. Hidden names are matched like any other.
+Patterns are matched component by component, so a star does not match a slash. Hidden names match like any other name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class GlobRoot(NamedTuple):
 
 
 def find_roots(pattern: str) -> list[GlobRoot]:
-    """Return the existing paths that an absolute pattern matches, each once, in the order of names.
+    """Return the existing paths that an absolute pattern matches, without duplicates, in order of name.
 
     Raises ValueError if the pattern is not valid.
     """
@@ -39,7 +39,7 @@ def is_pattern(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Return the path of a pattern that has no special characters, without escapes."""
+    """Return a pattern without special characters as a plain path, with escapes removed."""
     return posixpath.normpath(re.sub(r"\\(.)", r"\1", path))
 
 
@@ -49,7 +49,7 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return a pattern for each choice of its braces. Raises ValueError for a brace that is not closed."""
+    """Return one pattern for each choice of its braces. Raises ValueError if a brace is not closed."""
     depth, cuts, index = 0, list[int](), 0
     while index < len(pattern):
         char = pattern[index]
@@ -118,7 +118,7 @@ def is_dir(entry: os.DirEntry[str]) -> bool:
 
 @lru_cache
 def _matcher(part: str) -> re.Pattern[str]:
-    """Compile one part of a path, without braces, to a regular expression. Raises ValueError."""
+    """Compile one path component, without braces, to a regular expression. Raises ValueError."""
     regex, index, in_set = "", 0, False
     while index < len(part):
         char = part[index]

@@ -1,5 +1,6 @@
-"""Convert the columns of an Iceberg table for Spark's Parquet reader. It finds them in files by field id, so names may
-change.
+"""Convert the columns of an Iceberg table for Spark's Parquet reader.
+
+The reader matches columns by field id, so a renamed column is still found.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _PLAIN: dict[Any, str] = {
 
 
 def spark_columns(table: str, schema: Schema) -> StructType:
-    """Return the columns as a Spark schema with field ids. `table`: what to call the table in messages.
+    """Return the columns as a Spark schema with field ids. `table`: the table's name in messages.
 
     Raises StartError for a column that Spark's reader cannot return as the table defines it.
     """

@@ -1,7 +1,7 @@
-"""Read the metadata of an Iceberg table: its snapshots, from the current one back to the last one read, and their files.
+"""Read the metadata of an Iceberg table: its snapshots since the last one that was read, and their files.
 
-main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6        each snapshot names its parent; an expired one breaks the chain
-         append      replace        only files that a snapshot adds are read; a replace rewrites existing rows
+main ──▶ 9 ──▶ 8 ──▶ 7 ──▶ 6        each snapshot references its parent; expiry breaks the chain
+         append      replace        only added files are read; a replace rewrites existing rows
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class IcebergLog:
 
     def __init__(self, name: str, load: Callable[[], Table | None], reason: Callable[[BaseException], str]) -> None:
         self.description, self._load, self.error_reason = f"Iceberg table {name}", load, reason
-        self._schema: int | None = None  # the id of the schema of the first snapshot
+        self._schema: int | None = None  # the schema id of the first snapshot that was read
 
     def snapshot(self) -> TableSnapshot:
         table = self._table()
@@ -96,7 +96,7 @@ class IcebergLog:
     def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
         """Return the snapshots after these offsets, the oldest first.
 
-        `until`: stop at the snapshot with this id, or at the first one that has no known parent.
+        `until`: stop at the snapshot with this id, or at the first one whose parent is unknown.
 
         Raises:
             StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
@@ -151,7 +151,7 @@ class IcebergLog:
         )
 
     def _columns(self, table: Table, snapshot: Snapshot) -> Any:
-        """Return the columns of a snapshot if its schema is newer than the first one; else None."""
+        """Return a snapshot's columns if its schema is newer than the schema of the first snapshot, else None."""
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
@@ -172,9 +172,10 @@ def _offsets_of(table: Table, snapshot: Snapshot, files: int | None = None) -> T
 
 
 def _is_successor(snapshot: Snapshot, offsets: TableOffsets) -> bool:
-    """Return whether a snapshot whose parent is unknown directly follows these offsets, by its sequence number.
+    """Return whether a snapshot with an unknown parent directly follows these offsets, by its sequence number.
 
-    PyIceberg drops the parent of a snapshot once that is expired. In tables of format version 1 all numbers are 0.
+    PyIceberg drops the parent of a snapshot once the parent has expired. In tables of format version 1 all sequence
+    numbers are 0.
     """
     if offsets.version < 0 and not snapshot.sequence_number:
         return snapshot.parent_snapshot_id is None

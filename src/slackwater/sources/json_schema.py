@@ -3,8 +3,8 @@
     {"properties": {"user": {"type": "string"}, "at": {"type": "string", "format": "date-time"}}}
         ─▶ user STRING, at TIMESTAMP
 
-A property becomes STRING, with its JSON as text, if no column type can hold it. Examples are values of several
-types, arrays or objects without a schema, and recursive types.
+A property that no column type can hold becomes STRING, with its JSON as text. Examples are values of several types,
+arrays or objects without a schema, and recursive types.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 def schema_columns(text: str, others: Mapping[str, str]) -> str:
     """Return the columns as DDL. Raises ValueError if the schema describes none.
 
-    `others`: the referenced schemas, by the names that `$ref` uses.
+    `others`: the referenced schemas, by the names used in `$ref`.
     """
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
     columns = _Document(documents, "").properties(documents[""])
@@ -35,7 +35,7 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class _Document:
-    """A schema in which `$ref`s are resolved. `followed`: the references that led here, to detect recursion."""
+    """A schema whose `$ref`s are resolved. `followed`: the references followed so far, to detect recursion."""
 
     documents: Mapping[str, Any]
     name: str
@@ -78,9 +78,9 @@ class _Document:
         return _PLAIN[kinds[0]] if kinds and kinds[0] in _PLAIN else TEXT
 
     def _resolve_ref(self, schema: Any) -> tuple[_Document, Any]:
-        """Return the schema that a `$ref` stands for, and the document in which its own references are resolved.
+        """Return the schema that a `$ref` points to, and the document in which to resolve the references in it.
 
-        The schema is None if the reference is recursive. Raises ValueError for a reference to nothing.
+        The schema is None if the reference is recursive. Raises ValueError if the reference points to nothing.
         """
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             return self, schema

@@ -1,4 +1,6 @@
-"""Kafka as a stream: the engine reads each batch by offsets, which the state keeps. `kafka_planner` or Spark plans it.
+"""Kafka sources as streams: the engine reads each batch by offsets, which the state stores.
+
+`kafka_planner` or Spark plans it.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same, as part of the commit          `seek` writes it into a new checkpoint
@@ -37,7 +39,7 @@ _META = ("_key", "_value", "_headers", "_topic", "_partition", "_offset")
 
 
 def sample_records(session: SparkSession, spec: Source, connection: KafkaConnection) -> list[str]:
-    """Return the values of the first records as text, to infer a schema from them."""
+    """Return the values of the first records as strings, to infer a schema from them."""
     options = {f"kafka.{k}": str(v) for k, v in connection.options.items()}
     query = spec.query or ""
     read = session.read.format("kafka").options(**options)
@@ -52,9 +54,9 @@ def sample_records(session: SparkSession, spec: Source, connection: KafkaConnect
 
 @dataclass(frozen=True)
 class KafkaSource(SparkPlannedSource):
-    """A Kafka source with its payload, planned by Spark. `kafka_planner` has the one that the run plans.
+    """A Kafka source with its payload, planned by Spark. `kafka_planner` has its counterpart that the run plans.
 
-    `group`: the consumer group under which it reads.
+    `group`: the consumer group that it reads with.
     """
 
     broker: KafkaBroker
@@ -101,7 +103,7 @@ class KafkaSource(SparkPlannedSource):
             "kafka.isolation.level": "read_committed",
             **configured,
             "kafka.bootstrap.servers": str(self.broker.connection.bootstrap_servers),
-            "failOnDataLoss": "false",  # checked here by offsets before a batch is read
+            "failOnDataLoss": "false",  # loss is checked here, by offset, before a batch is read
             "includeHeaders": str(self.with_headers).lower(),
             **self.spec.options,
         }
@@ -137,8 +139,9 @@ class KafkaSource(SparkPlannedSource):
                 ) from None
 
     def _complete_offsets(self, offsets: ByTopic) -> ByTopic:
-        """Return the configured offsets with all partitions. Those that it does not name begin at their first record
-        (-2).
+        """Extend the configured offsets to all partitions.
+
+        Partitions that are not configured begin at their first record (-2).
         """
         topics = self.broker.partitions(self.spec.query or "", self._where)
         return {t: {str(p): offsets.get(t, {}).get(str(p), -2) for p in parts} for t, parts in topics.items()}
@@ -153,7 +156,7 @@ class KafkaSource(SparkPlannedSource):
         return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
     def configured_start(self) -> KafkaOffsets:
-        """Return the offsets that `starting_offsets` means, unless it is "latest"."""
+        """Return the offsets meant by `starting_offsets`, unless that is "latest"."""
         start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = start if isinstance(start, Mapping) else {}
         ids, bounds = (
@@ -171,18 +174,18 @@ class KafkaSource(SparkPlannedSource):
     # -- start offsets -------------------------------------------------------------------------------------------
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """Return the offsets at which a new checkpoint starts; "-" if this source was never read."""
+        """Return the offsets at which a new checkpoint starts; "-" if this source has never been read."""
         return "-" if record.offsets is None else json.dumps(self.start_offsets(record))
 
     def start_offsets(self, record: SourceRecord) -> ByTopic:
         """Return the offsets at which each partition continues after `record`.
 
-        A source that was never read begins at `starting_offsets`. A partition that the state does not contain begins
-        at its first record, unless `starting_offsets` names it. "latest" does not apply to it, because that would
-        lose records written during a stop. A topic that was created again begins at its first record.
+        A source that has never been read begins at `starting_offsets`. A partition that is not in the state begins at
+        its first record, unless `starting_offsets` names it. "latest" does not apply to such a partition, because it
+        would lose records written while the pipeline was stopped. A recreated topic begins at its first record.
 
         Raises:
-            EpochError: A topic was created again, and `on_data_loss` is not "skip".
+            EpochError: A topic was recreated, and `on_data_loss` is not "skip".
         """
         if record.offsets is None:
             return (self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()).topics
@@ -201,7 +204,7 @@ class KafkaSource(SparkPlannedSource):
         return offsets
 
     def _check_topics(self, before: KafkaOffsets, ids: Mapping[str, str]) -> Sequence[str]:
-        """Return the topics that were deleted and created again since `before`.
+        """Return the topics that were deleted and recreated since `before`.
 
         Raises EpochError if there are any, unless `on_data_loss` is "skip".
         """
@@ -236,7 +239,7 @@ class KafkaSource(SparkPlannedSource):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return the records of one planned batch; None if it has none of this source."""
+        """Return this source's records in a planned batch; None if it has none."""
         end = self._planned_end(checkpoint, index, number)
         if end is None:
             return None
@@ -250,7 +253,7 @@ class KafkaSource(SparkPlannedSource):
     def read_between(
         self, session: SparkSession, start: ByTopic, end: ByTopic, record: SourceRecord | None = None
     ) -> SourceBatch | None:
-        """Return the records from `start` up to `end`, which is excluded; None if there are none.
+        """Return the records from `start` up to but not including `end`; None if there are none.
 
         `record`: the offsets in the state, with the ids of the topics that were read. Raises EpochError.
         """
@@ -283,9 +286,9 @@ class KafkaSource(SparkPlannedSource):
         return offsets
 
     def _ranges(self, start: ByTopic, end: ByTopic) -> tuple[dict[tuple[str, int], tuple[int, int]], int]:
-        """Return the offset range to read per partition, and how many records are lost.
+        """Return the offset range to read in each partition, and the number of lost records.
 
-        Raises EpochError if records are lost, unless `on_data_loss` is "skip".
+        Raises EpochError if records were lost, unless `on_data_loss` is "skip".
         """
         parts = [(t, int(p)) for t, numbers in end.items() for p in numbers]
         bounds = self.broker.offset_ranges(parts)
@@ -323,7 +326,7 @@ class KafkaSource(SparkPlannedSource):
         return self.decode(records)
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader of all epochs. Options that do not change are set once per Spark session."""
+        """Return the reader for all epochs. Options that never change are set once per Spark session."""
         if self._cache.get("session") is not session:
             read = session.read.format("kafka").options(**self._options()).option("kafka.group.id", self.group)
             read = read.option("failOnDataLoss", str(self.spec.on_data_loss != "skip").lower())
@@ -331,7 +334,7 @@ class KafkaSource(SparkPlannedSource):
         return self._cache["reader"]
 
     def decode(self, records: DataFrame, more: Sequence[str] = ()) -> DataFrame:
-        """Convert records, as Spark reads them from a topic, to rows of this source. `more`: further columns to keep."""
+        """Decode records, as Spark reads them from a topic, to rows of this source. `more`: additional columns to keep."""
         meta = [f"{m[1:]} AS {m}" for m in _META]
         return self.payload.decode(records, [*meta, "timestamp AS _event_ts", *more])
 

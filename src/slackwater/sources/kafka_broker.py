@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
 
 SECONDS = 15  # timeout of a request to the brokers
-# settings of the Java client that librdkafka does not know
+# settings of the Java client that librdkafka does not support
 _JVM_ONLY = ("sasl.jaas.config", "ssl.truststore.location", "ssl.truststore.password", "ssl.truststore.type")
 _JAAS = {name: re.compile(rf'\b{name}\s*=\s*"((?:[^"\\]|\\.)*)"') for name in ("username", "password")}
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class KafkaBroker:
     errors: list[str] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """Return settings for librdkafka that keep it quiet. Its errors are collected for messages instead."""
+        """Return settings for librdkafka that suppress its logging. Its errors are collected for messages instead."""
 
         def on_error(error: Any) -> None:
             self.errors.append(error.str())
@@ -46,7 +46,7 @@ class KafkaBroker:
     def partitions(self, query: str, where: str) -> dict[str, list[int]]:
         """Return the partitions of each topic that a query matches.
 
-        `where`: the beginning of error messages. Raises StartError if the brokers do not answer or a topic does not
+        `where`: the prefix of error messages. Raises StartError if the brokers do not respond or a topic does not
         exist.
         """
         from confluent_kafka import KafkaException
@@ -72,7 +72,9 @@ class KafkaBroker:
         return partitions
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic. Leaves out topics that do not exist, and those of brokers without topic ids.
+        """Return the id of each topic.
+
+        Omits topics that do not exist, and topics of brokers that do not support topic ids.
 
         Raises EpochError.
         """
@@ -99,9 +101,9 @@ class KafkaBroker:
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
     def offsets_at_ms(self, partitions: Sequence[tuple[str, int]], ms: int) -> dict[tuple[str, int], int]:
-        """Return per partition the offset of the first record at or after a time in milliseconds.
+        """Return, for each partition, the offset of the first record at or after a time in milliseconds.
 
-        Where no record is that new, it is the offset of the next record to be written. Raises EpochError.
+        If no record is that recent, this is the offset of the next record to be written. Raises EpochError.
         """
         from confluent_kafka import KafkaException, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -120,7 +122,7 @@ class KafkaBroker:
         return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
 
     def offset_ranges(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return per partition the first existing offset and the next one to be written. Raises EpochError."""
+        """Return, for each partition, the first existing offset and the next one to be written. Raises EpochError."""
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
         first: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -129,9 +131,9 @@ class KafkaBroker:
         return {p: (low[p], high[p]) for p in low}
 
     def readable_ends(self, partitions: Sequence[tuple[str, int]], isolation: str) -> dict[tuple[str, int], int]:
-        """Return per partition the offset up to which it can be read. Raises EpochError.
+        """Return, for each partition, the offset up to which it can be read. Raises EpochError.
 
-        With the isolation "read_committed" that is the first open transaction.
+        With isolation level "read_committed", this is the start of the first open transaction.
         """
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
@@ -143,9 +145,11 @@ class KafkaBroker:
         return offsets
 
     def offsets_at_us(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
-        """Return per partition the first offset at or after a time in microseconds, with retries. Raises EpochError.
+        """Return, for each partition, the first offset at or after a time in microseconds, with retries.
 
-        Where no record is that new, it is the offset of the next record to be written.
+        Raises EpochError.
+
+        If no record is that recent, this is the offset of the next record to be written.
         """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
@@ -157,7 +161,7 @@ class KafkaBroker:
     def _list_offsets(
         self, partitions: Sequence[tuple[str, int]], *specs: Any, **more: Any
     ) -> list[dict[tuple[str, int], int]]:
-        """Return the offsets for each offset spec, per partition. Retries until the timeout. Raises EpochError."""
+        """Request offsets for several offset specs at once, by partition. Retries until the timeout. Raises EpochError."""
         from confluent_kafka import KafkaException, TopicPartition
 
         topic_partitions = [TopicPartition(t, p) for t, p in partitions]
@@ -168,7 +172,7 @@ class KafkaBroker:
                 answers = [self._admin.list_offsets(a, request_timeout=SECONDS, **more) for a in requests]
                 return [{(p.topic, p.partition): a[p].result().offset for p in topic_partitions} for a in answers]
             except KafkaException as error:
-                # The client's metadata may be outdated, such as after a new partition or a restarted broker.
+                # The client's metadata may be outdated, for example after a partition was added or a broker restarted.
                 self.__dict__.pop("_admin", None)
                 if time.monotonic() > end:
                     raise EpochError(
@@ -179,7 +183,7 @@ class KafkaBroker:
 
 
 def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
-    """Create a librdkafka client. Raises StartError for settings that it refuses."""
+    """Create a librdkafka client. Raises StartError if it rejects the settings."""
     from confluent_kafka import KafkaException
 
     try:
@@ -212,7 +216,7 @@ def _credentials(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def named_topics(query: str) -> list[str]:
-    """Return the topics that a query lists by name; empty for a pattern."""
+    """Return the topics that a query lists by name; empty if the query is a pattern."""
     return [] if query.startswith("pattern:") else [t.strip() for t in query.split(",") if t.strip()]
 
 
@@ -223,6 +227,6 @@ def matches_query(query: str, topic: str) -> bool:
 
 
 def _format_topic_id(id_: Any) -> str:
-    """Return a topic id as Kafka's tools print it. Empty for the zero id, which brokers without topic ids return."""
+    """Format a topic id as Kafka's tools do. Empty for the zero id, which brokers without topic ids return."""
     text = str(id_).replace("/", "_").replace("+", "-")
     return "" if not text.strip("A") else text

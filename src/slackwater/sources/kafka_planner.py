@@ -1,4 +1,4 @@
-"""Plan Kafka sources without Spark: from the current position to the end of each partition that the brokers report."""
+"""Plan Kafka sources without Spark: from the current position to the end of each partition, as reported by the brokers."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _SPARK_STREAM_OPTIONS = frozenset(
         "subscribepattern",
     }
 )
-_PARTITIONS_FOR_S = 1.0  # how many seconds a list of partitions stays in use
+_PARTITIONS_FOR_S = 1.0  # how many seconds a list of partitions is cached
 
 
 @dataclass(frozen=True)
 class OffsetRanges:
-    """The records from `start` up to `end`, which is excluded."""
+    """The records from `start` up to but not including `end`."""
 
     source: KafkaSource
     start: ByTopic
@@ -53,13 +53,13 @@ class OffsetRanges:
 class KafkaPlanner:
     """Plans the epochs of a Kafka source. `record`: the offsets in the state.
 
-    Raises StartError or EpochError if the brokers do not answer.
+    Raises StartError or EpochError if the brokers do not respond.
     """
 
     def __init__(self, source: KafkaSource, record: SourceRecord) -> None:
         self._source, self._max_records = source, source.spec.max_offsets_per_trigger
         self._position: Offsets = _by_partition(source.start_offsets(record))
-        self._end: Offsets | None = None  # of the input, once `stop_at_current_end` was called
+        self._end: Offsets | None = None  # the end of the input, once `stop_at_current_end` was called
         self._partitions: list[tuple[str, int]] = []
         self._partitions_at = -math.inf
 
@@ -93,15 +93,16 @@ class KafkaPlanner:
                 **{p: low for p, (low, _) in self._source.broker.offset_ranges(new).items()},
             }
         behind = [p for p, end in latest.items() if end < self._position[p]]
-        if behind:  # an open transaction, or the topic was created again
+        if behind:  # an open transaction, or the topic was recreated
             bounds = self._source.broker.offset_ranges(behind)
             latest |= {p: self._position[p] for p in behind if self._position[p] <= bounds[p][1]}
         return latest
 
 
 def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
-    """Return the end of an epoch of about `max_records` records. Each partition with records advances by its share, at least by
-    one.
+    """Return the end of an epoch with about `max_records` records.
+
+    Each partition that has records advances in proportion, and by at least one record.
     """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)
@@ -115,7 +116,7 @@ def _by_partition(offsets: ByTopic) -> dict[tuple[str, int], int]:
 
 
 class PlannedKafkaSource(KafkaSource, SelfPlannedSource):
-    """A Kafka source that is planned here, unless its options are those of Spark's stream."""
+    """A Kafka source that the run plans itself, unless it uses options of Spark's Kafka stream."""
 
     @property
     def plans_itself(self) -> bool:

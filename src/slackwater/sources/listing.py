@@ -1,8 +1,8 @@
 """List local files exactly as Spark's file stream would, without Spark.
 
-pattern ─▶ roots ─▶ files below that are not hidden ─▶ those directly in a root; all if the folders are `column=value`
+pattern ─▶ roots ─▶ visible files below them ─▶ those directly in a root, or all if the folders are `column=value`
 
-A folder that a Spark stream writes to has a log of committed files. Then only those are listed.
+A folder that a Spark stream writes to contains a log of committed files. In such a folder, only those are listed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 from slackwater.sources import globs
 
 SINK_LOG = "_spark_metadata"
-# characters that Java percent-encodes in a URI; most characters beyond ASCII stay as they are
+# characters that Java percent-encodes in a URI; most non-ASCII characters stay as they are
 _QUOTED = re.compile(
     r"[^A-Za-z0-9_\-!.~'()*,;:$&+=/@\x80-\U0010ffff]|[\x7f-\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
@@ -42,7 +42,7 @@ class DirectoryListing:
 
     Args:
         pattern: An absolute pattern in Hadoop's syntax.
-        recursive: Include all files below, whatever their folders are called.
+        recursive: Include all files below the roots, whatever their folders are called.
         only: A pattern that the file names must match.
     """
 
@@ -51,7 +51,7 @@ class DirectoryListing:
     only: str | None = None
 
     def files(self) -> Iterator[str]:
-        """Yield the paths of all current files. Raises OSError, and ValueError for folders that do not fit together."""
+        """Yield the paths of all current files. Raises OSError, and ValueError for inconsistent partition folders."""
         for path in self._candidates():
             if self.only is None or globs.matches_pattern(self.only, posixpath.basename(path)):
                 yield path
@@ -99,7 +99,7 @@ class DirectoryListing:
 
 
 def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield every folder from `root` down that has files, with the paths of these files."""
+    """Yield every folder at or below `root` that contains files, with the paths of these files."""
     pending = [root]
     while pending:
         folder, names = pending.pop(), []
@@ -115,7 +115,7 @@ def _folders_with_files(root: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _table_root(folder: str, root: str) -> str | None:
-    """Return the folder that contains the `column=value` folders of a path below `root`. None if it has no such folder."""
+    """Return the folder below `root` that contains the `column=value` folders of a path. None if there is none."""
     in_partition, current = False, folder
     while current != root:
         name, _, value = posixpath.basename(current).partition("=")
@@ -128,7 +128,7 @@ def _table_root(folder: str, root: str) -> str | None:
 
 
 def _committed_files(log: str) -> Iterator[str]:
-    """Yield the files that a Spark stream has committed to a folder, from the log in it."""
+    """Yield the files that a Spark stream has committed to a folder, as recorded in the folder's log."""
     numbers: dict[int, str] = {}
     for entry in globs.scan_folder(log):
         text, _, ending = entry.name.partition(".")

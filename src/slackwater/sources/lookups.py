@@ -1,4 +1,4 @@
-"""Lookups: tables that the SQL joins by name, reloaded between epochs."""
+"""Lookups: tables that the SQL joins with by name, and that are reloaded between epochs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lookups:
-    """The lookups of a pipeline, as temporary views of its session. If a refresh fails, the old version stays in use."""
+    """The lookups of a pipeline, as temporary views of its session.
+
+    If a refresh fails, the previous version stays in use.
+    """
 
     session: SparkSession
     specs: Mapping[str, Lookup]

@@ -1,4 +1,4 @@
-"""Statistics from Parquet footers: the number of rows, and the least and greatest value of a column.
+"""Statistics from Parquet footers: the number of rows, and the minimum and maximum of a column.
 
 file   [row group][row group]…[footer: per row group and column  rows, least, greatest, number of NULLs]
                                ╰─▶ ColumnStats        no row is read
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnSchema, FileMetaData
 
-# Early Spark versions wrote some old times in the Julian calendar. Spark may convert times before 1901 as it reads.
+# Early Spark versions wrote some old times in the Julian calendar. Spark may convert times before 1901 when reading.
 _ONE_CALENDAR_US = -2_177_452_800_000_000
 _AT_ONCE = 8  # files read in parallel, chosen for slow disks
 _UNITS = {"milliseconds": 1000, "microseconds": 1}
@@ -28,9 +28,9 @@ class ColumnStats(NamedTuple):
         rows: The number of rows.
         nulls: The number of rows in which the column is NULL.
         unit_us: The unit of the column in microseconds; 0 for a plain number.
-        least: The least value. None if no row has a value.
-        greatest: The greatest value. None if no row has a value.
-        newest_file: The file with the greatest value.
+        least: The minimum. None if no row has a value.
+        greatest: The maximum. None if no row has a value.
+        newest_file: The file with the maximum.
     """
 
     rows: int
@@ -44,7 +44,7 @@ class ColumnStats(NamedTuple):
 def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
     """Return the statistics of a column of times or integers. None unless the footers of all files contain them.
 
-    A file that cannot be read also gives None: reading its rows reports the error.
+    Also None if a file cannot be read; the error is reported when its rows are read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -92,9 +92,9 @@ def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | 
 
 
 def _leaf_index(footer: FileMetaData, column: str) -> int | None:
-    """Return the index of a column among the leaves of the schema. Names are compared without case, as Spark does.
+    """Return the index of a top-level column among the leaves of the schema, ignoring case as Spark does.
 
-    None if there is no such top-level column, or more than one.
+    None if there is no such column, or more than one.
     """
     names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
     matches = [n for n, name in enumerate(names) if name == column.casefold()]

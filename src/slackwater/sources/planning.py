@@ -2,9 +2,9 @@
 
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, offsets after
     them
-                              its position, in memory: only a commit makes it durable
+                              its position, in memory; only a commit makes it durable
 
-A source has a planner if it can report its input without Spark. If one source of a pipeline cannot, a Spark streaming
+A source has a planner if it can report its input without Spark. If any source of a pipeline cannot, a Spark streaming
 query plans all of them.
 """
 
@@ -27,16 +27,16 @@ class Planners:
 
     streams: SourceSet
     by_source: Mapping[str, Planner]
-    _planned: dict[str, PlannedBatch] = field(default_factory=dict)  # kept if a later source does not answer
+    _planned: dict[str, PlannedBatch] = field(default_factory=dict)  # kept if a later source does not respond
 
     def stop_at_current_end(self) -> None:
         for planner in self.by_source.values():
             planner.stop_at_current_end()
 
     def next(self) -> Mapping[str, PlannedBatch]:
-        """Return what each source has for the next epoch; empty if none has anything.
+        """Return the next input of each source; empty if there is no new input.
 
-        If one source does not answer, the next call still returns what the others had.
+        If one source does not respond, the next call still returns the input of the others.
         """
         for name, planner in self.by_source.items():
             if name not in self._planned and (part := planner.next()) is not None:
@@ -46,22 +46,21 @@ class Planners:
         return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
-        """Return the batch of these planned parts, which continues from `state`."""
+        """Build the batch of these planned parts, which continues from `state`."""
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
         return combine_batches(id_, {name: batch for name, batch in batches.items() if batch is not None})
 
     @property
     def unplanned_files(self) -> int:
-        """The number of files that were listed but are not planned yet."""
+        """The number of files that were listed but not planned yet."""
         return sum(planner.unplanned_files for planner in self.by_source.values())
 
 
 def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterable[FileEntry]]) -> Planners | None:
-    """Return the planners of all sources. None if one of the sources can be planned by Spark only.
+    """Return the planners of all sources. None if any of the sources can only be planned by Spark.
 
-    `read`: per source the files that are part of the state. Raises SlackwaterError if a source does not know where to
-    continue.
+    `read`: the files in the state, by source. Raises SlackwaterError if a source cannot tell where to continue.
     """
     ours = [source for source in streams.sources if can_plan(source)]
     if len(ours) < len(streams.sources):
@@ -91,7 +90,7 @@ def not_over_connect(pipeline: str, source: str) -> StartError:
 
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
-    """Raise StartError if one source can only be planned by Spark, and another one cannot."""
+    """Raise StartError if one source can only be planned by Spark, and another one cannot be planned by Spark."""
     other = next(s for s in sources if not can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):

@@ -1,21 +1,22 @@
-"""RabbitMQ as a streaming DataFrame. A queue has no offsets: an acknowledged message is gone, so acknowledging comes
-last.
+"""RabbitMQ as a streaming DataFrame.
+
+A queue has no offsets: an acknowledged message is gone, so acknowledgement comes last.
 
     fetch batch 7 ──> epoch ──> commit ──> Spark: read after 7 ──> ack(7)
          │                                                           │
-         └── unacknowledged: if the reader dies here, the queue gets all of it back, in order
+         └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
 Delivery is at least once. After a crash between the epoch's commit and its acknowledgement, the queue delivers the
-messages of that epoch again. Messages with the property `message_id` are then recognised and dropped. A short hash of
-each is part of the batch's end offset, which Spark's checkpoint keeps. A window of the latest 100,000 is in memory.
-Messages without `message_id` cannot be recognised and count twice.
+messages of that epoch again. Messages with the property `message_id` are then recognised and dropped: the batch's end
+offset, in Spark's checkpoint, contains a short hash of each. The latest 100,000 hashes are kept in memory. Messages
+without `message_id` cannot be recognised and count twice.
 
-A batch that Spark planned and did not finish is read from the queue again by the same hashes. Use one pipeline per
+A batch that Spark planned but did not finish is read again from the queue, by the same hashes. Use one pipeline per
 queue, as another consumer may hold a part of the batch.
 
 The reader relies on the call order of PySpark 4.3: it calls `read` after a batch only once that batch is finished.
 
-The columns: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
+Columns: body BINARY, routing_key, exchange, message_id and headers (JSON) STRING, redelivered BOOLEAN, received
 TIMESTAMP.
 """
 
@@ -105,7 +106,7 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: in
 
 
 def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
-    """Find the messages of a batch that was planned and not finished in the queue, and leave them there.
+    """Find the messages of an unfinished batch in the queue, without acknowledging them.
 
     Raises EpochError if some are missing and `on_data_loss` is "fail".
     """
@@ -161,8 +162,9 @@ def _unpack_identities(text: str) -> list[bytes]:
 
 
 class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads batches in the driver. An offset holds the batch number, and the message hashes of it and the previous
-    batch.
+    """Reads batches in the driver.
+
+    An offset contains the batch number, and the message hashes of this and the previous batch.
     """
 
     def __init__(self, settings: RabbitSettings) -> None:
@@ -182,7 +184,7 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, start: dict[str, Any]) -> tuple[Iterator[tuple[Any, ...]], dict[str, Any]]:
         queue = self._queue()
         queue.remember([*_unpack_identities(start["before"]), *_unpack_identities(start["ids"])], start["batch"])
-        queue.ack(start["batch"])  # Spark calls `read` only after the batch, but `commit` only once there is a next one
+        queue.ack(start["batch"])  # Spark calls `read` only after the batch, but `commit` only after the next one
         if self._remaining == 0:
             return iter([]), start
         messages = queue.fetch(start["batch"] + 1, self._remaining)
@@ -214,7 +216,7 @@ class RabbitDataSource(DataSource):
     """The data source of `spark.readStream.format("slackwater_rabbitmq")`, once registered.
 
     Options: `url` (amqp://user:password@host:5672/vhost), `queue`, `max_messages_per_trigger` (1000; at most 10,000),
-    `read_timeout_ms` (500: how long a read waits for messages), `on_data_loss` ("fail"; "skip" continues without
+    `read_timeout_ms` (500; how long a read waits for messages), `on_data_loss` ("fail"; "skip" continues without
     messages of an unfinished batch that are no longer in the queue).
     """
 
@@ -234,7 +236,7 @@ class RabbitDataSource(DataSource):
 
 
 def stream(session: SparkSession, url: str, queue: str, **options: str | int) -> DataFrame:
-    """Return a queue as a streaming DataFrame. Raises StartError if the broker or the queue does not exist."""
+    """Return a streaming DataFrame over a queue. Raises StartError if the broker or the queue does not exist."""
     reader_options = {"url": url, "queue": queue, **{k: str(v) for k, v in options.items()}}
     RabbitSettings.from_options(reader_options)
     check_queue(url, queue)
@@ -245,7 +247,7 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
 def _register(session: SparkSession) -> None:
     """Register the format with this session.
 
-    Spark looks for the name in the active session, which may be another one, and refuses it if that session has it.
+    Spark looks for the name in the active session, which may be a different one, and rejects it if it is taken there.
     """
     sessions: Any = session._get_j_spark_session_class(session._jvm)
     former = sessions.getActiveSession()

@@ -1,4 +1,4 @@
-"""One RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Does not depend on Spark."""
+"""One RabbitMQ queue: connections, messages, and batches that are acknowledged explicitly. Independent of Spark."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from slackwater.errors import EpochError, StartError
 
 REMEMBERED = 100_000
 HASH = 8  # bytes
-RETURN = 30.0  # seconds that a broker which answered before may be unreachable
-_PAUSE = 0.05  # seconds without a message that end a batch
+RETURN = 30.0  # how many seconds a broker that responded before may be unreachable
+_PAUSE = 0.05  # seconds without a message after which a batch ends
 _KEEPALIVE = 5.0
 
 
@@ -69,12 +69,12 @@ def import_client() -> Any:
         raise StartError(
             "reading RabbitMQ needs the package pika, which is not installed; pip install 'slackwater[rabbitmq]'"
         ) from None
-    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it raises
+    logging.getLogger("pika").setLevel(logging.CRITICAL)  # it logs the errors that it also raises
     return pika
 
 
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
-    """Return a connection, a channel, and how many messages are ready. Raises StartError without the password in it."""
+    """Return a connection, a channel, and the number of ready messages. A StartError never contains the password."""
     address, pika = broker_address(url), import_client()
     try:
         parameters = pika.URLParameters(url)
@@ -117,7 +117,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
 
 
 def describe_connection_error(error: BaseException) -> str:
-    """Return the cause of a connection error in a few words. pika nests causes and leaves its own text empty."""
+    """Describe the cause of a connection error briefly. pika nests causes and leaves its own text empty."""
     names: list[str] = []
     pending: list[Any] = [error]
     while pending:
@@ -136,7 +136,7 @@ def close_connection(connection: Any) -> None:
 
 
 def check_queue(url: str, queue: str) -> int:
-    """Return how many messages are ready. Raises StartError if the broker or the queue does not exist."""
+    """Return the number of ready messages. Raises StartError if the broker or the queue does not exist."""
     connection, _, ready = connect_queue(url, queue)
     close_connection(connection)
     return ready
@@ -160,11 +160,11 @@ def _json_default(value: Any) -> str:
 
 
 class RabbitQueue:
-    """Takes messages from one queue in numbered batches, and acknowledges a batch when `ack` says that it is done.
+    """Takes messages from one queue in numbered batches, and acknowledges batches when `ack` is called.
 
-    After a lost connection the broker redelivers what is not acknowledged. Messages with `message_id` that were
-    handed out before are not handed out again. They rejoin their batch, or are acknowledged at once if that batch is
-    done. A thread answers the broker's heartbeats while a batch is processed.
+    After a lost connection, the broker redelivers unacknowledged messages. Redelivered messages with a `message_id` are
+    not handed out twice: they rejoin their batch, or are acknowledged immediately if it is done. A thread answers the
+    broker's heartbeats while a batch is processed.
     """
 
     def __init__(self, url: str, queue: str, max_messages: int = 1000, read_timeout_ms: int = 500) -> None:
@@ -174,7 +174,7 @@ class RabbitQueue:
         self._closed = threading.Event()
         self._connection: Any = None
         self._channel: Any = None
-        self._pending: dict[int, list[int]] = {}  # by batch that is not done: the delivery tags of its messages
+        self._pending: dict[int, list[int]] = {}  # delivery tags of the messages of each unfinished batch
         self._batch_of_identity: OrderedDict[bytes, int] = OrderedDict()
         self._acknowledged_through = 0
         self.ready = 0
@@ -182,7 +182,7 @@ class RabbitQueue:
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
 
     def remember(self, identities: Iterable[bytes], through: int) -> None:
-        """Record messages of finished batches up to `through`, possibly from before this process started."""
+        """Record messages of finished batches up to `through`, which may predate this process."""
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
             for identity in identities:
@@ -255,7 +255,7 @@ class RabbitQueue:
             self._batch_of_identity.popitem(last=False)
 
     def ack(self, through: int) -> None:
-        """Acknowledge all batches up to `through`, which are committed, so that the broker may delete their messages."""
+        """Acknowledge all batches up to `through`, which are committed, so that the broker can delete their messages."""
         lost = import_client().exceptions.AMQPError
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
@@ -264,7 +264,7 @@ class RabbitQueue:
             later = [tag for rest in self._pending.values() for tag in rest]
             if not tags or not self._channel.is_open:
                 return
-            with suppress(lost, OSError):  # the broker redelivers them and they are recognised
+            with suppress(lost, OSError):  # the broker redelivers them, and they are recognised
                 if not later or tags[-1] < min(later):
                     self._channel.basic_ack(tags[-1], multiple=True)
                 else:

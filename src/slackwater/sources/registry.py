@@ -1,4 +1,4 @@
-"""A client of schema registries with Confluent's API: it reads the versions of the subjects of topics."""
+"""A client for schema registries with Confluent's API, which reads all versions of the topics' subjects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAME = 5
 
 @dataclass(frozen=True)
 class SchemaVersion:
-    """One version of a subject. `references`: the texts of referenced schemas, by the names that this text uses."""
+    """One version of a subject. `references`: the texts of referenced schemas, by the names that this schema uses."""
 
     id: int
     text: str
@@ -27,7 +27,7 @@ class SchemaVersion:
 
 
 def schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
-    """Yield every version of each subject `<topic>-value`, the oldest first. Raises StartError if the registry lacks it."""
+    """Yield every version of each subject `<topic>-value`, oldest first. Raises StartError if the registry lacks one."""
     for topic in topics:
         subject = f"{topic}-value"
         for number in _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions"):

@@ -1,12 +1,12 @@
-"""Spark operations that differ over Spark Connect, where this process is only a client of a server.
+"""Spark operations that work differently over Spark Connect, where this process is only a client.
 
     operation                    classic: the JVM               Connect: the server
     functions, observations      pyspark.sql                    pyspark.sql.connect
-    a separate session           newSession                     another session of the same server, with its settings
+    a separate session           newSession                     another session of the same server, same settings
     SQL over a DataFrame         a temporary view               sent with the query: views are resolved when it runs
     is Spark alive?              the process, its socket        the socket of the server
 
-A Connect plan is only a description until it runs. Names in it are resolved then.
+A Connect plan is just a description. Names in it are resolved when it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # prefixes of the names of DataFrames that are sent with SQL
+ROWS, TABLES = "slackwater_source_", "slackwater_table_"  # prefixes for the names of DataFrames that are sent with SQL
 _SECONDS = 3.0  # timeout of a connection attempt to the server
 _versions: dict[str, str] = {}  # by the id of a Connect session
 
@@ -60,7 +60,7 @@ def new_observation(frame: DataFrame) -> Any:
 
 
 def new_session(session: Any) -> SparkSession:
-    """Return another session of the same server, with all settings of this one that are settable per session."""
+    """Return another session of the same server, with all settings of this session that can be set per session."""
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     if hasattr(session, "newSession"):
@@ -73,13 +73,13 @@ def new_session(session: Any) -> SparkSession:
     settings = created.conf.getAll
     for key, value in session.conf.getAll.items():
         if settings.get(key) != value and key != "spark.app.name":
-            with suppress(Exception):  # a setting of the server
+            with suppress(Exception):  # a setting that belongs to the server
                 created.conf.set(key, value)
     return created
 
 
 def retry_policies() -> list[Any]:
-    """Return retry policies that give up on a server after about half a minute, where PySpark waits ten."""
+    """Return retry policies that give up on a server after about half a minute; PySpark's own take ten minutes."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     return [DefaultPolicy(max_retries=9, max_backoff=5000)]
@@ -93,7 +93,7 @@ def task_slots(session: SparkSession) -> int:
 
 
 def spark_version(session: Any) -> tuple[int, ...]:
-    """Return major and minor version of the Spark that runs the jobs, such as (4, 0) for 4.0.2."""
+    """Return the major and minor version of the Spark that runs the jobs, such as (4, 0) for 4.0.2."""
     if is_connect(session):
         text = _versions.get(session.session_id) or _versions.setdefault(session.session_id, session.version)
     else:
@@ -102,12 +102,12 @@ def spark_version(session: Any) -> tuple[int, ...]:
 
 
 def is_on_this_machine(session: SparkSession) -> bool:
-    """Return whether Spark runs in local mode, inside this machine."""
+    """Return whether Spark runs in local mode, on this machine."""
     return not is_connect(session) and (session.sparkContext.master or "").startswith("local")
 
 
 def describe_session(session: SparkSession) -> str:
-    """Return where Spark runs, for messages."""
+    """Describe where Spark runs, for messages."""
     if is_connect(session):
         return f"Spark Connect at {server_endpoint(session)}"
     return str(session.sparkContext.master)
@@ -130,14 +130,14 @@ def server_endpoint(session: Any) -> str:
 def thread_class(session: SparkSession) -> Callable[..., Thread]:
     """Return a class of threads that inherit the caller's job settings."""
     if is_connect(session):
-        return Thread  # over Connect job settings belong to the session
+        return Thread  # over Connect, job settings belong to the session
     from pyspark import InheritableThread
 
     return InheritableThread
 
 
 def schema_of_ddl(session: SparkSession, text: str) -> StructType:
-    """Parse a DDL text to a schema with Spark's own parser."""
+    """Parse DDL to a schema with Spark's own parser."""
     if is_connect(session):
         return session.createDataFrame([], text).schema
     from pyspark.sql.types import StructType
@@ -147,7 +147,7 @@ def schema_of_ddl(session: SparkSession, text: str) -> StructType:
 
 
 def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
-    """Return the common schema of JSON texts, as Spark infers it. Raises StartError over Connect before Spark 4.2."""
+    """Infer the common schema of JSON texts, as Spark does. Raises StartError over Connect before Spark 4.2."""
     if not is_connect(session):
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):
@@ -165,7 +165,7 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 class ConnectTables:
     """A Connect session, plus DataFrames that SQL finds by name in addition to its catalog.
 
-    It is for `sw.batch`, which runs in the caller's session.
+    Used by `sw.batch`, which runs in the caller's session.
     """
 
     session: Any
@@ -176,7 +176,7 @@ class ConnectTables:
 
 
 def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return a DataFrame for a SQL query that finds `tables` by name. They are sent with the query, under unique names."""
+    """Return a DataFrame for a SQL query that finds `tables` by name. The tables are sent with it, under unique names."""
     from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
     from pyspark.sql.connect.plan import SubqueryAlias
 
@@ -198,7 +198,7 @@ def _sql_class() -> Any:
     from pyspark.sql.connect.plan import SQL
 
     class Sql(SQL):
-        """PySpark's SQL plan node, which by itself drops the observations of the DataFrames passed to it."""
+        """PySpark's SQL plan node, fixed to keep the observations of the DataFrames that it is given."""
 
         @property
         def observations(self) -> Any:

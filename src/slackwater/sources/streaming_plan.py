@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataFrameSource:
-    """A streaming DataFrame of the caller or of a connector. It cannot seek, and resumes from Spark's checkpoint only.
+    """A streaming DataFrame from the caller or a connector. It cannot seek; only Spark's checkpoint can resume it.
 
     `decode`: converts its rows to the columns of the source.
     """
@@ -53,7 +53,8 @@ class SourceSet:
     def plan(self) -> DataFrame:
         """Return one streaming DataFrame over all sources.
 
-        For most sources it only plans batches. Rows of a `DataFrameSource` come through it, as one struct per source.
+        For most sources it only plans batches. Only a `DataFrameSource` is also read through it, as one struct per
+        source.
         """
         if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
             return self.sources[0].frame
@@ -66,7 +67,10 @@ class SourceSet:
         return _spark_planned(source).plan(self.session).selectExpr(f"{index} AS __src")
 
     def signature(self) -> list[dict[str, Any]]:
-        """Return what identifies the sources in a checkpoint. Another list of sources needs a new checkpoint."""
+        """Return what identifies the sources in a checkpoint.
+
+        If the list of sources changes, a new checkpoint is needed.
+        """
         return [
             {"name": s.name} if isinstance(s, DataFrameSource) else _spark_planned(s).signature() for s in self.sources
         ]
@@ -74,9 +78,8 @@ class SourceSet:
     def checkpoint(self, state: Commit) -> Path:
         """Return the checkpoint that continues the state, and remove all others.
 
-        If all sources can seek, it is a new one that begins after the stored offsets. Else it is the one of the
-        latest batch.
-        Raises StartError if the checkpoint of a source that cannot seek is lost.
+        If all sources can seek, it is a new checkpoint that begins after the stored offsets. Otherwise it is the one of
+        the latest batch. Raises StartError if the checkpoint of a source that cannot seek is lost.
         """
         chosen = self._checkpoint(state)
         for other in chosen.parent.iterdir():
@@ -114,7 +117,7 @@ class SourceSet:
         return fresh
 
     def _seek(self, checkpoint: Path, sources: Sequence[SparkPlannedSource], state: Commit) -> None:
-        """Make a new checkpoint whose batch 0 is done and ends where the state ends, per source."""
+        """Create a checkpoint whose batch 0 is finished and ends, for each source, where the state ends."""
         lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
         meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
         for name, content in (
@@ -126,7 +129,7 @@ class SourceSet:
             (checkpoint / name).write_text(content)
 
     def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
-        """Return a batch that Spark planned: a DataFrame per source that has rows, and the offsets after them."""
+        """Return a batch that Spark planned: a DataFrame for each source that has rows, and the offsets after them."""
         began = time.monotonic()
         batches: dict[str, SourceBatch] = {}
         position = 0
@@ -161,9 +164,7 @@ def _streaming_leaves(frame: DataFrame) -> int:
 
 
 def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """Return the rows as a DataFrame of our own session, which has the SQL views. A Connect DataFrame is returned as it
-    is.
-    """
+    """Convert a DataFrame to our own session, which has the SQL views. A Connect DataFrame is returned unchanged."""
     if spark_connect.is_connect(frame):
         return frame
     from pyspark.sql import DataFrame

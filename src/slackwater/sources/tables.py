@@ -1,11 +1,11 @@
-"""A versioned table as a stream of the files that each version adds, in the order of the versions.
+"""Versioned tables as streams: the files that each version adds, in version order.
 
     version     10       11       12        13        14
                 ├────────┼────────┼─────────┼─────────┼───▶
     first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        the content of the table at version 12
-    then                           ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
+        later                            ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
 
-The offset is a version and how many of its files were read. The library of the table's format lists versions and
+The offset is a version and the number of its files that were read. The library of the table's format lists versions and
 files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `tables_planner` plans the epochs.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_NAMED = 3  # the most files to name for one fingerprint
+_NAMED = 3  # the maximum number of files to name for one fingerprint
 _FILE = "__file_read"
 _PLACE = "__place"  # hidden: the path of the file that a row was read from
 _BY_ID = "spark.sql.parquet.fieldId.read.enabled"
@@ -39,9 +39,9 @@ class DataFile:
     """A Parquet file of a table.
 
     Args:
-        path: The path as Spark takes it, without escapes.
+        path: The path as Spark expects it, without escapes.
         size: The size in bytes.
-        values: Partition columns, which the file does not contain, as text.
+        values: The values of the partition columns, which the file does not contain, as text.
     """
 
     path: str
@@ -54,9 +54,9 @@ class TableVersion:
     """The changes that one version makes to a table.
 
     Args:
-        offsets: The offsets after the whole version.
+        offsets: The offsets after the complete version.
         files: The files that it adds.
-        rewrites: Why the version counts as a rewrite: it removes or rewrites rows. None if it only adds rows.
+        rewrites: Why the version counts as a rewrite (it removes or rewrites rows). None if it only adds rows.
         rows: The number of rows in `files` if it is a rewrite; else 0.
         columns: The columns of the table, if this version changed them.
     """
@@ -74,7 +74,7 @@ class TableSnapshot:
 
     Args:
         offsets: Its newest version.
-        columns: Its columns, with the ids that identify them in files, if it has such ids.
+        columns: Its columns, with the ids that identify them in files, if any.
         partitions: Columns that its files do not contain.
     """
 
@@ -84,24 +84,23 @@ class TableSnapshot:
 
 
 class VersionGoneError(Exception):
-    """A version is needed and no longer exists. The text says why."""
+    """Raised if a version is needed but no longer exists. The text says why."""
 
 
 class TableLog(Protocol):
     """The versions of a table, from the library of its format.
 
-    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table does not
-    answer.
+    Its methods may raise VersionGoneError or SlackwaterError. Any other exception means that the table is unavailable.
     """
 
     @property
     def description(self) -> str:
-        """The table, for messages."""
+        """The name of the table in messages."""
         ...
 
     @property
     def retention_advice(self) -> str:
-        """How to keep versions for longer, for messages."""
+        """Advice for messages on how to keep versions for longer."""
         ...
 
     def snapshot(self) -> TableSnapshot:
@@ -109,7 +108,7 @@ class TableLog(Protocol):
         ...
 
     def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
-        """Return all files that make up a version, the earliest added first, always in the same order."""
+        """Return all files of a version, earliest added first, in a stable order."""
         ...
 
     def read_version(self, offsets: TableOffsets) -> TableVersion:
@@ -133,7 +132,7 @@ class TableLog(Protocol):
 class TableSource(Seekable):
     """A table as a source, planned by `tables_planner`.
 
-    `snapshot`: the table at the start of the run. All its rows get these columns.
+    `snapshot`: the table at the start of the run. All rows have its columns.
     """
 
     log: TableLog
@@ -151,18 +150,18 @@ class TableSource(Seekable):
     # -- start offsets -------------------------------------------------------------------------------------------------
 
     def latest(self) -> TableOffsets:
-        """Return the offsets after all current content."""
+        """Return the offsets just past everything that the table now contains."""
         return self._query_log(self.log.snapshot).offsets
 
     def configured_start(self) -> TableOffsets:
-        """Return the offsets that the config means, unless it says "latest"."""
+        """Return the offsets that the config specifies, unless it says "latest"."""
         if self.spec.starting_version is not None:
             version = self.spec.starting_version
             return self._query_log(lambda: self.log.offsets_before(version))
         return self._before_all_content()
 
     def _before_all_content(self) -> TableOffsets:
-        """Return the offsets before all current content."""
+        """Return the offsets just before the table's current content."""
         offsets = self._query_log(self.log.snapshot).offsets
         return (
             offsets
@@ -171,9 +170,9 @@ class TableSource(Seekable):
         )
 
     def start_offsets(self, record: SourceRecord) -> TableOffsets:
-        """Return the offsets after the state, or those of the config if nothing was read.
+        """Return the offsets after the state, or those of the config if nothing has been read.
 
-        Raises StartError if it is not the table that was read.
+        Raises StartError if this is not the table that was read before.
         """
         read = record.offsets
         if isinstance(read, TableOffsets) and read.is_unread:
@@ -193,7 +192,7 @@ class TableSource(Seekable):
         return read
 
     def with_source_name(self, error: SlackwaterError) -> SlackwaterError:
-        """Return an error of the log with the name of the source in front."""
+        """Prefix an error of the log with the name of the source."""
         return error if str(error).startswith("source ") else type(error)(f'source "{self.name}": {error}')
 
     def _query_log(self, ask: Callable[[], Any]) -> Any:
@@ -217,7 +216,10 @@ class TableSource(Seekable):
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def read(self, session: SparkSession, files: Sequence[DataFile]) -> DataFrame:
-        """Return the rows of these files with all columns of the table, also those that a file lacks. Raises EpochError."""
+        """Return the rows of these files with all columns of the table, even those that a file lacks.
+
+        Raises EpochError.
+        """
         if not files:
             return session.createDataFrame([], self.schema)
         try:
@@ -231,7 +233,7 @@ class TableSource(Seekable):
         return frame
 
     def _reader(self, session: SparkSession) -> Any:
-        """Return the reader of all epochs. Options that do not change are set once per Spark session."""
+        """Return the reader for all epochs. Options that never change are set once per Spark session."""
         if self._cache.get("session") is not session:
             from pyspark.sql.types import StructType
 
@@ -261,7 +263,7 @@ class TableSource(Seekable):
             row_path = F.expr(
                 r"url_decode(replace(regexp_replace(_metadata.file_path, '^[A-Za-z][A-Za-z0-9+.-]*:/*', ''), '+', '%2B'))"
             )
-            # as a regular column, because Spark 4.0 cannot join by a metadata column
+            # as a regular column, because Spark 4.0 cannot join on a metadata column
             rows = rows.withColumn(_PLACE, row_path).join(
                 F.broadcast(file_values), F.col(_PLACE) == F.col(f"__values.{_FILE}"), "left"
             )
@@ -277,7 +279,7 @@ class TableSource(Seekable):
 
 @dataclass(frozen=True)
 class TableFileBatch:
-    """The files of one epoch, and the offsets after them. `lost`: rows of skipped versions before them."""
+    """The files of one epoch and the offsets after them. `lost`: the number of rows in versions skipped before them."""
 
     source: TableSource
     files: Sequence[DataFile]
@@ -290,7 +292,7 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that names the files that may have a fingerprint, by their size."""
+    """Return a function that lists the files that match a fingerprint, which is their size."""
 
     def name_files(fingerprint: int) -> str | None:
         paths = [f.path for f in files if f.size % SIZE_MODULUS == fingerprint % SIZE_MODULUS]
@@ -307,7 +309,7 @@ def without_ids(columns: StructType) -> StructType:
 
 
 def _path_without_scheme(path: str) -> str:
-    """Return a path without its scheme, which has several spellings, so that it can be compared with paths from Spark."""
+    """Return a path without its scheme, for comparison with Spark's paths: schemes have several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def added_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Return the new columns with their types. Names are compared without case, as Spark does."""
+    """Return the new columns with their types. Names are compared without case, as in Spark."""
     names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
 def changed_columns(earlier: StructType, now: StructType) -> list[str]:
-    """Describe the columns that are missing or have another type."""
+    """Describe the columns that are missing or have a different type."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
         f'"{f.name}" is {types.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
@@ -29,16 +29,16 @@ def changed_columns(earlier: StructType, now: StructType) -> list[str]:
 def check_columns(
     where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
 ) -> None:
-    """Raise StartError if the columns changed in a way that the source may not accept.
+    """Raise StartError if the columns changed in a way that the source does not accept.
 
     Args:
-        where: The beginning of messages.
+        where: The prefix of messages.
         earlier: The expected columns.
         now: The current columns.
         choice: The setting `schema_changes`.
         since: What changed them, for messages.
-        running: The SQL, state and target of a run are bound to the earlier columns. So new columns end a run with
-            NewColumnsError, and the next start accepts them.
+        running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
+            columns then end the run with NewColumnsError, and the next start accepts them.
     """
     if wrong := changed_columns(earlier, now):
         raise StartError(

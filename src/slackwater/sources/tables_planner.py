@@ -1,7 +1,7 @@
 """Plan table sources without Spark: the files of the versions, in order, up to a limit per epoch.
 
-A version that cannot be read ends the run, once everything before it is committed. Examples are a version that
-rewrites rows and one that is gone.
+A version that cannot be read ends the run, after everything before it was committed. Examples are versions that rewrite
+rows and versions that no longer exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("slackwater")
 
 @dataclass(frozen=True)
 class _PendingFile:
-    """A file to read, and the offsets after it. `file` is None for a skipped version; then `lost` is its number of rows."""
+    """A file to read and the offsets after it. For a skipped version, `file` is None and `lost` is its number of rows."""
 
     file: DataFile | None
     offsets_after: TableOffsets
@@ -35,7 +35,7 @@ class _PendingFile:
 class TablePlanner:
     """Plans the epochs of a table. `record`: the offsets in the state.
 
-    Raises SlackwaterError if it is not the table that was read.
+    Raises SlackwaterError if this is not the table that was read before.
     """
 
     def __init__(self, source: TableSource, record: SourceRecord) -> None:
@@ -71,7 +71,7 @@ class TablePlanner:
         return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
     def _find_versions(self) -> None:
-        """Append new versions to the pending files. Raises SourceUnavailableError if the table does not answer."""
+        """Append new versions to the pending files. Raises SourceUnavailableError if the table is unavailable."""
         source = self._source
         try:
             if self._is_inside_version:
@@ -90,7 +90,7 @@ class TablePlanner:
             ) from None
 
     def _add_remaining_files(self) -> None:
-        """Append the unread files of the version that was read in part."""
+        """Append the unread files of a version that was only read in part."""
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:
@@ -135,7 +135,7 @@ class TablePlanner:
     def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):
             self._pending.append(_PendingFile(file, end if n == done + len(files) else replace(offsets, files=n)))
-        if not files and self._pending:  # an empty version: the previous file's commit covers it
+        if not files and self._pending:  # an empty version: the commit of the previous file covers it
             self._pending[-1] = replace(self._pending[-1], offsets_after=end)
 
 

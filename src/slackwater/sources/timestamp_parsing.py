@@ -1,8 +1,8 @@
-"""Which texts are timestamps or dates, as Spark SQL. Text columns, JSON and CSV follow the same rule.
+"""Which texts are timestamps or dates, as Spark SQL. The same rule applies to text columns, JSON and CSV.
 
-A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is
-in the zone of the source. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. So the
-readers return the text of every column of a time type, and the rule is applied to it.
+A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
+the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore readers
+return columns of a time type as text, and then the rule is applied.
 
     schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
                p STRUCT<day: DATE>               p STRUCT<day: STRING>   a text that is not a time: _corrupt_record
@@ -25,20 +25,20 @@ UTC = "UTC"
 # a pattern in the reader's options replaces the rule for that type
 _PATTERN = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
 _ZONED = "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # a zone after the date and the digits of the time
-_SECONDS_FROM = 9  # digits from which a JSON number in a TIMESTAMP column is epoch seconds, unlike 2024 or 20240301
+_SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column is epoch seconds, unlike 2024 or 20240301
 
 
 def has_date_sql(text: str) -> str:
     """Return SQL that is true if a text begins with a four-digit year, a month and a day, given that Spark can cast it.
 
-    Casts also accept `y`, `y-m` and times without a date. These have a colon or nothing in the place of the first
-    dash.
+    Casts also accept `y`, `y-m` and times without a date. Those have a colon, or nothing, where the first dash should
+    be.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
 
 
 def timestamp_sql(text: str, zone: str = UTC) -> str:
-    """Return SQL that converts a text to a TIMESTAMP; NULL if it is not one."""
+    """Return SQL that converts a text to a TIMESTAMP; NULL if the text is not one."""
     read = f"try_cast({text} AS TIMESTAMP)"
     if zone != UTC:
         read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {in_zone(read, zone)} END"
@@ -71,7 +71,7 @@ class TextTimestampSchema:
     Args:
         schema: The schema of the result.
         form: "json" or "csv".
-        zone: The time zone of texts without one.
+        zone: The time zone of times without one.
         options: The options of the reader.
     """
 
@@ -82,13 +82,14 @@ class TextTimestampSchema:
 
     @property
     def as_read(self) -> StructType:
-        """The schema to give to the reader."""
+        """The schema to pass to the reader."""
         return self._as_text(self.schema)
 
     def convert(self, rows: DataFrame) -> DataFrame:
-        """Convert the texts in rows from the reader to times; other columns stay.
+        """Convert the texts in rows from the reader to times. Other columns are unchanged.
 
-        A text that is not a time makes its row corrupt. Rows without the column `_corrupt_record` (lookups) get NULL.
+        A text that is not a time makes its row corrupt. In rows without the column `_corrupt_record` (lookups), it
+        becomes NULL.
         """
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
@@ -153,7 +154,7 @@ class TextTimestampSchema:
         return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
 
     def _invalid_sql(self, text: str, kind: Any) -> str:
-        """Return SQL that is true if there is a text that is not a time."""
+        """Return SQL that is true if any text is not a time."""
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):
@@ -168,7 +169,7 @@ class TextTimestampSchema:
 
 
 def find_time_zone(options: Mapping[str, str], zone: str | None) -> str:
-    """Return the time zone of texts: the reader's own option, else that of the window or join, else UTC."""
+    """Return the time zone for texts: the reader's own option, or that of the window or join, or UTC."""
     reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
     return reader_zone or zone or UTC
 

@@ -1,1 +1,1 @@
-"""The engine on Spark: with `sources`, the only room that runs jobs; knows nothing of commits."""
+"""The engine on Spark. Only this package and `sources` run Spark jobs. It knows nothing about commits."""

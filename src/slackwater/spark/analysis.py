@@ -1,6 +1,6 @@
-"""Checks at the start, with Spark's analyser and before any data is read: schemas, event time and SQL.
+"""Checks at the start, by Spark's analyser, before any data is read: schemas, event time and SQL.
 
-The SQL before a stage must be row-wise: what it returns for a row may depend on that row and on lookups only.
+The SQL of a stage must be row-wise: its output for a row may depend only on that row and on lookups.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CLOCK = "PROCESSING"  # in place of an event-time expression: the epoch's clock reading
+CLOCK = "PROCESSING"  # used instead of an event-time expression: the epoch's clock reading
 TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
@@ -83,7 +83,7 @@ def time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return an error's reason without its suggestions, because the message lists all names anyway."""
+    """Return an error's reason without Spark's suggestions, because our message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
@@ -94,9 +94,9 @@ def run_sql(
     rows: DataFrame,
     texts: Sequence[str] | None = None,
 ) -> DataFrame:
-    """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows themselves if there is none.
+    """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows unchanged if there is no SQL.
 
-    `texts` replace the SQL of the config. They carry `_origin`.
+    `texts` are used instead of the config's SQL. They carry `_origin`.
     """
     for sql in [sql for _, sql in pipeline.sql_chain(input_path)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
@@ -111,14 +111,14 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """Return the first word of a text that is not a query. The text is analysed but not run."""
+    """Return the first word of a text that is a statement instead of a query. The text is analysed, but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
-    """Analyse the SQL of an input path over the columns at its start, and return its output columns.
+    """Analyse the SQL of an input path over its input columns, and return its output columns.
 
     Raises StartError if the SQL is not valid or not row-wise.
     """
@@ -130,7 +130,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
             if statement is not None:
                 raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
             out = _run_query(session, rows, sql)
-            assert out.schema  # Connect analyses a plan only when asked for its schema
+            assert out.schema  # Connect analyses a plan only when its schema is requested
         except StartError:
             raise
         except Exception as error:
@@ -176,7 +176,7 @@ def _check_row_wise(
 
 
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
-    """Raise StartError if the output of a query lacks columns that the next step needs, or has duplicates."""
+    """Raise StartError if a query's output has duplicate columns, or lacks columns that the next step needs."""
     if pipeline.transform.is_stateless:  # its columns are the output
         duplicates = [name for name, times in Counter(map(str.casefold, out.columns)).items() if times > 1]
         if duplicates:
@@ -197,9 +197,10 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
 
 
 def end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
-    """Return SQL for the end of a row's gap in microseconds, where each row has its own gap. NULL for a bad gap.
+    """Return SQL for the end of a row's gap in microseconds, if each row has its own gap. NULL for a bad gap.
 
-    It applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a duration.
+    The SQL applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a
+    duration.
     """
     window = pipeline.transform.window
     assert window is not None
@@ -222,7 +223,7 @@ def check_origin(
 ) -> tuple[str, ...] | None:
     """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
 
-    It is for `late_data = "dlq"`, after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
+    Used for `late_data = "dlq"`, after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
     """
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
@@ -272,7 +273,7 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
     try:
         return carries(sql)
     except Exception:
-        return False  # such as a UNION in which only one branch has SELECT *, and now one more column
+        return False  # such as a UNION in which only one branch has SELECT *, and now has one more column
 
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
@@ -280,17 +281,17 @@ def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:
-    """Return the name of the origin column if the SQL of the config selects it; else None."""
+    """Return the name of the origin column if the config's SQL selects it, else None."""
     return ORIGIN if _selects_origin(pipeline, input_path) else None
 
 
 def _source_view(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> DataFrame:
-    """Return the empty view `source` as the SQL of the config expects it, with `_origin` if that selects it."""
+    """Return an empty view `source` with the columns that the SQL expects, plus `_origin` if the SQL selects it."""
     return _empty_view(session, pipeline, frame, with_origin=_selects_origin(pipeline, input_path))
 
 
 def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, with_origin: bool) -> DataFrame:
-    """Return the view `source` without rows. A stateless stage has `_event_ts` only if the source brings it."""
+    """Return an empty view `source`. For a stateless stage, it has `_event_ts` only if the source provides it."""
     timed = "_event_ts" in frame.columns or not pipeline.transform.is_stateless
     more = ["CAST(NULL AS TIMESTAMP) AS _event_ts"] if timed else []
     more += [f"CAST(NULL AS {ORIGIN_TYPE}) AS {ORIGIN}"] if with_origin else []
@@ -301,7 +302,7 @@ def _empty_view(session: SparkSession, pipeline: Pipeline, frame: DataFrame, wit
 def check_same_columns(pipeline: Pipeline, outputs: Mapping[str, Mapping[str, Field]], needed: list[str]) -> None:
     """Raise StartError if a column has different types in the outputs of several sources.
 
-    Checks the `needed` columns; for a stateless stage all columns.
+    Only the `needed` columns are checked; for a stateless stage, all columns.
     """
     (first, expected), *others = outputs.items()
     for name, columns in others:

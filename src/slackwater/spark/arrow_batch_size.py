@@ -1,7 +1,7 @@
-"""The size of the Arrow batches in which Spark sends rows to Python: limited by bytes, or only by the number of rows.
+"""The size of the Arrow batches in which Spark sends rows to Python, limited by bytes or only by row count.
 
-by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time a row, as the rest of the transfer
-by rows   row ─▶ added, up to 100,000                 if so many rows of the previous epoch were far below the bytes
+by bytes  row ─▶ how large is the batch? ─▶ added     0.5 µs of CPU time per row, as much as the transfer
+by rows   row ─▶ added, up to 100,000                 if the previous epoch's batches were far below the byte limit
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 MOST_ROWS = 100_000  # per batch
-MANY_ROWS = 20_000  # of an epoch, chosen: beyond it the savings exceed the cost of three more calls to Spark
+MANY_ROWS = 20_000  # rows per epoch (an estimate) beyond which the savings exceed the cost of three more calls to Spark
 _MOST_BYTES = 1 << 26  # per batch, if rows are as wide as in the previous epoch; also Spark's own bound
 _KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-_WITHOUT = str(2**31 - 1)  # with this bound Spark does not count bytes
+_WITHOUT = str(2**31 - 1)  # with this limit, Spark does not count bytes
 
 
 @dataclass
 class ArrowBatchSizer:
     """Chooses the batch limit for the epochs of one engine.
 
-    It assumes that rows are as wide as in the previous epoch. If a batch became too large for Arrow or for memory,
-    the epoch failed, and the next attempt limits the bytes.
+    It assumes that rows are as wide as in the previous epoch. If a batch gets too large for Arrow or for memory, the
+    epoch fails, and the next attempt limits the bytes.
     """
 
     _are_narrow: bool = False
 
     @contextmanager
     def limit_batches(self, rows: DataFrame) -> Iterator[None]:
-        """Set the batch limit for the job over these rows that runs in this context."""
+        """Set the batch limit for the job over these rows that runs within this context."""
         if not self._are_narrow:
             yield
             return
@@ -47,6 +47,6 @@ class ArrowBatchSizer:
             conf.set(_KEY, before)
 
     def observe(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Decide the limit of the next job from the last one: the rows and bytes that each of its partitions received."""
+        """Choose the limit for the next job, from the rows and bytes that each partition of the last job received."""
         widest = max((size / rows for rows, size in sizes if rows), default=0)
         self._are_narrow = sum(rows for rows, _ in sizes) >= MANY_ROWS and widest * MOST_ROWS <= _MOST_BYTES

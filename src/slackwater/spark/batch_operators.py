@@ -1,4 +1,4 @@
-"""Process all rows of a shard at once, as one epoch without late rows. This is what `sw.batch` runs in the workers."""
+"""Process all rows of a shard at once, as one epoch without late rows, for `sw.batch` in the workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ END_WATERMARK = "__upto"  # hidden column: the final watermark, the same in ever
 
 
 def make_window_function(operator: Operator) -> ShardFunction:
-    """Return a function that computes the windows of a shard from all its rows."""
+    """Return a function that computes all windows of a shard from all its rows."""
 
     def process(rows: pl.DataFrame) -> pl.DataFrame:
         end_watermark = rows[END_WATERMARK][0] if END_WATERMARK in rows.columns else FAR

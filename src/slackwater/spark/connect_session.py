@@ -23,7 +23,7 @@ _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"
 def server_address(settings: Mapping[str, str]) -> str | None:
     """Return the address of the Spark Connect server; None if Spark runs in a local process.
 
-    Raises StartError if the settings ask for both, or the address is not valid.
+    Raises StartError if the settings ask for both, or the address is invalid.
     """
     address = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
     if not address:
@@ -42,9 +42,9 @@ def server_address(settings: Mapping[str, str]) -> str | None:
 
 
 def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
-    """Open a session of the server with these settings.
+    """Open a session on the server with these settings.
 
-    Raises StartError if the server does not answer, or a setting cannot be set per session.
+    Raises StartError if the server does not respond, or a setting cannot be set per session.
     """
     session: Any = _class()(connection=url)
     endpoint = spark_connect.server_endpoint(session)
@@ -89,9 +89,9 @@ def _class() -> Any:
 
 
 def check_session_settings(session: SparkSession, where: str) -> None:
-    """Raise StartError if a setting of the caller's session changes the meaning of a pipeline's SQL.
+    """Raise StartError if a setting of the caller's session would change the meaning of a pipeline's SQL.
 
-    Over Connect a plan runs with the settings of the session that made it.
+    Over Connect, a plan runs with the settings of the session that created it.
     """
     for key, expected in _NEEDED.items():
         setting = session.conf.get(key)

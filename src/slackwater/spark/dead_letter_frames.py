@@ -21,7 +21,7 @@ _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "h
 def letter_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
-    """Return the rows of dead letters per source, with the column `__letter`, and `__file` for files.
+    """Return the rows of dead letters by source, with the column `__letter`, and `__file` for file sources.
 
     Raises StartError for letters whose source is not in the config or cannot read letters.
     """

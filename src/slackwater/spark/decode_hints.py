@@ -1,6 +1,6 @@
-"""Describe bad rows: the column and value that cause it, the line of the file, and advice if the cause is known.
+"""Describe bad rows: the column and value at fault, the line in the file, and advice if the cause is known.
 
-There is advice for a header that is read as a row, and for a text longer than the reader accepts.
+There is advice for a header that was read as a row, and for a text that is longer than the reader accepts.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from slackwater.sources import bad_values
 from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
-READ = 20_000  # characters of a row or a text that are analysed
-LOOKED_THROUGH = 4_000_000  # bytes of a file that an epoch searches for a line
-LONGEST = 20_000_000  # characters of a JSON text, unless the reader's option maxStringLen is set
+READ = 20_000  # how many characters of a row or a text are analysed
+LOOKED_THROUGH = 4_000_000  # how many bytes of a file an epoch searches for a line
+LONGEST = 20_000_000  # maximum length of a JSON text in characters, unless the reader's option maxStringLen is set
 
 
 def decode_hint(source: Source, text: str | None, length: int | None) -> str:
-    """Return advice about an undecodable record, in brackets, to append to a sample. Empty if the cause is unknown.
+    """Return advice about an undecodable record, in parentheses, to append to a sample. Empty if the cause is unknown.
 
-    `text`: the record, maybe truncated; `length`: its length in characters.
+    `text`: the record, possibly truncated; `length`: its length in characters.
     """
     options = {key.casefold(): value for key, value in source.options.items()}
     max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
@@ -45,7 +45,7 @@ def describe_samples(source: Source | None, column: str, samples: Sequence[Mappi
     """Describe bad rows: the reason, the value, the row as JSON, its location and advice.
 
     Args:
-        source: The source; None if it is not known.
+        source: The source; None if unknown.
         column: The column of the event time.
         samples: Mappings with `__bad`, `row` and `text` (both truncated), `length` of the whole text, `place` and
             `of_file` (whether `place` is a file).

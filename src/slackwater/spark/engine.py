@@ -4,11 +4,11 @@ rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ preaggregation, i
 per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
-A batch with an event time in the far future is processed again with such rows as bad rows. Bad rows, rows that cannot
-be stored, and late rows of preaggregated windows are read again for samples and dead letters.
+A batch with an event time in the far future is processed a second time, with such rows as bad rows. Bad rows, rows that
+cannot be stored, and late rows of preaggregated windows are read again for samples and dead letters.
 
-A task also emits if the new watermark is known before the rows are read. Otherwise `emit` runs a second set of tasks:
-in threads of this process if Spark is in local mode, else as another job.
+If the new watermark is known before the rows are read, the tasks also emit. Otherwise `emit` runs a second set of
+tasks: in threads of this process if Spark runs in local mode, else as another job.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = logging.getLogger("slackwater")
 class SparkEngine:
     """Runs shard tasks as Spark tasks. The payload of a batch is one DataFrame per source.
 
-    `refresh`: reloads the lookups that are due. It is called before rows are read.
+    `refresh`: reloads lookups that are due. It is called before rows are read.
     """
 
     rows: RowPlan
@@ -114,10 +114,10 @@ class SparkEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the epoch's job. Run it again without far-future rows if an event time is beyond the bound.
+        """Run the epoch's job. If an event time is in the far future, run it again without such rows.
 
-        The first run has no bound in its plan, because the bound changes with every epoch. Spark compiles literals
-        into generated code, so every epoch would be compiled again. Files that the discarded run wrote are in no
+        The first run has no upper bound in its plan. The bound changes with every epoch, and Spark compiles literals
+        into generated code, so every epoch would be compiled again. Files that the discarded run wrote are not in any
         commit.
         """
         self.refresh()
@@ -202,9 +202,9 @@ class SparkEngine:
         )
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
-        """Return statistics of the sources that know them without reading a row.
+        """Return the statistics of sources that can provide them without reading any row.
 
-        Such a source has Parquet footers and a plain column as event time.
+        Such a source has Parquet footers, and its event time is a plain column.
         """
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()
@@ -226,7 +226,7 @@ class SparkEngine:
 
     @property
     def _busy_tasks(self) -> int:
-        """The number of tasks of a job that keeps the cluster busy."""
+        """The number of tasks per job that keeps the cluster busy."""
         return 2 * self.rows.expressions.get_or_create("parallelism", lambda: spark_connect.task_slots(self.session))
 
     def payload(self, rows: pl.DataFrame) -> DataFrame:
@@ -237,7 +237,7 @@ class SparkEngine:
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Return the rows of dead letters, which must fit into the memory of this process.
 
-        The number of a letter passes through the SQL as a part of `_origin`. Raises EpochError.
+        The number of a letter passes through the SQL as part of `_origin`. Raises EpochError.
         """
         import polars as pl
 

@@ -28,11 +28,11 @@ def event_time_sql(
         expression: SQL for the event time.
         field: Its type.
         unit: The unit of an integer: "s", "ms", "us" or "ns".
-        where: The beginning of error messages.
+        where: The prefix of error messages.
         zone: The time zone of local times.
 
     Raises:
-        StartError: The type is not a time.
+        StartError: The type cannot be a time.
     """
     value = f"({expression})"
     if field.type == "timestamp":
@@ -52,10 +52,12 @@ def event_time_sql(
 
 
 def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
-    """Return SQL for the end of a row's gap in microseconds. NULL if the gap is NULL, not positive or not below the cap.
+    """Return SQL for the end of a row's gap in microseconds.
 
-    A number is in milliseconds, a text is an interval in Spark's syntax ("5 minutes"). Raises StartError for another
-    type.
+    NULL if the gap is NULL, not positive or not below the cap.
+
+    A number is in milliseconds; a string is an interval in Spark's syntax ("5 minutes"). Raises StartError for other
+    types.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
@@ -70,11 +72,11 @@ def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
 
 
 def row_columns(logic: WindowLogic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
-    """Return the columns that rows bring to the shards: hash, time, keys and inputs of aggregations.
+    """Return the columns that are sent to the shards with each row: hash, time, keys and inputs of aggregations.
 
     Args:
         logic: The window.
-        source: The tag of the source; None if rows need none.
+        source: The tag of the source; None if rows do not need one.
         before: Rows before this time (in microseconds) keep `_origin`; None: no row does.
         end: SQL for the end of a row's gap. Rows for which it is NULL also keep `_origin`.
     """
@@ -96,7 +98,7 @@ def row_columns(logic: WindowLogic, source: int | None, before: int | None = Non
 
 
 def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
-    """Return the columns that rows of one side of a join bring to the shards, over the output of its SQL.
+    """Return the columns that are sent to the shards with each row of one side of a join, over the output of its SQL.
 
     Equal integer keys get equal hashes, whatever their widths. `before`: as in `row_columns`.
     """
@@ -120,7 +122,7 @@ def side_columns(logic: JoinLogic, which: int, source: int | None, before: int |
 
 
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
-    """Return the columns that rows of a keyed step bring to the shards: whole rows, with the hash of their key.
+    """Return the columns that are sent to the shards for a keyed step: whole rows, with the hash of their key.
 
     They apply to the output of the SQL. `before`: as in `row_columns`.
     """
@@ -138,16 +140,17 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
 
 
 def is_earlier_sql(than: int) -> str:
-    """Return SQL that is true if a row's event time is before `than` (in microseconds), which changes with every epoch.
+    """Return SQL that is true if a row's event time is before `than` (in microseconds).
 
-    Spark compiles a literal into generated code, so a new literal would cost a compilation per epoch (0.3 s). An
-    array is passed to the generated code instead. The index is always 1, but the optimiser cannot see that.
+    The bound changes with every epoch. Spark compiles literals into generated code, so each new one would cost a
+    compilation (0.3 s). Elements of an array are passed to the generated code instead. The index is always 1, but the
+    optimiser cannot see that.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
 
 def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
-    """Return the columns that are read of late rows of tumbling and hopping windows, over the output of the SQL."""
+    """Return the columns to read for late rows of tumbling and hopping windows, over the output of the SQL."""
     tag = [] if source is None else [f"CAST({source} AS INT) AS __src"]
     return [
         "unix_micros(_event_ts) AS __start",
@@ -158,7 +161,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
 
 
 def pane_columns(logic: PaneLogic) -> list[str]:
-    """Return the columns of a row, the start of its pane, and the inputs of the aggregations."""
+    """Return a row's columns, the start of its pane, and the inputs of the aggregations."""
     pane, offset = pane_us(logic), logic.offset_us
     return [
         "*",
@@ -168,9 +171,9 @@ def pane_columns(logic: PaneLogic) -> list[str]:
 
 
 def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
-    """Return the partial accumulators per key and pane, as SQL by name, with the row count and the first event time.
+    """Return SQL for the partial accumulators per key and pane, by name, plus the row count and the first event time.
 
-    They are for aggregations that lift in SQL. `windows.panes.lift_rows` computes the same for the others.
+    Only for aggregations that have a SQL form. `windows.panes.lift_rows` computes the same for all others.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
@@ -178,7 +181,7 @@ def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
 
 
 def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
-    """Return the columns by which rows are aggregated."""
+    """Return the columns to group rows by."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 

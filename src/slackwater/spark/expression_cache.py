@@ -1,6 +1,6 @@
-"""Cache Spark expressions and schemas that are equal in every epoch, so that an epoch needs few calls to the JVM.
+"""A cache of Spark expressions and schemas that are the same in every epoch, which saves calls to the JVM.
 
-A list of expressions costs one call for each part, and reading a schema costs two.
+Without it, each expression costs one call per part, and reading a schema costs two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 T = TypeVar("T")
-_MAX_ENTRIES = 256  # bounds expressions that change with the epoch, such as those with a clock reading
+_MAX_ENTRIES = 256  # for expressions that change with the epoch, such as those with a clock reading
 
 
 @dataclass(frozen=True)
 class ExpressionCache:
-    """The expressions and schemas of one step in one Spark session."""
+    """Caches the expressions and schemas of one step in one Spark session."""
 
     _entries: OrderedDict[Hashable, Any] = field(default_factory=OrderedDict)
 
     def get_or_create(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the entry of this key. It is created if it does not exist."""
+        """Return the entry for this key, created by `make` if there is none."""
         if key in self._entries:
             self._entries.move_to_end(key)
         else:
@@ -39,8 +39,7 @@ class ExpressionCache:
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
         """Return `frame.selectExpr(*exprs)` with cached expressions.
 
-        `schema_key`: frames with equal keys and equal expressions have equal schemas. None if the schema is never
-        read.
+        `schema_key`: frames with equal keys and equal expressions have equal schemas. None if the schema is never read.
         """
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
@@ -53,7 +52,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Set the schema of a DataFrame to the one that all frames with this key share."""
+        """Give a DataFrame the schema that all frames with this key share."""
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
             schema  # PySpark's own cache of the schema

@@ -1,7 +1,7 @@
-"""The classes of row-wise expressions in Spark 4.0 to 4.3: their value depends only on the row, and never changes.
+"""The classes of row-wise expressions in Spark 4.0 to 4.3: their value depends only on the row and is deterministic.
 
-Aggregates and window functions are included, because the plan node that holds them decides whether they are allowed.
-An expression of a later Spark version is refused until its class is added here.
+Aggregates and window functions are included, because the plan node that contains them decides whether they are allowed.
+New expressions of later Spark versions are rejected until their classes are added here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ ROW_WISE = frozenset(
     Year YearOfWeek ZeroIfNull ZipWith
     """.split()
 )
-# classes of refused expressions, with the names that users know
+# classes of rejected expressions, with the names that users know
 CHANGING = {
     "CallMethodViaReflection": "reflect() or java_method()",
     "TryReflect": "try_reflect()",

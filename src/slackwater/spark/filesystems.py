@@ -1,7 +1,7 @@
-"""Check without Spark whether it will have the connector for files in an object store.
+"""Check, without starting Spark, whether it will have the connector for files in an object store.
 
 s3a://bucket/…   org.apache.hadoop:hadoop-aws        in the version of Spark's Hadoop
-abfss://…        org.apache.hadoop:hadoop-azure      likewise
+abfss://…        org.apache.hadoop:hadoop-azure      in the version of Spark's Hadoop
 gs://bucket/…    com.google.cloud.bigdataoss:gcs-connector
 """
 
@@ -46,7 +46,7 @@ def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _scheme(connection: Connection, source: Source) -> str | None:
-    """Return the scheme of the address that Spark reads from, in Spark's spelling."""
+    """Return the URI scheme that Spark reads a source with, in Spark's spelling."""
     place = source.query or ""
     if isinstance(connection, IcebergConnection):
         place = connection.options.get("warehouse", "")
@@ -57,7 +57,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 
 def _jars() -> Mapping[str, str] | None:
-    """Return the jars that come with PySpark, as file name and stem. None if they cannot be found."""
+    """Return the jars that come with PySpark, as file names and stems. None if they cannot be found."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None

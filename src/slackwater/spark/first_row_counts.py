@@ -1,7 +1,6 @@
-"""Check from the first rows of a source whether its schema and the unit of its event time are right, and build the
-hints.
+"""Check the first rows of a source: do they fit its schema and its unit of event time? If not, give a hint.
 
-The hints do not change how rows are processed. They are not stored, so every start checks again.
+Hints do not change how rows are processed. They are not stored, so every start checks again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 
 from slackwater.core.humanize import plural
 
-ROWS = 1000  # rows that are checked
+ROWS = 1000  # number of rows to check
 _SHOWN = 30  # column names in a message
 _1990_US = 631_152_000_000_000
 _AHEAD_US = 86_400_000_000
@@ -21,7 +20,7 @@ _NS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}
 
 @dataclass
 class FirstRowCounts:
-    """Counts over the first rows of a source: how many rows have a value, per column of the schema."""
+    """Counts over the first rows of a source: the number of non-NULL values in each column of the schema."""
 
     columns: Sequence[str]
     rows: int = 0
@@ -40,12 +39,12 @@ class FirstRowCounts:
 
     @property
     def missing(self) -> list[str]:
-        """Columns that are NULL in all of these rows."""
+        """The columns that are NULL in all of these rows."""
         return [name for name in self.columns if not self.values.get(name)]
 
 
 def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> str:
-    """Return the warning about a column that none of the first rows has. `names`: the names in the data."""
+    """Return the warning about a column that is NULL in all of the first rows. `names`: the field names in the data."""
     sorted_names = sorted(names)
     folded = {n.casefold(): n for n in reversed(sorted_names)}
     similar = folded.get(column.casefold()) or next(
@@ -63,7 +62,7 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
 def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
     """Return a hint about the unit if the median of the first event times only makes sense in another unit.
 
-    A time makes sense if it lies between 1990 and tomorrow.
+    A time makes sense if it is between 1990 and tomorrow.
 
     Args:
         number: The median, as a number.

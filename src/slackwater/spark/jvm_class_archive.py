@@ -3,8 +3,8 @@
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, made by `slackwater
     prepare`
 
-It is Java's dynamic class-data sharing (CDS). A JVM that cannot use the archive reads the jars without a message, as
-it does if there is no archive. That happens if the archive was made by another Java or for other jars.
+It is Java's dynamic class-data sharing (CDS). If there is no archive, or if it was made by another Java or for other
+jars, the JVM silently reads the jars instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _QUIET = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def archive_path() -> Path | None:
-    """Return the path of the archive for this Java and this PySpark. None if Java or PySpark is not installed."""
+    """Return the path of the archive for the installed Java and PySpark. None if either is missing."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     spark = find_spec("pyspark")
@@ -46,7 +46,7 @@ def archive_path() -> Path | None:
 
 @contextmanager
 def use_archive() -> Iterator[None]:
-    """Let a JVM that starts in this context load its classes from the archive, if it exists."""
+    """Let JVMs that start within this context load their classes from the archive, if it exists."""
     saved = {name: os.environ.get(name) for name in (_OPTIONS, _LAUNCHER)}
     archive = archive_path()
     if archive is not None and archive.is_file() and "Archive" not in (saved[_OPTIONS] or ""):
@@ -63,10 +63,10 @@ def use_archive() -> Iterator[None]:
 
 
 def make_archive(module: str) -> Path | None:
-    """Create the archive from the classes that `python -m MODULE` loads. None without Java.
+    """Create the archive from the classes that `python -m MODULE` loads. None if Java is missing.
 
-    The module runs a pipeline and calls `end_spark` last. An existing archive is not made again. Raises StartError if
-    the run fails or writes no archive.
+    The module runs a pipeline and calls `end_spark` last. An existing archive is kept. Raises StartError if the run
+    fails or writes no archive.
     """
     archive = archive_path()
     if archive is None or archive.is_file():
@@ -90,7 +90,7 @@ def make_archive(module: str) -> Path | None:
 
 
 def end_spark() -> None:
-    """Stop Spark and wait until its process has ended. The JVM writes the archive as it exits."""
+    """Stop Spark and wait until its process has ended. The JVM writes the archive when it exits."""
     from pyspark import SparkContext
 
     active, gateway = SparkContext._active_spark_context, SparkContext._gateway

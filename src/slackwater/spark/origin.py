@@ -1,11 +1,11 @@
-"""Carry `_origin` through the user's SQL, so that the origin of a late row is known.
+"""Carry `_origin` through the user's SQL, so that the origin of late rows is known.
 
     SELECT user, _event_ts FROM source            ─▶  SELECT user, _event_ts, _origin FROM source
     SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin FROM (SELECT user, _origin
     FROM source) AS s
 
-`sqlglot` parses the SQL to find each SELECT that reads `source`, directly, by a CTE or by a derived table. `_origin`
-is inserted before the FROM of each of these. The rest of the text is unchanged. Spark's analyser checks the result.
+`sqlglot` parses the SQL to find each SELECT that reads `source`, directly, through a CTE or through a derived table.
+`_origin` is inserted before the FROM of each. The rest of the text is unchanged. Spark's analyser checks the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MARK = "__slackwater_select_"
 
 
 class OriginError(Exception):
-    """`_origin` cannot be inserted into a query. The text says why, as a clause."""
+    """Raised if `_origin` cannot be inserted into a query. The text says why, as a clause."""
 
 
 def mentions_origin(sql: str) -> bool:
@@ -91,10 +91,9 @@ class _Select:
 
 
 def _selects(tokens: list[Token]) -> list[_Select]:
-    """Return the SELECTs that have a FROM, in text order. A FROM belongs to the SELECT at its depth of parentheses.
+    """Return the SELECTs that have a FROM, in text order. A FROM belongs to the SELECT at the same nesting depth.
 
-    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, also after its
-    FROM.
+    A star in the parentheses of a function, such as `struct(*)`, belongs to the enclosing SELECT, even after its FROM.
     """
     from sqlglot import TokenType as T
 
@@ -121,7 +120,7 @@ def _selects(tokens: list[Token]) -> list[_Select]:
 
 
 def _is_all_columns(tokens: list[Token], i: int) -> bool:
-    """Return whether a star stands for columns, and is not a multiplication."""
+    """Return whether a star means all columns, rather than multiplication."""
     from sqlglot import TokenType as T
 
     if i + 1 == len(tokens) or i == 0:
@@ -147,8 +146,8 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 
     Args:
         query: The query.
-        readable: The names that the query may read, and whether their rows come from `source`.
-        readers: For each SELECT that reads `source`: its number, and the name under which it reads these rows.
+        readable: The names that the query can read, each with whether its rows come from `source`.
+        readers: Collects, for each SELECT that reads `source`, its number and the name under which it reads these rows.
     """
     from sqlglot import exp
 
@@ -177,7 +176,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
 def _tables(
     node: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str | None]
 ) -> Iterator[tuple[str | None, bool]]:
-    """Yield the tables of a FROM: the name in lower case (None: no name), and whether it reads `source`."""
+    """Yield the tables of a FROM: the name in lower case (None if it has none), and whether it reads `source`."""
     from sqlglot import exp
 
     inside: Any = node.args.get("from_") if isinstance(node, exp.Select) else None

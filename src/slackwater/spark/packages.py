@@ -1,8 +1,8 @@
-"""Download jars that PySpark does not include from Maven into a cache, with the Ivy that comes with PySpark.
+"""Download jars that PySpark lacks from Maven into a cache, using the Ivy that comes with PySpark.
 
     ~/.cache/slackwater/jars/<organisation>.<module>-<version>/*.jar      (SLACKWATER_CACHE sets another directory)
 
-Without a network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
+If there is no network, set `spark.jars` or `spark.jars.packages` in the Spark settings instead. `slackwater prepare`
 downloads the jars ahead of time, such as for a container image.
 """
 
@@ -46,12 +46,12 @@ def kafka_connector(spark_version: str) -> tuple[list[Path], str]:
 
 
 def avro_connector(spark_version: str) -> list[Path]:
-    """Return the jar of Spark's Avro functions. Raises StartError like `kafka_connector`."""
+    """Return the jar of Spark's Avro functions. Raises the same errors as `kafka_connector`."""
     return _newest(f"spark-avro_{_SCALA}", spark_version, _AVRO)[0]
 
 
 def connector_jars(name: str) -> list[Path]:
-    """Return the jars of "kafka" or "avro" for the installed PySpark. Raises StartError, also for another name."""
+    """Return the jars of "kafka" or "avro" for the installed PySpark. Raises StartError, also if the name is unknown."""
     spark_version = metadata.version("pyspark")
     if name == "kafka":
         return kafka_connector(spark_version)[0]
@@ -71,7 +71,7 @@ def fetch_jar(organisation: str, name: str, version: str) -> list[Path]:
 
 
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
-    """Return the jars of modules and their dependencies, as an `ivy.xml` lists them. It can also name further artifacts."""
+    """Return the jars of modules listed in an `ivy.xml`, and of their dependencies. It can also list other artifacts."""
     return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
@@ -86,8 +86,8 @@ def _newest(
 ) -> tuple[list[Path], str]:
     """Return the jars and version of the best release for this Spark.
 
-    A cached release is preferred if it is of Spark's line or the newest line before it. Other Spark versions may
-    share the cache. Raises StartError if no release can be downloaded.
+    A cached release is preferred if it belongs to Spark's release line or the newest line before it. Other Spark
+    versions may share the cache. Raises StartError if no release can be downloaded.
     """
     candidates = list_candidate_versions(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}
@@ -129,9 +129,9 @@ def _fetch(organisation: str, module: str, version: str, *, transitive: bool) ->
 
 
 def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
-    """Return the jars in a folder of the cache. If there are none, one process downloads them while others wait.
+    """Return the jars in a folder of the cache. If it is empty, one process downloads them while others wait.
 
-    Ivy has its own cache, in which two Ivy processes break each other's downloads.
+    Ivy's own cache is not safe for two processes: they would break each other's downloads.
     """
     if not _is_cached(home):
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ def _fetch_once(home: Path, fetch: Callable[[Path], None]) -> list[Path]:
 
 
 def _fetch_whole(home: Path, fetch: Callable[[Path], None]) -> None:
-    """Download into a temporary folder and rename it, so that the folder is complete or does not exist."""
+    """Download to a temporary folder and rename it, so that the folder is either complete or missing."""
     partial = Path(tempfile.mkdtemp(dir=home.parent, prefix=".fetch-"))
     try:
         fetch(partial)

@@ -1,11 +1,11 @@
-"""Check in Spark's analysed plan (JSON) whether a GROUP BY or an OVER groups rows by a bound of their window.
+"""Check in Spark's analysed plan (JSON) whether a GROUP BY or an OVER clause groups rows by a bound of their window.
 
     source: window_start#7, user#8, n#9
     Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7 under another name
     Window [row_number()], [begin#12], [n#9 DESC]           PARTITION BY it
 
-A column is tracked by its expression id, through renames only. An expression over a bound is not a bound. Below a
-UNION an id stands for the columns of all branches, so nothing is derived there.
+Columns are tracked by expression id, and only through renames: an expression over a bound is not a bound. Below a
+UNION, one id stands for the columns of all branches, so tracking stops there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 
 def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
-    """Return the ids of these columns and of all their renames in a plan."""
+    """Return the ids of these columns and of all their renames within a plan."""
     if not columns or any(node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
@@ -58,7 +58,7 @@ def groups_by_any(node: Node, columns: frozenset[int]) -> bool:
 
 
 def _expressions(nodes: Sequence[Node]) -> Iterable[Sequence[Node]]:
-    """Yield the expressions of a plan's nodes, each as the list of its parts."""
+    """Yield the expressions of a plan's nodes, each as a list of its parts."""
     for node in nodes:
         for value in node.values():
             if isinstance(value, list):

@@ -47,7 +47,7 @@ class Node:
 
 
 def parse_json(text: str) -> Node:
-    """Parse a plan's JSON: a list of nodes in pre-order, each with the number of its children."""
+    """Parse a plan from JSON: a list of nodes in pre-order, each with its number of children."""
     entries = iter(json.loads(text))
 
     def node() -> Node:
@@ -71,7 +71,7 @@ def parse_json(text: str) -> Node:
 
 
 def parse_text(text: str) -> Node:
-    """Parse a plan as EXPLAIN prints it, with three characters of indentation per level. Other lines are skipped."""
+    """Parse a plan from EXPLAIN's text, which indents each level by three characters. Other lines are skipped."""
     plan = text[text.find("\nWithCTE\n") + 1 :]  # skips the list of columns before it
     lines = [match for line in plan.splitlines() if (match := _LINE.match(line))]
     root = _Draft(-1, "Plan", "")
@@ -130,7 +130,7 @@ def _join_kind(value: Any) -> str:
 
 
 def _classes(value: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the expressions in a value of a plan's JSON, in pre-order."""
+    """Yield the expressions within a value of a plan's JSON, in pre-order."""
     if isinstance(value, list):
         for item in value:
             yield from _classes(item)

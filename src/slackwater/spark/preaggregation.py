@@ -1,9 +1,10 @@
-"""Decide whether rows of tumbling and hopping windows are preaggregated by Spark, or only aggregated by their shard.
+"""Decide whether Spark pre-aggregates rows of tumbling and hopping windows, or only their shard aggregates them.
 
-preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard   better for many rows a pane
-by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes                                            better for few: one shuffle
+    preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
+    by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes
 
-The results are equal. The choice follows from the previous epoch: how many rows per pane and key it had.
+The results are equal. Pre-aggregation is faster with many rows per pane; the other way needs only one shuffle. The
+choice depends on the number of rows per pane and key in the previous epoch.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
 from slackwater.spark import shard_columns
 
-MANY_ROWS_PER_PANE = 32  # measured: from here on preaggregation is faster
-SKEW = 1.5  # times the average shard, chosen: a larger shard would delay the others without preaggregation
+MANY_ROWS_PER_PANE = 32  # measured: pre-aggregation is faster from here on
+SKEW = 1.5  # in average shards (an estimate): without pre-aggregation, a larger shard would delay the others
 
 
 @dataclass
 class PreaggregationPolicy:
     """The choice for the epochs of one engine.
 
-    The first epoch preaggregates, because its keys are unknown and preaggregation is safe with a hot key.
+    The first epoch is pre-aggregated, because its keys are unknown and pre-aggregation handles hot keys well.
     """
 
     _after_shuffle: bool = False
     _converted: tuple[Operator, Operator] | None = field(
         default=None, repr=False
-    )  # the operator, and its variant without preaggregation
+    )  # the operator, and its variant without pre-aggregation
 
     def operator_for_epoch(self, operator: Operator) -> Operator:
         """Return the operator to use for this epoch: with or without preaggregation."""
@@ -40,7 +41,7 @@ class PreaggregationPolicy:
         return self._converted[1]
 
     def observe(self, reports: Sequence[IngestReport]) -> None:
-        """Choose for the next epoch, from the reports of the shards about this one."""
+        """Choose for the next epoch, from the shards' reports about this one."""
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
             self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)

@@ -1,6 +1,6 @@
 """Handle the rows that an epoch rejects: bad rows, rows that cannot be stored, and late rows of preaggregated windows.
 
-If there are any, they are read again, for the reasons, a few samples, and their dead letters.
+If there are any, they are read again to get the reasons, a few samples, and dead letters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RejectedRowHandler:
     rows: RowPlan
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Return the outcome with samples and dead letters of the rejected rows, which are read again."""
+        """Return the outcome with samples and dead letters of the rejected rows, which are read again for this."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
         staged: list[LetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":
@@ -63,7 +63,7 @@ class RejectedRowHandler:
         return [LetterFile.model_validate_json(letters) for letters in staged]
 
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
-        """Write the letters of late rows, by a second job over the output of the SQL.
+        """Write the dead letters of late rows, in a second job over the output of the SQL.
 
         Whether a row is late depends only on its time and the watermark.
         """
@@ -83,9 +83,9 @@ class RejectedRowHandler:
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
-        """Read the rows again that cannot be stored: the reasons, a few samples, and their letters.
+        """Read unstorable rows again, for the reasons, a few samples, and their dead letters.
 
-        Raises EpochError if their number differs from the first time.
+        Raises EpochError if their number differs from the first reading.
         """
         unstorable, staged = [], list[LetterFile]()
         for source_rows in outcome.unstorable:

@@ -1,6 +1,6 @@
 """The plan of a step's rows in Spark SQL: event time ─▶ the SQL of each input path ─▶ the columns for the shards.
 
-Nothing is executed here. The engine runs the plan, `sw.batch` returns it to the caller, and tests prepare rows by it.
+Nothing is executed here. The engine runs the plan, `sw.batch` returns it to the caller, and tests prepare rows with it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ LETTER_NUMBER = "__letter"  # hidden column: the number of a row's letter, if le
 
 @dataclass(frozen=True)
 class TimedRows:
-    """The rows of a batch with `_event_ts` and `__bad`, per source.
+    """The rows of a batch with `_event_ts` and `__bad`, by source.
 
-    `split`: the partitions of each source that count as idle. `tagged`: rows carry the number of their source.
+    `split`: the idle partitions of each source. `tagged`: rows carry the number of their source.
     """
 
     timed: Mapping[str, DataFrame]
@@ -44,16 +44,16 @@ class TimedRows:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The SQL for the rows of one step.
+    """Builds the SQL for the rows of one step.
 
     Args:
         session: The Spark session.
-        pipeline: The pipeline.
-        logic: The operator.
-        times: Per source the SQL of its event time.
-        sql: Per input path (its key) the SQL that carries `_origin`, if late rows are kept.
-        end: SQL for the end of a row's gap, if each row has its own gap.
-        expressions: A cache.
+        pipeline: The pipeline that contains the step.
+        logic: The operator of the step.
+        times: The SQL of the event time, by source.
+        sql: The SQL of each input path (by its key) that carries `_origin`, if late rows are kept.
+        end: The SQL for the end of a row's gap, if each row has its own gap.
+        expressions: The cache for the expressions.
     """
 
     session: SparkSession
@@ -65,13 +65,13 @@ class RowPlan:
     expressions: ExpressionCache = field(default_factory=ExpressionCache, compare=False)
 
     def latest_allowed_us(self, clock_us: int) -> int:
-        """Return the last event time, in microseconds, that is not in the far future. Rows after it are bad."""
+        """Return the last event time, in microseconds, that is not in the far future. Later rows are bad."""
         return clock_us + self.pipeline.transform.step.max_future_ms * 1000
 
     def time_column(self, name: str) -> tuple[str, int] | None:
-        """Return the column that is the event time, and its unit in microseconds. None if the event time is computed.
+        """Return the event-time column and its unit in microseconds. None if the event time is computed.
 
-        The unit is 0 for a TIMESTAMP, whose unit the file defines.
+        The unit is 0 for a TIMESTAMP, since the file defines its unit.
         """
         step, sql = self.pipeline.transform.step, self.times[name]
         column, unit = step.event_time_column, step.event_time_unit
@@ -82,15 +82,15 @@ class RowPlan:
         return None
 
     def is_stage_output(self, name: str) -> bool:
-        """Return whether a source is the output of a stage. Limits of sources do not apply to it."""
+        """Return whether a source is the output of a stage. Source limits do not apply to it."""
         return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
-        """Return the rows with `_event_ts` and `__bad`, which is NULL for a usable row and else the reason."""
+        """Return the rows with `_event_ts` and `__bad`: the reason for a bad row, NULL for a usable one."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:
-            # Spark decodes only requested columns, and only they can fail. So every job requests all of them.
+            # Spark decodes only requested columns, and only those can fail. So every job requests all of them.
             every = ", ".join(quote_column(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = (
@@ -103,13 +103,13 @@ class RowPlan:
         reason = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
         data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
-        adds_file = name in self._file_sources and FILE not in columns  # letters bring the file name
+        adds_file = name in self._file_sources and FILE not in columns  # dead letters provide the file name
         file = [f"_metadata.file_path AS {FILE}", fingerprint_sql()] if adds_file else []
         return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
 
     @property
     def _file_sources(self) -> list[str]:
-        """The sources for whose rows Spark knows the file."""
+        """The sources for which Spark knows the file of each row."""
         connections = self.pipeline.connections
         by_source = {
             s.name: resolve_connection(s.connection, connections)
@@ -121,10 +121,10 @@ class RowPlan:
     def outputs(
         self, read: TimedRows, name: str, timed: DataFrame, observed: DataFrame | None = None
     ) -> Iterator[tuple[InputPath, int | None, DataFrame]]:
-        """Yield the output of the SQL for a source's usable rows, per input path and tag (see `_by_idleness`).
+        """Yield the output of the SQL for a source's usable rows, for each input path and tag (see `_by_idleness`).
 
-        The tag is None if rows need none. `observed`: the same rows with an observation attached; used for the first
-        path.
+        The tag is None if rows do not need one. `observed`: the same rows with an observation attached, used for the
+        first path.
         """
         names = [s.name for s in self.pipeline.sources]
         for number, input_path in enumerate(self.pipeline.input_paths_from(name)):
@@ -140,7 +140,7 @@ class RowPlan:
                 yield input_path, tag if read.tagged else None, out
 
     def _with_origin(self, timed: DataFrame, name: str) -> DataFrame:
-        """Return the usable rows, with their origin if the config needs it after the SQL."""
+        """Return the usable rows, with `_origin` if the config needs it after the SQL."""
         rows = timed.where("__bad IS NULL")
         if not self.pipeline.tracks_origin:
             return rows.drop(FILE, FINGERPRINT)
@@ -150,16 +150,16 @@ class RowPlan:
         return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
 
     def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
-        """Return the output rows with the reason why one cannot be stored. None if every row can be stored."""
+        """Return the output rows with the reason why each cannot be stored. None if every row can be stored."""
         reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
         return None if reason_sql is None else out.selectExpr("*", f"{reason_sql} AS {storability.UNFIT}")
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
-        """Return the columns that rows bring to the shards, over the output of the SQL."""
+        """Return the columns that are sent to the shards, over the output of the SQL."""
         return shard_columns.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
     def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
-        """Return the SQL of an input path that carries `_origin`, even if late rows are not kept. Raises StartError."""
+        """Return an input path's SQL that carries `_origin`, even if late rows are not kept. Raises StartError."""
         if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
             return self.sql.get(input_path.key)
         plain = frame.drop(FILE, FINGERPRINT, LETTER_NUMBER)
@@ -167,7 +167,7 @@ class RowPlan:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Return the rows with their tag: the index of the source, or for its idle partitions, an index after all sources."""
+    """Return the rows with their tags: the index of the source, or an index after all sources for its idle partitions."""
     if not idle:
         return [(index, rows)]
     listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)

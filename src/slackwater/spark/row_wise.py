@@ -1,13 +1,12 @@
-"""Check that SQL is row-wise, by Spark's own analysis: its output for a row depends on that row and on lookups only.
+"""Check with Spark's own analyser that SQL is row-wise: its output for a row depends only on that row and on lookups.
 
-An allow list decides. A plan node or expression that is not on it is refused.
+An allow list decides. Any other plan node or expression is rejected.
 
     Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: read and output in the same epoch
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
-classic: checks every node and expression of the analysed plan, as JSON
-Connect: gets the plan only as text, in which a literal may look like an expression. So nodes are checked in the text,
-         and expressions by the parser that `check` uses.
+classic: checks every node and expression of the analysed plan, as JSON Connect: only gets the plan as text, in which a
+literal may look like an expression. So nodes are checked in the text, and expressions by the parser that `check` uses.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _ALLOWED = frozenset(
     RepartitionByExpression RebalancePartitions CTERelationDef LimitAll
     """.split()
 )
-# nodes whose rows are equal in every epoch
+# nodes whose rows are the same in every epoch
 _LEAVES = frozenset(
     """
     LocalRelation OneRowRelation Range LogicalRelation LogicalRDD HiveTableRelation DataSourceV2Relation RelationV2
@@ -77,9 +76,9 @@ _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as 
 
 
 def find_statement(session: SparkSession, sql: str) -> str | None:
-    """Return the first word of a text that is a statement and not a query; None for a query. The text is not executed.
+    """Return the first word of a text that is a statement instead of a query; None for a query. The text is not run.
 
-    Raises Spark's own errors. Over Connect the text is put in parentheses, which no statement can be. So the first
+    Raises Spark's own errors. Over Connect the text is put in parentheses, in which only a query is valid. So the first
     word is enough there.
     """
     word = _first_word(sql)
@@ -108,7 +107,7 @@ def _first_word(sql: str) -> str:
 def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW) -> set[str]:
     """Return the parts of a DataFrame's plan that are not row-wise, by the names that users know.
 
-    `bounds`: the columns of `view`, which the plan reads, by which rows may be grouped.
+    `bounds`: columns of `view` by which rows may be grouped. The plan reads `view`.
     """
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.parse_json(plan.toJSON())
@@ -130,7 +129,7 @@ def forbidden_parts_of_text(
 ) -> set[str]:
     """Return the parts of a SQL text over `rows` that are not row-wise, for Spark Connect.
 
-    If the parser is unsure, a text that only looks like a forbidden expression is refused as well.
+    If the parser is unsure, a text that merely looks like a forbidden expression is rejected as well.
     """
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
@@ -153,7 +152,7 @@ def forbidden_parts_of_text(
 
 @dataclass
 class _PlanWalker:
-    """Walks a plan.
+    """Walks a plan and collects what is not row-wise.
 
     Args:
         is_by_bound: Returns whether a node groups by a bound of the window.
@@ -224,7 +223,7 @@ class _PlanWalker:
         return any(reads)
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
-        """Detect a constant text that Spark reads as a clock time, such as 'today'. That happens only in a cast."""
+        """Detect a constant such as 'today' that Spark reads as the current time. This happens only in casts."""
         to = _TO_TIMES.get(plan_nodes.class_name(outer)) or str(outer.get("dataType"))
         if plan_nodes.class_name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.class_name(inner) != "Literal":
             return
@@ -233,7 +232,7 @@ class _PlanWalker:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Detect an AES encryption without an initialisation vector, which is then random."""
+        """Detect AES encryption without an initialisation vector, which is random."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":

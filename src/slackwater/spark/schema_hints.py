@@ -1,7 +1,7 @@
-"""Check the first rows of each source within the epoch's job, for columns without values and times in a wrong unit.
+"""Check the first rows of each source, within the epoch's job, for empty columns and wrong time units.
 
 begin_sources ─▶ aggregates (part of the epoch's) ─▶ add_statistics ─▶ with_unit_hints: a warning, or part of the
-outcome
+                                                                       outcome
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ log = logging.getLogger("slackwater")
 
 @dataclass
 class SchemaHints:
-    """The hints about the first rows of each source. `times`: per source the SQL of its event time."""
+    """Hints about the first rows of each source. `times`: the SQL of the event time, by source."""
 
     session: SparkSession
     pipeline: Pipeline
     times: Mapping[str, str]
-    # per source: counts, the SQL of its event time as a number, statistics of the latest epoch, rows
+    # for each source: counts, the SQL of its event time as a number, statistics of the latest epoch, rows
     _counts: dict[str, FirstRowCounts] = field(default_factory=dict)
     _time_numbers: dict[str, tuple[str, str] | None] = field(default_factory=dict)
     _statistics: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _frames: dict[str, DataFrame] = field(default_factory=dict)
 
     def add_statistics(self, name: str, statistics: Mapping[str, Any]) -> None:
-        """Keep the statistics of the latest epoch, which include the results of `aggregates`."""
+        """Store the statistics of the latest epoch, which include the results of `aggregates`."""
         self._statistics[name] = dict(statistics)
 
     def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
-        """Prepare the counts of each new source: for the declared columns, and for the event time as a number."""
+        """Prepare the counts for each new source: of the declared columns, and of the event time as a number."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)
                 is_rereadable = (
                     connection is not None and CONNECTORS[connection.kind].keeps_history
-                )  # its data can be read again for the names in it
+                )  # its data can be read again to find its field names
                 declared = declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
                 columns = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [columns[c.casefold()] for c in declared if c.casefold() in columns]
@@ -61,7 +61,7 @@ class SchemaHints:
                 self._time_numbers[spec.name] = self._time_number(spec.name, frames[spec.name])
 
     def _time_number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
-        """Return the type of the event time and SQL for it as a number; None if it is not a number."""
+        """Return the type of the event time and SQL for it as a number; None if it is not numeric."""
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
         if self.times.get(name) == analysis.CLOCK or step.time_mode == "processing":
             return None
@@ -77,7 +77,7 @@ class SchemaHints:
         return ("integer", f"CAST({expression} AS BIGINT)") if kind in schema.INTEGERS else None
 
     def aggregates(self, name: str) -> list[Any]:
-        """Return the aggregates over the first rows; empty once enough rows were read."""
+        """Return the aggregates over the first rows; empty once enough rows have been read."""
         F = spark_connect.sql_functions(self.session)  # noqa: N806
         counts, number = self._counts.get(name), self._time_numbers.get(name)
         if counts is None or not counts.needs_rows:
@@ -112,7 +112,7 @@ class SchemaHints:
         return replace(outcome, sources=sources)
 
     def warn_missing(self, *names: str) -> None:
-        """Warn about schema columns that none of the first rows has; by default of all sources."""
+        """Warn about schema columns that are NULL in all of the first rows; by default for all sources."""
         for name in names or tuple(self._counts):
             counts, frame = self._counts[name], self._frames.pop(name, None)
             if frame is None or counts.is_warned or not counts.rows:
@@ -125,6 +125,6 @@ class SchemaHints:
                 log.debug("the names in the data of %s cannot be read: %s", name, error)
                 data_names = []
             for column in counts.missing:
-                if column not in data_names:  # otherwise it exists and is NULL
+                if column not in data_names:  # otherwise the field exists and is NULL
                     line = missing_text(name, column, min(counts.rows, ROWS), data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

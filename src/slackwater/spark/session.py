@@ -1,4 +1,4 @@
-"""Spark sessions: a quiet one that we start, or a private session on the caller's Spark."""
+"""Spark sessions: one that we start, without start-up output, or a private session on the caller's Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.log.level": "OFF",
-    # Spark puts them before spark.executor.extraJavaOptions, whose values win
+    # Spark puts these before spark.executor.extraJavaOptions, whose values win
     "spark.executor.defaultJavaOptions": avro_limits.JAVA_OPTIONS,
 }
 
@@ -41,7 +41,7 @@ _starting = False
 
 
 def is_starting() -> bool:
-    """Return whether Spark is being started. Then nothing was read yet, and its process ends with this one."""
+    """Return whether Spark is being started. Until then nothing has been read, and Spark's process ends with this one."""
     return _starting
 
 
@@ -84,7 +84,7 @@ def start_session(
 
 
 def _failure_reason(error: Exception, log: Path) -> str:
-    """Return Java's error if Java runs, else the last line of its output, and advice."""
+    """Return Java's error if Java runs, otherwise the last line of its output and advice."""
     if type(error).__module__.startswith("py4j"):
         return f"{spark_error_reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
@@ -115,7 +115,7 @@ def _drop_ended_spark() -> None:
 
 
 def _silence_error_logs() -> None:
-    """Stop PySpark from logging a failed analysis with its Java stack trace. We report the raised error."""
+    """Stop PySpark from logging Java stack traces of failed analyses. We report the raised error."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -124,7 +124,7 @@ def _silence_error_logs() -> None:
 
 @contextmanager
 def _keep_interrupt_handler() -> Iterator[None]:
-    """Keep the caller's SIGINT handler. PySpark installs its own, which kills the epoch in progress."""
+    """Keep the caller's SIGINT handler. PySpark installs its own, which would kill the epoch in progress."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -137,7 +137,7 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _stderr_to_file() -> Iterator[Path]:
-    """Redirect the standard error of the Java process to a file. This process keeps its own."""
+    """Redirect the standard error of the Java process to a file. That of this process is unchanged."""
     with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
         path = Path(file.name)
         sys.stderr.flush()
@@ -161,8 +161,8 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.ansi.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(MOST_ROWS),
         "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
-        # An epoch aggregates to more groups than the 65,000 of Spark's fast hash table. Beyond its capacity
-        # each row is looked up in two tables.
+        # An epoch aggregates to more groups than the 65,000 that fit into Spark's fast hash table. Beyond that, each
+        # row is looked up in two tables.
         "spark.sql.codegen.aggregate.fastHashMap.capacityBit": "20",
         "spark.sql.streaming.metricsEnabled": "false",
         # The checkpoint only plans the next batch, and needs only the previous one for it.
@@ -170,12 +170,12 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
         "spark.sql.streaming.fileSource.log.cleanupDelay": "0",
     }.items():
         if spark_connect.is_connect(private) and key == "spark.sql.execution.arrow.pyspark.fallback.enabled":
-            continue  # Connect warns: it does not have this setting
+            continue  # Connect warns that it does not have this setting
         private.conf.set(key, value)
     if private.conf.get("spark.ui.enabled", "true") == "false":
         private.conf.set("spark.sql.ui.explainMode", "simple")  # the UI is off, so no detailed plan text is needed
     if spark_connect.is_on_this_machine(session):
-        # Checksums of repeated shuffle tasks are useless on one machine, where no shuffle file gets lost.
+        # Checksums for repeated shuffle tasks are useless on one machine, where no shuffle file gets lost.
         for key in ("enabled", "enableFullRetryOnMismatch"):
             private.conf.set(f"spark.sql.shuffle.orderIndependentChecksum.{key}", "false")
     if spark_connect.is_connect(private):
@@ -184,5 +184,5 @@ def private_session(session: SparkSession, shards: int) -> SparkSession:
 
 
 def list_files_locally(session: SparkSession) -> None:
-    """Make Spark list input files in the driver and not with a job, because they are on local disks."""
+    """Make Spark list input files in the driver instead of in a job, because they are on local disks."""
     session.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000000")

@@ -1,4 +1,4 @@
-"""What each operator needs of the rows after the SQL: the columns for the shards, preaggregation, and typed frames."""
+"""Per operator: the columns that are sent to the shards, pre-aggregation, and typed frames."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _(operator: Operator) -> Sequence[Agg]:
 
 @singledispatch
 def shard_columns(operator: Operator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    """Return the columns that rows bring to the shards, as Spark SQL over the output of a source's SQL.
+    """Return the columns that are sent to the shards, as Spark SQL over the output of a source's SQL.
 
     `before`, `end`: see `epoch_sql.row_columns`.
     """
@@ -73,7 +73,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
-    """Return the columns that all sources of one input must have, with one type each."""
+    """Return the columns that all sources of an input must have, each with the same type everywhere."""
     raise_unregistered(operator, "slackwater.spark.shard_columns.required_columns")
 
 
@@ -95,13 +95,13 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return the rows to shuffle: preaggregated, or as they are."""
+    """Return the rows to shuffle, pre-aggregated or not."""
     raise_unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
 def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return partial accumulators per key and pane, if all aggregations lift in SQL."""
+    """Return partial accumulators per key and pane, if all aggregations have a SQL form."""
     if not operator.lifts_in_sql:
         return rows
     F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
@@ -118,7 +118,7 @@ def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 
 @singledispatch
 def without_preaggregation(operator: Operator) -> Operator:
-    """Return the operator for rows that are not preaggregated."""
+    """Return the variant of an operator for rows that are not pre-aggregated."""
     raise_unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
 
 
@@ -135,7 +135,7 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Return the rows of `lift_rows` in one partition per shard, in order, possibly with further columns."""
+    """Return the rows of `lift_rows` in one partition per shard, in order, possibly with additional columns."""
     raise_unregistered(operator, "slackwater.spark.shard_columns.repartition_to_shards")
 
 
@@ -148,7 +148,7 @@ def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 
 @repartition_to_shards.register(StatelessOperator)
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
-    """Reduce the partitions without a shuffle: any shard may process any row.
+    """Reduce the number of partitions without a shuffle: any shard may process any row.
 
     A repeated task reads the same rows in the same order.
     """
@@ -157,7 +157,7 @@ def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
 
 @singledispatch
 def typed_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Convert rows from Spark to the frame that `operator.ingest` takes, with typed keys and accumulators."""
+    """Convert rows from Spark to the frame that `operator.ingest` expects, with typed keys and accumulators."""
     raise_unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
 
 
@@ -188,7 +188,7 @@ def _(operator: KeyedOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that are not preaggregated, with their keys and the inputs of aggregations in the declared types."""
+    """Return rows that are not pre-aggregated, with keys and aggregation inputs in the declared types."""
     types = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
     return rows.with_columns(rows[name].cast(dtype) for name, dtype in types.items())
 
@@ -197,7 +197,7 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Convert rows of dead letters to rows with `__kh`, `__ts` and the column `number`.
 
-    Rows of windows also have keys and accumulators; those without a usable gap are left out.
+    Rows of windows also have keys and accumulators. Rows without a usable gap are omitted.
     """
     raise_unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
 

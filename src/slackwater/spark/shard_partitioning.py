@@ -1,7 +1,8 @@
-"""Send rows to the partition of their shard: with `repartitionById` since Spark 4.1, before by a key with a matching
-hash.
+"""Send each row to the partition of its shard.
 
-shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
+Spark 4.1 and later have `repartitionById` for this. Earlier versions partition by a key with a matching hash:
+
+    shard 2 of 3 ─▶ key 5: pmod(murmur3(5, seed 42), 3) = 2 ─▶ repartition(3, key) ─▶ partition 2
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BY_ID_SINCE = (4, 1)
-_SEED = 42  # of Spark's hash partitioning
+_SEED = 42  # the seed of Spark's hash partitioning
 
 
 def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
@@ -35,7 +36,7 @@ def partition_by_shard(rows: DataFrame, shards: int, owner: str) -> DataFrame:
 
 @cache
 def shard_keys(shards: int) -> tuple[int, ...]:
-    """Return per shard a number (INT) that Spark's hash partitioning sends to the partition with the shard's number."""
+    """Return, for each shard, a number (INT) that Spark's hash partitioning sends to the partition of that shard."""
     key_of: dict[int, int] = {}
     start, block = 0, 8 * shards + 64
     while len(key_of) < shards:

@@ -1,6 +1,4 @@
-"""Statistics of a source's rows in an epoch: the numbers of rows and of bad rows, the newest time, and where it was
-read.
-"""
+"""Statistics of a source's rows in an epoch: the number of rows and bad rows, and the newest time with its location."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
     from slackwater.sources.parquet_footers import ColumnStats
 
 FILE = "__file"  # hidden column: the file that a row was read from
-FINGERPRINT = "__mark"  # hidden column: a number from time and size of the file, which identifies it within its batch
-_TOPICS = "struct(_topic, _partition, _offset)"  # the position of a record of one of several topics
+FINGERPRINT = "__mark"  # hidden column: a number from a file's time and size, which identifies it within its batch
+_TOPICS = "struct(_topic, _partition, _offset)"  # the position of a record in one of several topics
 MIN_PARTITIONS, MIN_COMPARISONS = 128, 25_000_000  # partitions, and rows times partitions: see `needs_separate_job`
 _OF_PARTITION = 44  # bits of the offset in a position; the partition is above them
 
@@ -32,15 +30,18 @@ Facts = Mapping[str, Any]  # by the names in `statistics_columns`
 
 
 def fingerprint_sql() -> str:
-    """Return SQL for the fingerprint of a file. A name would be copied for each row. See `FileEntry.has_fingerprint`."""
+    """Return SQL for the fingerprint of a row's file; see `FileEntry.has_fingerprint`.
+
+    A file name would be copied for every row.
+    """
     return f"unix_millis(_metadata.file_modification_time) * {SIZE_MODULUS}L + _metadata.file_size % {SIZE_MODULUS}L AS {FINGERPRINT}"
 
 
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
     """Return the aggregates over a source's rows.
 
-    With `usable_only` false they ignore `__bad`, which is faster and right as long as no row is bad. Columns that say
-    where a row is from give the position of the newest one.
+    If `usable_only` is false, they ignore `__bad`, which is faster, and correct as long as no row is bad. The columns
+    for a row's location give that of the newest row.
     """
     F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
@@ -73,7 +74,7 @@ def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_o
 
 
 def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int, last: int) -> Facts | None:
-    """Return the statistics of rows that were not read, from file footers, if the event time is a plain column.
+    """Derive the statistics of rows from file footers, without reading the rows. The event time must be a plain column.
 
     Args:
         stats: The statistics of the column.
@@ -82,7 +83,7 @@ def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int,
         last: The last usable time in microseconds.
 
     Returns:
-        None if a row may be bad for another reason than a missing time.
+        None if rows could be bad for any reason other than a missing time.
     """
     if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
@@ -99,16 +100,16 @@ def count_unstorable(rows: DataFrame) -> Any:
 
 
 def needs_separate_job(partitions: Mapping[str, int]) -> bool:
-    """Return whether a separate job determines the newest time of each partition. `partitions`: their record counts.
+    """Return whether to use a separate job for the newest time of each partition. `partitions`: their record counts.
 
-    An observation of one partition is an aggregate over every row (6 to 24 ns). For many rows of many partitions it
-    is cheaper to read the records again, decode only the time, and aggregate by partition.
+    Observing a partition adds an aggregate over every row (6 to 24 ns). With many rows in many partitions, it is
+    cheaper to read the records again, decode only the time, and aggregate by partition.
     """
     return len(partitions) >= MIN_PARTITIONS and len(partitions) * sum(partitions.values()) >= MIN_COMPARISONS
 
 
 def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks: int) -> Mapping[str, int | None]:
-    """Return the newest usable event time of each partition that has rows, by a job.
+    """Run a job for the newest usable event time of each partition that has rows.
 
     Args:
         timed: The rows.
@@ -117,11 +118,11 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
         tasks: The number of tasks of the job.
 
     Raises:
-        EpochError: The input changed since the epoch's job.
+        EpochError: The input has changed since the epoch's job.
     """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     usable = F.expr("CASE WHEN __bad IS NULL THEN unix_micros(_event_ts) END")
-    # Neither a task per partition, each of a few milliseconds, nor one per shard of the step.
+    # Coalesced: otherwise each partition costs a task of a few milliseconds, and then each shard of the step another.
     by_partition = timed.coalesce(tasks).groupBy("_topic", "_partition").agg(F.max(usable).alias("newest"))
     newest_by_partition = {
         f"{row['_topic']}-{row['_partition']}": row["newest"] for row in by_partition.coalesce(1).collect()
@@ -147,7 +148,7 @@ def source_stats(
     Args:
         facts: The results.
         partitions: The record count of each partition.
-        file_of: Returns the files of a fingerprint.
+        file_of: Returns the files that match a fingerprint.
         newest: The newest time of each partition, if a separate job determined it.
     """
     if newest is None:
@@ -168,7 +169,7 @@ def source_stats(
 def _describe_location(
     place: int | str | None, partitions: Mapping[str, int], file_of: Callable[[int], str | None]
 ) -> str | None:
-    """Return where a row was read, for messages."""
+    """Describe where a row was read, for messages."""
     if place is None:
         return None
     if isinstance(place, str):
@@ -180,7 +181,7 @@ def _describe_location(
 
 
 def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """Return the event times of the newest rows in spans shorter than `jump_us`, per partition and for the whole source."""
+    """Return the newest event times in spans shorter than `jump_us`, for each partition and for the whole source."""
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"
     times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")

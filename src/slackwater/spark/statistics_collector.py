@@ -1,10 +1,9 @@
-"""Choose how an epoch gets the statistics of a source: they are known before, or come from a separate job, or are
-observed.
+"""Choose how an epoch gets the statistics of a source: known beforehand, from a separate job, or observed.
 
 known      rows ─▶ SQL ─▶ …                                full speed; file footers were read before
 separate   rows ─▶ SQL ─▶ …                                full speed
-           their time only, read again ─▶ aggregated       0.1 µs of CPU time a row, and one more job
-observed   rows ─▶ [observation] ─▶ SQL ─▶ …               splits the code that Spark generates: 0.5 µs a row
+           their time only, read again ─▶ aggregated       0.1 µs of CPU time per row, and one more job
+observed   rows ─▶ [observation] ─▶ SQL ─▶ …               splits the code that Spark generates: 0.5 µs per row
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from slackwater.spark.source_statistics import FINGERPRINT, Facts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MANY_ROWS = 250_000  # of a source in an epoch, chosen: beyond it a separate job is clearly cheaper
+MANY_ROWS = 250_000  # rows of a source per epoch (an estimate) beyond which a separate job is clearly cheaper
 
 
 @dataclass
@@ -40,7 +39,7 @@ class StatisticsCollector:
     ) -> tuple[DataFrame, PendingStatistics]:
         """Return the source's rows to process, and a handle to their statistics.
 
-        `facts`: statistics that are known already; then nothing is collected.
+        `facts`: statistics that are already known; if given, nothing is collected.
         """
         if facts is not None:
             return timed, PendingStatistics(name, facts)
@@ -55,7 +54,7 @@ class StatisticsCollector:
 
 @dataclass(frozen=True)
 class PendingStatistics:
-    """A handle to the statistics of one source's rows: an observation, a job in progress, or the statistics themselves."""
+    """A handle to the statistics of one source's rows: an observation, a running job, or the statistics themselves."""
 
     source: str
     _answer: Any
@@ -74,7 +73,7 @@ class PendingStatistics:
 
 
 def is_read_by_columns(timed: DataFrame) -> bool:
-    """Return whether reading only the event times again is cheap: rows of files that need no decoding."""
+    """Return whether reading only the event times a second time is cheap: rows from files that need no decoding."""
     return FINGERPRINT in timed.columns and CORRUPT not in timed.columns
 
 

@@ -1,12 +1,12 @@
 """Keep memory pages and modules in the Python workers between epochs.
 
 Returning pages to the system and faulting them in again costs more than a tenth of an epoch. Two allocators hold the
-rows: glibc's (NumPy, compiled loops) and the jemalloc of Polars. Both are configured to keep pages, up to a bound.
+rows: glibc's (NumPy, compiled loops) and the jemalloc of Polars. Both are configured to keep pages, up to a limit.
 
 Spark's worker runs the garbage collector after every task, over all objects. The modules that tasks need have 165,000
-of them, which takes as long as an epoch of a few thousand rows. So objects that exist after the first tasks are
-frozen. Spark 4.0 also invalidates the caches of all importers before every task. Importers of its own zip files then
-look up a thousand names again.
+of them, which takes as long as an epoch of a few thousand rows. So objects that exist after the first tasks are frozen.
+Spark 4.0 also invalidates the caches of all importers before every task. The importers of its own zip files then look
+up a thousand names again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import zipimport
 
 # read when Polars is imported, so it is set for the processes that Spark starts
 ENVIRONMENT = {"_RJEM_MALLOC_CONF": "dirty_decay_ms:60000,muzzy_decay_ms:60000"}
-KEPT_BYTES = 256 << 20  # free memory at the end of glibc's heap
+KEPT_BYTES = 256 << 20  # free memory to keep at the end of glibc's heap
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGEST_ON_HEAP = 32 << 20  # glibc's maximum
 _is_configured = False
-_tasks = 0  # of this process
+_tasks = 0  # number of tasks that this process has run
 
 
 def keep_pages() -> None:
-    """Configure this process, once, to keep freed memory. Only has an effect if the C library is glibc."""
+    """Configure this process, once, to keep freed memory. This only has an effect if the C library is glibc."""
     global _is_configured
     if _is_configured:
         return
@@ -41,9 +41,9 @@ def keep_pages() -> None:
 
 
 def freeze_objects() -> None:
-    """Freeze all live objects after the first, second, fourth, eighth, … task of a process, which has just ended.
+    """Freeze all live objects after the first, second, fourth, eighth, … task of a process.
 
-    Later tasks also import modules. Garbage that is frozen by mistake is small.
+    Later tasks import more modules, so once is not enough. Little garbage is frozen by mistake.
     """
     global _tasks
     _tasks += 1

@@ -1,4 +1,4 @@
-"""The code that runs in Spark's Python workers: a task over one partition, and the transfer of its input and report.
+"""The code that runs in Spark's Python workers: a task over one partition, with the transfer of its input and report.
 
 partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project with its class name
 """
@@ -49,10 +49,10 @@ def run_on_partitions(
 ) -> list[str]:
     """Run `task` over these columns of each partition, as one Arrow table, and return the reports.
 
-    Errors of this project are raised again with their class. `batches`: the batch size of consecutive epochs.
+    Errors of this project are re-raised with their class. `batches`: chooses the batch size of consecutive epochs.
     """
     sizes = batches or ArrowBatchSizer()
-    # Names without dots, because mapInArrow reads a dot as a path.
+    # Names without dots, because mapInArrow treats a dot as a path separator.
     plain = (expressions or ExpressionCache()).select(
         frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
@@ -102,8 +102,8 @@ def _report_schema() -> StructType:
 class PackedTasks:
     """The tasks of all shards, as they are sent to every worker.
 
-    Each is pickled separately, and a worker unpickles only its own. Else an epoch would cost the square of the
-    shards.
+    Each task is pickled separately, and a worker unpickles only its own. Otherwise the cost of an epoch would grow with
+    the square of the number of shards.
     """
 
     operator: Operator

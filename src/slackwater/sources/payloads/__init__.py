@@ -1,1 +1,1 @@
-"""Decoders from the bytes of a record to columns, one file per format. `registry.py` selects one."""
+"""Decoders that convert the bytes of a record to columns, one module per format. `registry.py` selects one."""

@@ -1,5 +1,6 @@
-"""Avro with a schema file, or with every version of a subject in a registry. Records are converted to the newest
-version.
+"""Avro with a schema file, or with every version of a subject in a registry.
+
+Records are converted to the newest version.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class AvroPayload(Payload):
     """Decodes Avro records.
 
     Args:
-        writers: The writers' schemas (JSON) by registry id; the key None stands for a single schema.
+        writers: The writers' schemas (JSON) by registry id; the key None means a single schema.
         reader: The schema (JSON) of the rows, with the field `_MARK` added.
     """
 
@@ -79,7 +80,7 @@ def _text(spec: Source) -> str:
 
 
 def _marked(text: str) -> str:
-    """Add a field with a default to a reader's schema. It is not NULL only in decoded records."""
+    """Add a marker field with a default to a reader's schema. It is only set in records that were decoded."""
     schema = json.loads(text)
     return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
 

@@ -1,8 +1,8 @@
 """Limits on how much memory an Avro record may make Java allocate.
 
-A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates what is
-announced before it reads on. That ends Spark's process, so the record would stop a pipeline on every start. With
-these limits it is a bad row. Avro reads them as Java system properties when its decoder is loaded.
+A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
+memory before it reads on. This kills Spark's process, so one record would stop the pipeline on every start. With these
+limits, it is a bad row instead. Avro reads them as Java system properties when its decoder is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
 def set_limits(session: SparkSession) -> None:
     """Set the limits in the driver's process, unless they are set already.
 
-    They have no effect if that process has decoded Avro before. A Spark Connect server keeps its own limits.
+    They have no effect if that process has already decoded Avro. A Spark Connect server keeps its own limits.
     """
     if spark_connect.is_connect(session):
         return

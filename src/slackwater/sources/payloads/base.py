@@ -1,4 +1,4 @@
-"""What all payload formats share. A record that cannot be decoded has its text in `_corrupt_record`.
+"""What all payload formats share. For a record that cannot be decoded, `_corrupt_record` has its text.
 
 records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RawRecords:
-    """The records of a source, described before any is read.
+    """The records of a source, described before any record is read.
 
     Args:
         session: The Spark session.
@@ -33,8 +33,8 @@ class RawRecords:
         address: The address of the schema registry.
         topics: The topics that the query lists by name.
         stored_schema: The schema of the first start, as Spark's JSON.
-        sample: Returns some records as text.
-        zone: The time zone of texts without one.
+        sample: Returns some records as strings.
+        zone: The time zone of times without one.
     """
 
     session: SparkSession
@@ -47,9 +47,9 @@ class RawRecords:
     zone: str = UTC
 
     def versions(self, file: str | None) -> Sequence[registry.SchemaVersion]:
-        """Return every version of the topics' schemas in the registry. Raises StartError without a registry.
+        """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
 
-        `file`: the key that could name a schema file instead, for the message.
+        `file`: the config key for a schema file, which the message suggests instead.
         """
         if self.address is None or not self.topics:
             instead = f"{file}, or " if file else ""
@@ -72,8 +72,9 @@ class Payload(ABC):
     FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
 
     def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
-        """Return the payload's columns, the `meta` columns (SQL), and `_corrupt_record`, which is NULL for a decoded
-        record.
+        """Return the payload's columns, the `meta` columns (SQL), and `_corrupt_record`.
+
+        `_corrupt_record` is NULL for a decoded record.
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records).selectExpr(

@@ -39,7 +39,7 @@ class ProtobufPayload(Payload):
 
 
 def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder, str]:
-    """Return the decoder of records without a frame, and their columns as DDL."""
+    """Return the decoder for records without a frame, and their columns as DDL."""
     spec = records.spec
     with _as_start_error(spec, f'protobuf_schema_file "{path}"'):
         files = protobuf_schema.from_file(path)
@@ -48,7 +48,7 @@ def _decoder_from_file(records: RawRecords, path: Path) -> tuple[ProtobufDecoder
 
 
 def _decoder_from_registry(records: RawRecords) -> tuple[ProtobufDecoder, str]:
-    """Return the decoder of records of all compatible versions, and their columns as DDL.
+    """Return the decoder for records of all compatible versions, and their columns as DDL.
 
     The newest version decodes all of them, because Protobuf identifies fields by number.
     """

@@ -1,5 +1,6 @@
-"""Files that schemas may import without a reference because Confluent's registry has them: field metadata, decimals,
-variants.
+"""Files that schemas may import without a reference, because Confluent's registry provides them.
+
+They define field metadata, decimals and variants.
 """
 
 META = """

@@ -1,4 +1,4 @@
-"""Decode Protobuf in Spark's workers: Arrow batches of records come in, and go out with the payload as a column.
+"""Decode Protobuf in Spark's workers: Arrow batches of records come in and leave with the payload as a column.
 
 a record's bytes ──▶ known prefix? ──▶ the message ──▶ ptars, a batch at a time ──▶ types of Spark ──▶ `_p`
                           │ no                            │ fails: each half of the batch separately,
@@ -21,13 +21,14 @@ _END = 2**31 - 1  # beyond the end of any value
 
 @dataclass(frozen=True)
 class ProtobufDecoder:
-    """The decoder of one message type, as it is sent to workers.
+    """The decoder of one message type, in the form that is sent to workers.
 
     Args:
         files: A serialised FileDescriptorSet.
         message: The full name of the message.
-        prefixes: The bytes that may precede a message: a frame with a schema id and the message indexes. None: no
-            prefix.
+        prefixes: The byte prefixes that may precede a message: a frame with a schema id and the message indexes.
+            None if
+            there is no prefix.
         body: The column with the bytes.
     """
 
@@ -46,7 +47,7 @@ class ProtobufDecoder:
 
     @property
     def type(self) -> pa.DataType:
-        """The Arrow type of the payload, as Spark takes it. Raises ValueError for a message without fields."""
+        """The Arrow type of the payload, as Spark expects it. Raises ValueError for a message without fields."""
         import pyarrow as pa
 
         spark_type = as_spark(pa.struct(list(message_decoder(self.files, self.message).schema())))
@@ -80,7 +81,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
 
 
 def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
-    """Yield decoded structs, in order. A batch with a record that cannot be decoded is split into halves."""
+    """Yield decoded structs in order. A batch that contains an undecodable record is split in halves."""
     import pyarrow as pa
 
     if messages.null_count == len(messages):
@@ -133,8 +134,9 @@ def message_decoder(files: bytes, message: str) -> Any:
 
 
 def as_spark(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that Spark uses for a decoded type. None for a message without fields, which Spark does not
-    support.
+    """Return the type that Spark uses for a decoded type.
+
+    None for a message without fields, which Spark does not support.
     """
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""Protobuf schemas of a source: compile .proto files, derive columns, and build the frames before records.
+"""Protobuf schemas of a source: compile .proto files, derive columns, and build the frames that precede records.
 
     event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
     versions in a registry ──▶ compatible with the newest? ──▶ frames: 00, id, indexes of the message
@@ -34,14 +34,14 @@ _PLAIN = {
     "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
     "decimal128(20, 0)": "DECIMAL(20, 0)",
 }  # fmt: skip
-# Type numbers of descriptors, and for each type the types that read its values with the same meaning
+# Type numbers of descriptors, and for each type the types that read its values without changing their meaning
 _MESSAGE, _GROUP, _REPEATED = 11, 10, 3
 _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
 
 
 @dataclass(frozen=True)
 class ProtoFiles:
-    """A serialised FileDescriptorSet: one file after all files that it imports."""
+    """A serialised FileDescriptorSet: a file, preceded by all files that it imports."""
 
     data: bytes
 
@@ -67,11 +67,11 @@ class ProtoFiles:
 
     @cached_property
     def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
-        """The messages of the file itself, with the indexes that registry frames use: one per level of nesting."""
+        """The messages of the file itself, with the indexes used in registry frames: one per level of nesting."""
         return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
 
     def full_name(self, name: str | None) -> str:
-        """Return the full name of a message; by default that of the first one in the file. Raises ValueError."""
+        """Return the full name of a message, by default of the first one in the file. Raises ValueError."""
         if name is None:
             if not self.message_indexes:
                 raise ValueError("it holds no message")
@@ -81,7 +81,7 @@ class ProtoFiles:
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:
-        """Raise ValueError for a message that contains itself, or has two fields with one name."""
+        """Raise ValueError if a message contains itself, or has two fields of the same name."""
         if name in within:
             raise ValueError(
                 f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
@@ -94,7 +94,7 @@ class ProtoFiles:
                 self.check(field.type_name.lstrip("."), [*within, name])
 
     def own_message_name(self, name: str | None) -> str:
-        """Return the full name of a message that registry frames can refer to: it must be in the file itself."""
+        """Return the full name of a message that registry frames can refer to: one that the file itself defines."""
         full_name = self.full_name(name)
         if full_name not in self.message_indexes:
             raise ValueError(f'message "{full_name}" is in a file that it imports, and records can only be of its own')
@@ -105,7 +105,7 @@ class ProtoFiles:
         return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
 
     def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
-        """Return whether records written with these files have the same meaning when `newest` decodes them."""
+        """Return whether records written with these files keep their meaning when `newest` decodes them."""
         return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
 
 
@@ -125,7 +125,7 @@ def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
 
 
 def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
-    """Return whether every field that both messages have is read with the meaning with which it was written."""
+    """Return whether all fields that both messages have keep their meaning."""
     if (was, name) in compared:
         return True
     compared.add((was, name))
@@ -168,7 +168,10 @@ def from_file(path: Path) -> ProtoFiles:
 
 
 def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
-    """Compile a registry's text. `others`: its references, by the names under which it imports them."""
+    """Compile a schema text from a registry.
+
+    `others`: the schemas it references, by the names under which it imports them.
+    """
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
         for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
@@ -180,7 +183,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
 
 
 def _compile(folder: Path, name: str) -> bytes:
-    """Return the FileDescriptorSet of a file and all its imports, from the same folder or Google's common types."""
+    """Compile a file to a FileDescriptorSet with all its imports, from the same folder or Google's common types."""
     common = find_spec("google.type")
     roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
     with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
@@ -215,9 +218,9 @@ def _ddl(kind: pa.DataType) -> str:
 
 
 def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
-    """Return the bytes that may precede records of a message: a zero byte, the schema id, and the message indexes.
+    """Return the byte prefixes that may precede a message: a zero byte, the schema id, and the message indexes.
 
-    The indexes are zigzag varints after their number. The first message may be written as a single zero.
+    The indexes are zigzag varints, preceded by their count. The first message may be abbreviated to a single zero.
     """
     frame = b"\0" + number.to_bytes(4, "big")
     prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]

@@ -1,4 +1,4 @@
-"""Select the decoder for a source's payload format."""
+"""Selection of the decoder for a source's payload format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,5 @@ _FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
 
 
 def create_payload(records: RawRecords) -> Payload:
-    """Return the payload decoder of these records. Raises StartError if a schema or package it needs is missing or
-    wrong.
-    """
+    """Return the payload decoder for these records. Raises StartError if a schema or package is missing or wrong."""
     return _FORMATS[records.spec.payload_format or "json"](records)

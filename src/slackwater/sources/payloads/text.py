@@ -38,7 +38,7 @@ _INJECTED = frozenset(
 
 @dataclass(frozen=True)
 class JsonPayload(Payload):
-    """Decodes JSON. `zone`: the time zone of texts without one; `in_frame`: a registry frame precedes the text."""
+    """Decodes JSON. `zone`: the time zone of times without one; `in_frame`: a registry frame precedes the text."""
 
     zone: str = UTC
     in_frame: bool = False
