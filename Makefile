@@ -41,7 +41,7 @@ test-all: $(READY) ## every case of every test; needs RabbitMQ and Chromium besi
 # PySpark before 4.1 leaves sockets to the garbage collector, and its client of Connect takes no protobuf after 6.
 VERSION ?= 4.0.5
 SPARK_VENV := .venv-spark-$(VERSION)
-SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_times.py tests/e2e/test_connect.py
+SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_time_limits.py tests/e2e/test_connect.py
 
 $(SPARK_VENV)/.ready: $(READY)
 	@echo "Installing PySpark $(VERSION) into $(SPARK_VENV), once: about 450 MB"

@@ -59,7 +59,7 @@ def test_the_first_pipeline(
     assert capsys.readouterr().out == block("text")
     others = _commands(block("", 4))
     assert [c[0] for c in others] == ["run", "show", "why", "ui"]  # the last: test_ui_server.py, test_ui_browser.py
-    assert others[0] == ["run", "sessions.toml"], "until Ctrl-C; see test_live.py"
+    assert others[0] == ["run", "sessions.toml"], "until Ctrl-C; see test_continuous_run.py"
     assert command(monkeypatch, *others[2]) == 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

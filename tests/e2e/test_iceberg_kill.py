@@ -100,7 +100,7 @@ def epochs(home: Path) -> int:
     return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
 
 
-@long(beside="test_iceberg_deaths.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
+@long(beside="test_iceberg_kill_points.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
 def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog: RestCatalog, tmp_path: Path) -> None:
     kills = int(os.environ.get("SLACKWATER_KILLS", "1"))  # `make faults` sets more
     events, files = (200_000, 75) if kills > 10 else (6_000, 6)

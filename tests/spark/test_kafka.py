@@ -159,7 +159,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     assert counted(runner.output("latest")) == [("a", 1, 1)]
 
 
-@long(beside="test_changed_run.py::test_a_rebuild_reads_everything_again")
+@long(beside="test_config_change.py::test_a_rebuild_reads_everything_again")
 def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
     events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], second=1)
@@ -285,7 +285,7 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
     assert frame["n"].sum() == 63
 
 
-@long(beside="test_late.py::test_rows_of_an_idle_partition_are_told_apart")
+@long(beside="test_late_rows.py::test_rows_of_an_idle_partition_are_told_apart")
 def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
     """The second partition is silent until the watermark went on without it; its old rows are late, cause idle.
 

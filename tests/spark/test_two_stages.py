@@ -94,7 +94,7 @@ POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("state", [pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")])
-@long(beside="test_cases.py::test_a_join_then_a_window_of_topics")
+@long(beside="test_slackwater_test.py::test_a_join_then_a_window_of_topics")
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -251,7 +251,7 @@ UNREAD: list[tuple[dict[str, str], str]] = [
 ]  # fmt: skip
 
 
-DDL = {  # as Spark's own parser says (tests/spark/test_check_agrees.py)
+DDL = {  # as Spark's own parser says (tests/spark/test_check_against_spark.py)
     "a STRING": {"a": "string"},
     "a: string, b:int": {"a": "string", "b": "int"},
     "a STRING NOT NULL COMMENT 'x, y'": {"a": "string"},

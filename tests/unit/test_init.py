@@ -37,7 +37,7 @@ VALID = Draft202012Validator(json_schema.build_schema())
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes of rows under SQL is left open here: spark/test_cases.py has it worked out."""
+    """What comes of rows under SQL is left open here: spark/test_slackwater_test.py has it worked out."""
 
     def refused(pipelines: object) -> None:
         raise StartError("no Spark in this test")

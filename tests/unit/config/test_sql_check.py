@@ -1,6 +1,6 @@
 """`check` without Spark: it says nothing of what Spark accepts, and names each mistake with its key.
 
-That Spark agrees is proved in tests/spark/test_check_agrees.py, over the same cases.
+That Spark agrees is proved in tests/spark/test_check_against_spark.py, over the same cases.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def times(rows: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("step", ["note.before", "commit.before"])
 @long(
-    beside="test_letters_again.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
+    beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
 )
 def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     runner: Runner,
@@ -174,7 +174,7 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
 
 
 @long(
-    beside="test_letters_again.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
+    beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
 )
 def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
     for n, second in enumerate((100, 0)):

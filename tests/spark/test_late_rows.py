@@ -253,7 +253,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
-@long(beside="test_late.py::test_late_records_keep_their_bytes")
+@long(beside="test_late_rows.py::test_late_records_keep_their_bytes")
 def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
@@ -443,7 +443,7 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     assert compiled[2] == compiled[-1]
 
 
-@long(beside="test_times.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
+@long(beside="test_time_limits.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
 def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
     """At the ends of 64 bits a late one would break figures, and no target can hold it."""
     schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}

@@ -212,7 +212,7 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
     assert pl.read_parquet(letters)["value"].to_list() == [b"broken"]
 
 
-@long(beside="test_only_sql_runs.py::test_dying_at_every_step_changes_nothing")
+@long(beside="test_stateless_runs.py::test_dying_at_every_step_changes_nothing")
 def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As users run it: the process is killed, in a worker and between commit and target, and started again."""
     url = postgres.database("plain_killed")

@@ -85,7 +85,7 @@ def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: R
     assert files_with("p3pper", runner) == []
 
 
-@long(beside="test_changed_run.py::test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state")
+@long(beside="test_config_change.py::test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state")
 def test_no_sql_of_a_join_is_in_the_state(runner: Runner) -> None:
     joined.written(runner, 3)
     salted = joined.join(left_sql="SELECT *, sha2(concat(region, 's4lt'), 256) AS hidden FROM source")

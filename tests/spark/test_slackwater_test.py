@@ -413,7 +413,7 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
     assert "# what hours reads" in file.read_text()
 
 
-@long(beside="test_cases.py::test_a_file_runs_with_crash_restart_and_files")
+@long(beside="test_slackwater_test.py::test_a_file_runs_with_crash_restart_and_files")
 def test_the_command_as_people_use_it(home: Path) -> None:
     """In a process of its own: `slackwater test`, from the folder of the config."""
     done = subprocess.run(
