@@ -133,7 +133,7 @@ def keys_page() -> str:
         MADE,
         "",
         "All keys of a config by their tables, with the values that they take and their defaults. The same is in the JSON Schema for",
-        "[editors](configuration.md#in-an-editor); [configuration](configuration.md) says how they go together. A value of text may also",
+        "[editors](write-config.md#in-an-editor); [configuration](configuration.md) says how they go together. A value of text may also",
         "be `${NAME}` or `${NAME:-default}`, from the environment. A duration is text with its unit (`250ms`, `30s`, `5m`, `2h`, `30d`); each such",
         "key also exists with `_ms` at its end, as in `gap_ms = 1800000`, which takes a number of milliseconds too.",
     ]

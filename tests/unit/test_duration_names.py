@@ -25,7 +25,7 @@ MADE = {
     "keys.md",
     "messages.md",
     "python.md",
-    "configuration.md",
+    "write-config.md",
     "adr",
 }  # they name both forms, or what a function takes
 

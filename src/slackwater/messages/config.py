@@ -13,7 +13,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The description of a pipeline has mistakes, one line each: the pipeline, the key, what was found, what was expected. "
         "Nothing was started. All mistakes are reported at once, but for those that others hide.",
         "Correct the key that the line names. `slackwater check FILE` says below its lines where the keys are "
-        "[documented](configuration.md); [an editor](configuration.md#in-an-editor) marks most mistakes while you type.",
+        "[documented](configuration.md); [an editor](write-config.md#in-an-editor) marks most mistakes while you type.",
     ),
     MessageFamily(
         "A test cannot be run as it is",
