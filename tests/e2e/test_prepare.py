@@ -13,7 +13,7 @@ from tests.support.effort import long
 from slackwater.spark import jvm_class_archive
 
 
-@long(beside="test_jvm_class_archive.py::test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was")
+@long(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
 def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     archive = jvm_class_archive.archive_path()

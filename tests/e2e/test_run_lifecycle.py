@@ -134,7 +134,7 @@ def clean(text: str) -> None:
 
 
 @pytest.mark.parametrize("within", [True, False])
-@long(beside="test_error_boundary.py::test_a_spark_that_ended_is_told_whatever_was_raised_of_it")
+@long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
     """SIGKILL to its process, between two epochs and within one: what the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
@@ -166,7 +166,7 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
     assert "life: epoch 2, 2 rows in" in again.said()
 
 
-@long(beside="test_error_boundary.py::test_a_spark_that_ended_is_told_whatever_was_raised_of_it")
+@long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
     """Once the error is caught, the same process may run again: it gets a Spark of its own."""
     again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"
@@ -190,7 +190,7 @@ def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(hom
 
 
 @pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
-@long(beside="test_error_boundary.py::test_an_error_of_ours_comes_out_without_the_one_behind_it")
+@long(beside="test_error_boundary.py::test_a_slackwater_error_is_raised_without_its_cause")
 def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
     rows(home, 1, ts="nonsense")
     child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
@@ -224,9 +224,7 @@ for work in (
 """
 
 
-@long(
-    beside="test_error_boundary.py::test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users"
-)
+@long(beside="test_error_boundary.py::test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were")
 def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
     config = home / "life.toml"
     config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))

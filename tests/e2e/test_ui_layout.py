@@ -83,7 +83,7 @@ def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) ->
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
-@long(beside="test_ui_contrast.py::test_colours_are_told_apart")
+@long(beside="test_ui_contrast.py::test_colours_are_distinguishable")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_all_text_has_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
     size(browser, width)

@@ -86,7 +86,7 @@ def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: A
         )
 
 
-@long(beside="test_previous_output.py::test_put_aside_loses_nothing_and_the_next_state_begins_clean")
+@long(beside="test_previous_output.py::test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean")
 def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runner) -> None:
     from slackwater.errors import StartError
 

@@ -69,7 +69,7 @@ def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None
     return commit_of(3, targets=destinations_by_target)
 
 
-def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> None:
+def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipeline: Pipeline) -> None:
     assert added_columns.targets_accepting_columns(pipeline) == {"one"}
     assert added_columns.added_target_columns(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
     (change,) = added_columns.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
@@ -89,7 +89,7 @@ def test_a_target_gets_what_a_source_brings_that_says_so(pipeline: Pipeline) -> 
     ],
     ids=["no state", "nothing written", "unknown", "written before", "another place"],
 )
-def test_a_table_that_this_state_has_not_written_to_gets_nothing(pipeline: Pipeline, commit: object) -> None:
+def test_a_table_that_this_state_has_not_written_to_gets_no_columns(pipeline: Pipeline, commit: object) -> None:
     assert added_columns.added_target_columns(pipeline, commit(pipeline), NOW) == {}  # type: ignore[operator]
 
 

@@ -35,7 +35,7 @@ def pipeline(**more: Any) -> sw.Pipeline:
     return sw.pipeline(**{**settings, **more})
 
 
-def test_it_has_a_name_of_its_own_and_leaves_letters_and_groups_alone() -> None:
+def test_a_backfill_has_its_own_name_and_no_letters_or_commit_group() -> None:
     backfill = backfill_pipeline(pipeline(), 0, DAY + 1, None)
     assert backfill.name == "clicks-backfill-19700101T000000Z-19700102T000000.000001Z"
     assert (backfill.dead_letter, backfill.transform.on_error, backfill.transform.step.late_data) == (
@@ -48,7 +48,7 @@ def test_it_has_a_name_of_its_own_and_leaves_letters_and_groups_alone() -> None:
     assert backfill_pipeline(pipeline(), 0, DAY, "audit.sessions").target.table == "audit.sessions"
 
 
-def test_a_console_has_no_other_place_and_gets_files() -> None:
+def test_a_backfill_of_a_console_target_writes_files() -> None:
     backfill = backfill_pipeline(pipeline(target=sw.ConsoleConnection(), target_table=None), 0, DAY, "out")
     assert (backfill.target.path, backfill.target.format, backfill.connections["backfill"].kind) == (
         "out",
@@ -85,7 +85,7 @@ def _without_group(**more: Any) -> sw.Pipeline:
     return pipeline(**{**more, "commit_group": None})
 
 
-def test_a_range_has_a_beginning_before_its_end() -> None:
+def test_a_range_begins_before_its_end() -> None:
     with pytest.raises(StartError, match="--from 1970-01-02T00:00:00Z is not before --to 1970-01-02"):
         run_backfill(pipeline(), DAY, DAY)
 
@@ -111,7 +111,7 @@ def test_a_join_has_no_windows() -> None:
         ({"gap_ms": "gap", "max_session_duration_ms": "1h"}, 120),
     ],
 )
-def test_how_far_beyond_the_range_rows_are_read(lengths: dict[str, Any], minutes: int) -> None:
+def test_the_distance_that_a_backfill_reads_beyond_its_range(lengths: dict[str, Any], minutes: int) -> None:
     assert reach_us(sw.Window(kind="session", group_by=["u"], aggregations=COUNT, **lengths)) == minutes * 60_000_000
     assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
 

@@ -47,7 +47,7 @@ def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
     assert "".join(m.file for m in segments) == after
 
 
-def test_of_rows_that_are_all_over_nothing_is_left() -> None:
+def test_expired_segments_are_removed_by_an_empty_merge() -> None:
     assert SegmentMerge(metas("ab"), ()).apply(metas("xaby"), 0) == metas("xy")
 
 
@@ -73,7 +73,7 @@ def merged(store: FilesStore) -> None:
     assert wait([future for _, future in store._merger._running.values()], timeout=60).not_done == set()
 
 
-def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: FilesStore) -> None:
+def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store: FilesStore) -> None:
     segments = piled(store, range(8))
     assert len(segments) == 8
     merged(store)
@@ -93,7 +93,9 @@ def test_a_pile_is_merged_beside_and_the_next_epoch_finds_one_segment(store: Fil
     assert Path(after[0].file).name in names
 
 
-def test_an_epoch_merges_what_nobody_merged_beside(store: FilesStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_merges_the_segments_that_were_not_merged_in_the_background(
+    store: FilesStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store._merger, "schedule_merges", lambda commit: None)
     segments = piled(store, range(15))
     assert len(segments) == 15

@@ -32,16 +32,16 @@ def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
         ({"ts": "x" * 10_000}, f'column "ts" holds "{"x" * 59}… (10,002 characters), expected TIMESTAMP'),
     ],
 )
-def test_of_json(row: dict[str, Any], said: str) -> None:
+def test_undecodable_json_is_described(row: dict[str, Any], said: str) -> None:
     assert describe_undecodable(source(), json.dumps(row)) == said
 
 
 @pytest.mark.parametrize(("text", "said"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")])
-def test_of_what_is_no_object(text: str | None, said: str) -> None:
+def test_json_that_is_not_an_object_is_described(text: str | None, said: str) -> None:
     assert describe_undecodable(source(), text) == said
 
 
-def test_the_column_that_the_reader_lost_goes_before_any_guess() -> None:
+def test_the_column_that_the_reader_lost_is_reported_first() -> None:
     row = {"user": "a", "n": 9, "x": 3}
     assert (
         describe_undecodable(source(), json.dumps(row), {"user": "a", "x": 3.0})
@@ -59,7 +59,7 @@ def test_the_column_that_the_reader_lost_goes_before_any_guess() -> None:
         ("", "0 values, expected 6"),
     ],
 )
-def test_of_csv(text: str, said: str) -> None:
+def test_undecodable_csv_is_described(text: str, said: str) -> None:
     assert describe_undecodable(source("csv"), text) == said
     assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
 
@@ -79,7 +79,7 @@ def test_what_has_no_text_says_nothing() -> None:
         ("ts", None, ""),
     ],
 )
-def test_of_an_event_time(column: str, row: dict[str, Any] | None, said: str) -> None:
+def test_the_bad_event_time_of_a_record_is_described(column: str, row: dict[str, Any] | None, said: str) -> None:
     assert describe_event_time(column, row) == said
 
 
@@ -100,7 +100,7 @@ def test_lines(tmp_path: Path, name: str) -> None:
     assert find_lines_in_file(spec, str(file), records) == [4, 2, 6, None, None, None]
 
 
-def test_a_record_that_was_written_anew_is_recognised_by_its_values(tmp_path: Path) -> None:
+def test_a_record_that_spark_wrote_again_is_recognised_by_its_values(tmp_path: Path) -> None:
     """As Spark gives a row back whose time is none: without blanks, numbers and flags in its own spelling."""
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
@@ -130,7 +130,7 @@ def test_lines_of_json(tmp_path: Path) -> None:
     "spec",
     [source(multiLine="true"), source(encoding="utf-16"), source(lineSep=";"), source("parquet", "user STRING")],
 )
-def test_files_that_are_not_looked_through(tmp_path: Path, spec: Source) -> None:
+def test_files_that_are_not_searched(tmp_path: Path, spec: Source) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("{broken\n")
     assert find_lines_in_file(spec, str(file), [Record("{broken")]) == [None]

@@ -80,7 +80,7 @@ def row_of(report_lines: list[str], heading: str, name: str) -> str:
     return next(line for line in report_lines[begins:] if line.startswith(name))
 
 
-def test_epochs_are_beside_the_faster_native_store_and_over_the_floor() -> None:
+def test_epochs_are_compared_with_the_faster_native_store_and_the_floor() -> None:
     case = compared()
     assert case["ratio"] == pytest.approx(4.0)
     assert case["times_floor"]["median_s"] == pytest.approx(1.25)
@@ -88,7 +88,7 @@ def test_epochs_are_beside_the_faster_native_store_and_over_the_floor() -> None:
     assert (case["met"], case["floor_met"], case["same_output"]) == (True, True, True)
 
 
-def test_both_ratios_stand_in_the_report_with_their_goals() -> None:
+def test_the_report_has_both_ratios_with_their_goals() -> None:
     report_lines = lines(compared())
     assert row_of(report_lines, "faster native store", CASE.name).split()[1:6] == [
         "8.00",
@@ -101,7 +101,7 @@ def test_both_ratios_stand_in_the_report_with_their_goals() -> None:
     assert row_of(report_lines, "Times the floor", CASE.name).split()[-4:] == [f"{CASE.floor:g}", "1.00", "2.00", "met"]
 
 
-def test_an_epoch_far_over_the_floor_is_a_goal_that_was_missed() -> None:
+def test_an_epoch_far_over_the_floor_misses_its_goal() -> None:
     case = compared(**{FLOOR: run(FLOOR, 0.5, 1.0)})
     assert not case["floor_met"]
     assert row_of(lines(case), "Times the floor", CASE.name).endswith("MISSED")
@@ -115,7 +115,7 @@ def test_the_floor_emits_nothing_and_its_counts_are_no_difference() -> None:
     assert warning.startswith(CASE.name)
 
 
-def test_every_case_is_measured_by_all_four_for_as_many_epochs() -> None:
+def test_every_case_has_enough_epochs_for_all_four_engines() -> None:
     assert set(MEASURED) == {HDFS, ROCKSDB, SLACKWATER, FLOOR}
     assert all(case.stream.epochs >= EPOCHS == 25 for case in CASES if case.goal or case.floor or case.seconds)
     assert all(case.stream.epochs >= FEW_EPOCHS == 15 for case in CASES)
@@ -206,7 +206,7 @@ def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.Ca
     assert floor_rows[1][2:] == ["1.25", "0.62", "0.50"]  # next to the floor of the same run
 
 
-def test_unlike_machines_are_not_compared_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_machines_are_compared_only_with_unlike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     both = reports(tmp_path, cores=64)
     assert compare.main(both) == 1
     output = capsys.readouterr()
@@ -220,7 +220,7 @@ def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
     assert compare.unlike(small, small) == []
 
 
-def test_a_case_that_only_one_report_has_stands_alone(tmp_path: Path) -> None:
+def test_a_case_of_only_one_report_is_listed_alone(tmp_path: Path) -> None:
     old, new = whole(compared()), whole(compared())
     old["cases"] = []
     (line,) = [text for text in compare.lines(old, new) if text.startswith(CASE.name) and f" {FLOOR} " in text]
@@ -262,7 +262,7 @@ def test_the_plot_is_a_file_of_its_own_with_a_line_per_figure() -> None:
     assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # up
 
 
-def test_files_come_a_few_epochs_ahead_and_go_behind(tmp_path: Path) -> None:
+def test_files_are_created_a_few_epochs_ahead_and_deleted_later(tmp_path: Path) -> None:
     feed = flat.Feed(tmp_path / "in")
     feed.reach(0)
     assert len(list((tmp_path / "in").iterdir())) == flat.AHEAD
@@ -273,7 +273,7 @@ def test_files_come_a_few_epochs_ahead_and_go_behind(tmp_path: Path) -> None:
     assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
 
 
-def test_peers_are_given_records_that_none_of_them_finds_late() -> None:
+def test_no_peer_considers_a_generated_record_late() -> None:
     records = work.topics(20_000)
     assert {name: frame.height for name, frame in records.items()} == {
         "events": 20_000,
@@ -286,7 +286,7 @@ def test_peers_are_given_records_that_none_of_them_finds_late() -> None:
     assert all(frame["ts"].max() < work.last_ms(records) for frame in records.values())  # type: ignore[operator]
 
 
-def test_results_of_peers_are_compared_whatever_their_order_and_spelling() -> None:
+def test_results_of_peers_are_compared_regardless_of_order_and_format() -> None:
     rows = [
         {"k": "a", "window_start": "2024-03-01T00:00:00Z", "window_end": "2024-03-01T00:01:00.000", "n": 2},
         {"n": 1, "k": "b", "window_end": "2024-03-01T00:01:00Z", "window_start": "2024-03-01T00:00:00"},
@@ -302,7 +302,7 @@ def test_results_of_peers_are_compared_whatever_their_order_and_spelling() -> No
     assert work.summary(work.results(iter(messages[:1] * 2), work.TUMBLING), work.TUMBLING) != expected
 
 
-def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
+def test_the_reference_batch_finds_sessions_and_pairs() -> None:
     rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
     sessions = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
     assert sessions.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
@@ -312,7 +312,7 @@ def test_the_batch_beside_the_peers_finds_sessions_and_pairs() -> None:
     assert sorted(pairs["paid_amount"]) == [5, 6]
 
 
-def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too() -> None:
+def test_slower_differing_failing_and_faster_peers_are_reported() -> None:
     same = {"rows": 5, "checksum": 7, "cpu_s": 2.0, "memory": 1024**2}
     measured = {
         "machine": figures.machine() | {"load_after": 1.0},
@@ -337,7 +337,7 @@ def test_peers_that_lose_differ_or_fail_are_told_and_those_that_are_faster_too()
     ]
 
 
-def test_memory_beyond_the_native_stores_is_a_goal_that_was_missed() -> None:
+def test_memory_beyond_the_native_stores_misses_its_goal() -> None:
     assert any(f"{CASE.name}: peak 1.00 times" in line and line.endswith("met") for line in lines(compared()))
     large = run(SLACKWATER, 1.5, 2.0) | {"memory": dict.fromkeys(ROLES, 450 * 1024**2)}
     assert any(
@@ -356,7 +356,7 @@ def test_first_rows_and_latencies_have_goals() -> None:
     assert any("p50 700 ms, goal 800 ms met; p99 1600 ms, goal 1500 ms MISSED" in line for line in report_lines)
 
 
-def test_the_driver_commits_what_shards_on_paper_say() -> None:
+def test_the_driver_commits_the_reports_of_simulated_shards() -> None:
     figure = shards.measured(2, 3, 4)
     assert (figure.shards, figure.partitions, set(figure.parts)) == (2, 3, set(shards.PARTS))
     assert 0 < figure.parts["commit"] < figure.cpu_s <= figure.longest_cpu_s
@@ -370,7 +370,7 @@ def test_the_driver_commits_what_shards_on_paper_say() -> None:
     assert len([e for e in tree.iter() if e.tag.endswith("path") or e.tag.endswith("polyline")]) == 4
 
 
-def test_segments_on_paper_are_merged_as_real_ones() -> None:
+def test_simulated_segments_are_merged_like_real_ones() -> None:
     assert paper.piled_up(700, 100) == [100] * 7
     assert paper.piled_up(800, 100) == [800]
     assert sum(paper.piled_up(100_000, 100)) == 100_000

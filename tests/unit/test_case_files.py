@@ -103,7 +103,7 @@ def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: 
     assert line.startswith(f"{file}: ") and said in line
 
 
-def test_a_mistake_in_the_config_is_told_with_its_file(tmp_path: Path) -> None:
+def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> None:
     file = written(tmp_path, "[[steps]]\nrows = []")
     (tmp_path / "clicks.toml").write_text(PIPELINE.replace("group_by", "gruop_by"))
     with pytest.raises(
@@ -180,11 +180,11 @@ def test_what_a_path_means(tmp_path: Path) -> None:
         ("2024-03-01", dt.date(2024, 3, 1), True),
     ],
 )
-def test_values_are_compared_as_people_mean_them(a: Any, b: Any, same: bool) -> None:
+def test_expected_values_are_compared_by_meaning(a: Any, b: Any, same: bool) -> None:
     assert equal_values(a, b) is equal_values(b, a) is same
 
 
-def test_a_difference_is_told_by_row_and_column() -> None:
+def test_a_difference_is_reported_by_row_and_column() -> None:
     start = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
     expected = [{"user": "a", "n": 1}, {"user": "b", "n": 2}, {"user": "c"}]
     actual = [
@@ -403,7 +403,7 @@ def described(**more: Any) -> sw.Pipeline:
         ({"gap_ms": "CASE WHEN true THEN 1 END"}, 'gap = "CASE WHEN true THEN 1 END"'),
     ],
 )
-def test_sql_that_would_not_be_run_is_named(more: dict[str, Any], sql: str) -> None:
+def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
         LocalPipeline(described(**more))
     assert f"clicks: this SQL would not be run: {sql}; give session=" in str(raised.value)
@@ -433,11 +433,11 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, and a given row has another value'),
     ],
 )
-def test_given_rows_that_cannot_be_are_told(rows: Any, said: str) -> None:
+def test_invalid_given_rows_are_reported(rows: Any, said: str) -> None:
     with LocalPipeline(described()) as test, pytest.raises(sw.SlackwaterError, match=said):
         test.pipe(rows)
 
 
-def test_a_schema_must_be_known() -> None:
+def test_a_schema_must_be_declared() -> None:
     with pytest.raises(StartError, match='source "in" declares no schema; give schema='):
         LocalPipeline(described(source_schema=None))

@@ -40,7 +40,7 @@ def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
     assert slackwater("check", write(GOOD)) == Said(0, expected, "")
 
 
-def test_check_notes_what_a_user_should_know(slackwater: Command) -> None:
+def test_check_adds_notes_for_the_user(slackwater: Command) -> None:
     Path("in").mkdir()
     said = slackwater("check", write(TUMBLING))
     assert (said.code, said.err) == (0, "")
@@ -73,7 +73,7 @@ def test_one_problem_is_not_problems(slackwater: Command) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "explain", "run"])
-def test_broken_toml_is_told_by_every_command(slackwater: Command, command: str) -> None:
+def test_every_command_reports_broken_toml(slackwater: Command, command: str) -> None:
     said = slackwater(command, write("name = \n"))
     assert (said.code, said.out) == (2, "")
     assert said.err.startswith("p.toml: is not valid TOML: ")
@@ -83,7 +83,7 @@ def test_broken_toml_is_told_by_every_command(slackwater: Command, command: str)
 @pytest.mark.parametrize(
     ("base", "how"), [(GOOD, "carried through the SQL"), (TUMBLING, "found by reading the batch a second time")]
 )
-def test_explain_tells_what_letters_of_late_rows_cost(slackwater: Command, base: str, how: str) -> None:
+def test_explain_shows_what_dead_letters_of_late_rows_cost(slackwater: Command, base: str, how: str) -> None:
     late = (
         base.replace("group_by", 'late_data = "dlq"\ngroup_by')
         + '\n[dead_letter]\nconnection = "lake"\npath = "letters"\n'
@@ -129,7 +129,7 @@ def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
 
 
 @pytest.mark.parametrize("error", [LockHeldError("held by host 4, process 12"), CapExceededError("too many groups")])
-def test_our_errors_are_one_line_and_exit_with_1(
+def test_slackwater_errors_are_one_line_and_exit_with_1(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     failing(monkeypatch, error)
@@ -146,7 +146,7 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
     assert len(said.err.splitlines()) == 1
 
 
-def test_an_error_of_a_service_or_the_system_is_no_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     failing(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
     assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')

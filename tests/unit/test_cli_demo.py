@@ -54,7 +54,7 @@ def test_every_click_is_there_once_and_within_the_day(day: Path) -> None:
     assert 0 <= min(map(second, all_clicks)) < max(map(second, all_clicks)) < HOURS * 3600
 
 
-def test_the_app_falls_silent_after_a_third_and_the_web_does_not(day: Path) -> None:
+def test_the_app_source_goes_silent_after_a_third_of_the_day(day: Path) -> None:
     app, web = clicks(day, "app"), clicks(day, "web")
     assert (len(app), len(web)) == (math.ceil(FILES / 3), FILES)
     assert max(second(c) for part in app for c in part) < HOURS * 3600 / 3
@@ -73,7 +73,7 @@ def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -
     assert hours_late == 8 * (FILES - 2)
 
 
-def test_nobody_makes_most_of_the_clicks_and_noon_is_busier_than_the_morning(day: Path) -> None:
+def test_no_user_makes_most_of_the_clicks_and_noon_is_busier_than_night(day: Path) -> None:
     web_clicks = [c for part in clicks(day, "web") for c in part]
     users = Counter(c["user_id"] for c in web_clicks)
     assert len(users) > 800

@@ -70,7 +70,7 @@ def test_nothing_changed(say: Say) -> None:
     assert say(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
 
 
-def test_changes_with_their_verdicts_and_numbers(say: Say) -> None:
+def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     ran(SESSION, STORY)
     text = (
         SESSION.replace('"10m"', '"20m"').replace('lateness_ms = "1m"', 'lateness_ms = "2m"').replace("[target]", SUM)
@@ -110,7 +110,7 @@ def test_what_needs_a_rebuild_is_refused_by_plan_and_start_in_the_same_words(say
         assert line.removeprefix("rebuild     ") in str(refused.value)
 
 
-def test_as_json(say: Say) -> None:
+def test_plan_prints_json(say: Say) -> None:
     ran(SESSION, STORY)
     code, (line,) = say(SESSION.replace(DEAREST, ""), "--json")
     report = json.loads(line)
@@ -155,7 +155,7 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key:
     assert change.how
 
 
-def test_a_stage_that_is_gone_lets_its_rows_go() -> None:
+def test_the_rows_of_a_removed_stage_are_dropped() -> None:
     ran(SESSION, STORY)
     one = latest()
     other = one.stages[0].model_copy(update={"name": "other"})
@@ -188,7 +188,7 @@ def test_what_is_not_published_goes_out_by_the_former_config_first(say: Say) -> 
     assert say(SESSION)[0] == 0
 
 
-def test_it_takes_about_a_second_and_no_spark() -> None:
+def test_plan_takes_about_a_second_without_spark() -> None:
     """In seconds of the processor, as the machine may be busy."""
     ran(SESSION, STORY)
     code = (
@@ -263,7 +263,7 @@ def test_files_begin_with_the_first() -> None:
         starting(toml.loads(SESSION), "latest")
 
 
-def test_offsets_need_a_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_needs_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     Path("p.toml").write_text(SESSION)
     monkeypatch.setattr(sys, "argv", ["slackwater", "run", "p.toml", "--from", "latest"])
     with pytest.raises(SystemExit):

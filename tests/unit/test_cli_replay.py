@@ -98,7 +98,7 @@ def test_what_is_said() -> None:
     [("web", 'letters of source "web" cannot be replayed yet: it reads a connector or a DataFrame, which takes no rows back'),
      ("old", 'letters of source "old" cannot be replayed: the config has no such source, it has web; restore it, or choose')],
 )  # fmt: skip
-def test_letters_of_sources_that_take_no_rows(source: str, why: str) -> None:
+def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
         dead_letter_frames.letter_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_a_config_without_dead_letters(tmp_path: Path) -> None:
         replay_dead_letters(pipeline(tmp_path, letters=""), everything)  # type: ignore[arg-type]
 
 
-def test_beside_a_runner_it_is_refused(tmp_path: Path) -> None:
+def test_a_replay_next_to_a_runner_is_refused(tmp_path: Path) -> None:
     spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
     with pytest.raises(
@@ -135,7 +135,7 @@ def put_letters(home: Path, *letters: dict[str, object]) -> None:
     )
 
 
-def test_late_letters_of_a_target_that_only_adds_rows_are_refused_before_spark_starts(tmp_path: Path) -> None:
+def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(tmp_path: Path) -> None:
     spec = pipeline(tmp_path, LETTERS + 'format = "json"\n')
     put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
@@ -181,7 +181,7 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
         (f"targets = [{FILES}, {PG}]\n", True, None),
     ],
 )
-def test_check_says_what_cannot_be_replayed(target: str, metadata: bool, why: str | None) -> None:
+def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metadata: bool, why: str | None) -> None:
     """As `replay.check_late` judges the targets of a run."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
     notes = list(late_notes(toml.loads(target + text if target.startswith("targets") else text)))

@@ -91,7 +91,7 @@ def test_moments_and_distances() -> None:
     ]
 
 
-def test_a_source_is_told_with_its_lag_and_idleness() -> None:
+def test_a_source_is_shown_with_its_lag_and_idleness() -> None:
     web, app = STATUS.sources
     assert describe_source(web, STATUS) == "web: watermark 2023-11-14 21:56:40Z, 17 m behind the clock"
     assert describe_source(app, STATUS) == "app: no event yet, idle"
@@ -120,7 +120,7 @@ def test_the_summary_counts_the_dead_letters() -> None:
     assert summary(status, "clicks", '"out"').splitlines()[-1] == "  1,026 dead letters (1,025 late, 1 undecodable)"
 
 
-def test_the_summary_tells_what_the_sql_filtered() -> None:
+def test_the_summary_shows_what_the_sql_filtered() -> None:
     status = replace(STATUS, counters=replace(COUNTERS, rows_in=1200))
     assert "  950 used, 25 late, 15 refused, 10 bad, 200 filtered by the SQL" in summary(status, "clicks", '"out"')
 
@@ -131,7 +131,7 @@ def test_a_wrong_clock_is_suspected_when_most_rows_are_late() -> None:
     assert last.startswith("  most rows came late: the newest event time read is 2023-11-14 21:56:41Z; a clock in")
 
 
-def test_a_run_that_found_nothing_says_so() -> None:
+def test_a_run_without_input_says_so() -> None:
     assert summary(None, "clicks", '"out"') == "clicks: nothing new, nothing committed"
 
 
@@ -171,7 +171,9 @@ def epochs(lines: list[str]) -> list[str]:
     return [part for text in lines for part in text.split() if part.startswith("epoch=")]
 
 
-def test_log_lines_are_held_back_but_first_last_and_telling_ones(logged: tuple[LogProgress, list[str]]) -> None:
+def test_log_lines_are_throttled_except_the_first_the_last_and_notable_ones(
+    logged: tuple[LogProgress, list[str]],
+) -> None:
     view, lines = logged
     for epoch, status in enumerate(
         [QUIET, QUIET, replace(QUIET, emitted=3), QUIET, replace(QUIET, late=1), QUIET, QUIET]
@@ -250,7 +252,7 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
         urlopen(seen[0])
 
 
-def test_other_systems_are_told_of_the_run(
+def test_a_run_reports_to_other_systems(
     config: Path, engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     observer_names: list[str] = []
@@ -267,7 +269,7 @@ def test_other_systems_are_told_of_the_run(
     assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
 
 
-def test_nothing_said_while_spark_starts_is_lost(config: Path) -> None:
+def test_messages_during_the_start_of_spark_are_not_lost(config: Path) -> None:
     """The engine sends descriptor 2 to a file for that time: it is Java's."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
     process = child(config, body)
@@ -289,7 +291,7 @@ def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
     assert out.startswith("user-sessions: epoch 7")
 
 
-def test_a_second_interrupt_ends_at_once(config: Path) -> None:
+def test_a_second_interrupt_stops_immediately(config: Path) -> None:
     """Also while the main thread is in one long call, as it is while Spark starts."""
     process = child(config, "time.sleep(60)")
     assert process.stderr is not None
@@ -307,7 +309,7 @@ def test_a_second_interrupt_ends_at_once(config: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_spark_starts_ends_at_once(config: Path, number: int) -> None:
+def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int) -> None:
     """No epoch is in progress that could be finished: the first one suffices."""
     body = "import slackwater.spark.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
     process = child(config, body)

@@ -41,13 +41,13 @@ def test_what_is_about_no_key_names_no_place(slackwater: Command, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", ["explain", "run", "plan", "why"])
-def test_only_check_names_places(slackwater: Command, tmp_path: Path, command: str) -> None:
+def test_only_check_links_to_the_docs(slackwater: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "p.toml").write_text(BASE.replace("gap_ms", "gapp"))
     said = slackwater(command, "p.toml")
     assert said.code == 2 and "documented" not in said.err
 
 
-def test_every_place_that_a_mistake_leads_to_is_there() -> None:
+def test_every_section_that_an_error_links_to_exists() -> None:
     """For each line of the table of errors: a page, and a heading on it."""
     places = {key_docs.find_doc_link(line.partition(": ")[0]) for case in CASES for line in case[3:]}
     places |= {key_docs.doc_link(spec) for spec in key_docs.TEXTS}

@@ -56,7 +56,7 @@ def test_every_number_of_a_command_line_has_a_bound() -> None:
 @pytest.mark.parametrize(
     ("line", "option"), [(("run", "missing.toml"), "--status-every"), (("diff", "a", "b"), "--tolerance")]
 )
-def test_an_option_of_a_real_number_refuses_what_is_none_by_name(
+def test_an_option_of_a_real_number_refuses_other_values_by_name(
     line: tuple[str, ...], option: str, value: str, tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -66,7 +66,7 @@ def test_an_option_of_a_real_number_refuses_what_is_none_by_name(
     assert "expected a number from 0 to 1,000,000,000" in shown
 
 
-def test_all_options_of_real_numbers_are_held_by_the_test_before() -> None:
+def test_the_test_of_real_numbers_covers_all_such_options() -> None:
     floats = {
         p.opts[0]
         for command in hostile_commands.commands().values()

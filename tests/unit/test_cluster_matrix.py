@@ -18,7 +18,7 @@ def test_each_cell_comes_once_and_the_first_ones_have_each_fault_of_each_kind() 
     assert list(in_turn(["join"], ["files"], FAULTS)) == [("join", "files", f) for f in FAULTS[:-1]]
 
 
-def test_a_row_takes_the_place_of_the_one_of_its_cell_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+def test_a_new_row_replaces_the_row_of_its_cell_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n\n<!-- cluster -->\n\n## Next\n\n<!-- kills -->\n\n| a |\n")
     table = Table("cluster", ["kind", "fault", "lost"], 2, page)
@@ -34,7 +34,7 @@ def test_a_row_takes_the_place_of_the_one_of_its_cell_and_the_rest_of_the_page_s
     assert page.read_text() == f"before\n\n<!-- cluster -->\n\n{rows}\n## Next\n\n<!-- kills -->\n\n| a |\n"
 
 
-def test_requests_are_counted_by_what_they_are_for() -> None:
+def test_requests_are_counted_by_purpose() -> None:
     seen = [
         ("PUT", "/b/state/p/segments/1-0.arrow"),
         ("PUT", "/b/state/p/segments/1-1.arrow"),

@@ -28,7 +28,7 @@ def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
-def test_a_record_speaks_of_what_its_kind_can_do(kind: str) -> None:
+def test_connector_info_agrees_with_its_connection(kind: str) -> None:
     info, connection = CONNECTORS[kind], CONNECTIONS[kind]
     source = Source.model_construct(name="s", query="q", format="json")
     target = Target.model_construct(path="/p", table="t", topic="o")

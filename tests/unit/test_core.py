@@ -95,7 +95,7 @@ def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
     )  # fmt: skip
 
 
-def test_the_newest_version_of_a_unit_wins_and_the_deleted_is_gone(tmp_path: Path) -> None:
+def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
     metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
@@ -134,11 +134,11 @@ def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None
     assert sum(sizes) == 100_000
 
 
-def test_a_bound_is_divided_over_the_shards() -> None:
+def test_a_limit_is_divided_among_the_shards() -> None:
     assert [share(10, 4, n) for n in range(4)] == [3, 3, 2, 2]
 
 
-def test_the_plan_tells_guarantee_and_size() -> None:
+def test_explain_shows_the_guarantee_and_the_state_size() -> None:
     counting = BASE.replace(f"[[{A}]]\n{DISTINCT}", "")
     plan = explain.build_plan(toml.loads(counting))
     assert [s.name for s in plan.stages] == [
@@ -182,7 +182,7 @@ def files_source(name: str) -> files.FilesSource:
     return files.FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
-def test_a_fresh_checkpoint_goes_on_where_the_state_ends(tmp_path: Path) -> None:
+def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
     seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]

@@ -67,7 +67,7 @@ def real() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str, real: dict[str, set[str]]) -> None:
+def test_every_query_uses_existing_metrics_and_labels(query: str, real: dict[str, set[str]]) -> None:
     tree = parsed(query)
     used = list(selectors(tree))
     assert used
@@ -84,7 +84,7 @@ def test_every_query_asks_for_metrics_and_labels_that_there_are(query: str, real
 @pytest.mark.parametrize("broken", ["slackwater_streaming_rows", 'slackwater_streaming_epoch{source="a"}', "sum("])
 def test_a_wrong_query_is_found(broken: str, real: dict[str, set[str]]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        test_every_query_asks_for_metrics_and_labels_that_there_are(broken, real)
+        test_every_query_uses_existing_metrics_and_labels(broken, real)
 
 
 def test_labels_that_are_grouped_and_joined_by_are_seen() -> None:
@@ -106,7 +106,7 @@ def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
 # -- the dashboard -----------------------------------------------------------------------------------------------------
 
 
-def test_the_dashboard_is_one_that_grafana_imports() -> None:
+def test_the_dashboard_is_valid_for_grafana() -> None:
     assert DASHBOARD["id"] is None  # else it would replace another
     assert DASHBOARD["uid"] == "slackwater"
     ids = [p["id"] for p in DASHBOARD["panels"]]
@@ -138,7 +138,7 @@ def test_no_panel_lies_over_another() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[r["alert"] for r in RULES])
-def test_a_rule_says_what_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+def test_an_alert_rule_has_a_description_and_a_runbook_link(rule: dict[str, Any]) -> None:
     assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
     assert re.fullmatch(r"\d+[mh]", rule["for"])
     assert rule["labels"]["severity"] in ("warning", "critical")
@@ -148,11 +148,11 @@ def test_a_rule_says_what_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
     assert anchor in anchors((ROOT / page).read_text())
 
 
-def test_rules_have_names_of_their_own() -> None:
+def test_alert_rules_have_unique_names() -> None:
     assert len({r["alert"] for r in RULES}) == len(RULES)
 
 
-def test_the_commands_that_the_texts_name_are_there() -> None:
+def test_the_commands_that_messages_name_exist() -> None:
     texts = [r["annotations"]["description"] for r in RULES] + [p["description"] for p in PANELS]
     named = {m for text in texts for m in re.findall(r"slackwater ([a-z]+(?: [a-z-]+)?) FILE", text)}
     assert {"why", "outbox show", "dlq list", "state sizes"} <= named
@@ -162,7 +162,7 @@ def test_the_commands_that_the_texts_name_are_there() -> None:
             command = command.commands[word]
 
 
-def test_a_large_state_is_one_that_the_plan_warns_of() -> None:
+def test_the_plan_warns_of_a_large_state() -> None:
     rule = next(r for r in RULES if r["alert"] == "SlackwaterStateLarge")
     assert rule["expr"] == f"{PREFIX}state_bytes > {state_size.DEFAULT_GIB * state_size.GIB}"
 

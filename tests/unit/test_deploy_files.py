@@ -46,7 +46,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("document", deployed.documents(), ids=lambda d: d["kind"])
-def test_a_document_is_one_that_kubernetes_takes(document: dict[str, Any]) -> None:
+def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
     assert wrong(document) == []
 
 
@@ -77,7 +77,7 @@ def test_one_runner_that_ends_before_the_next_one_starts() -> None:
     assert spec["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_pod_runs_what_the_command_line_knows_and_asks_what_it_answers() -> None:
+def test_the_pod_uses_existing_options_and_existing_probes() -> None:
     pod = deployed.deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     options = parsed(container["args"])
@@ -92,7 +92,7 @@ def test_the_pod_runs_what_the_command_line_knows_and_asks_what_it_answers() -> 
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == PORT
 
 
-def test_the_pod_may_not_more_than_it_needs_and_can_write_where_it_has_to() -> None:
+def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
     spec = deployed.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     ((_, user),) = [i for i in deployed.last_stage() if i[0] == "USER"]
@@ -110,7 +110,7 @@ def test_the_pod_may_not_more_than_it_needs_and_can_write_where_it_has_to() -> N
     assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
 
 
-def test_names_in_the_manifest_meet() -> None:
+def test_names_in_the_manifests_agree() -> None:
     documents = {d["kind"]: d for d in deployed.documents()}
     spec = deployed.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -126,7 +126,7 @@ def test_names_in_the_manifest_meet() -> None:
         assert (DEPLOY / "kubernetes" / name).is_file()
 
 
-def test_the_pipeline_is_one_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
     names = set(re.findall(r"\$\{(\w+)\}", "\n".join(tomllib_lines(file))))
     (secret,) = [d for d in deployed.documents() if d["kind"] == "Secret"]
@@ -145,7 +145,7 @@ def tomllib_lines(file: Path) -> list[str]:
 # -- the image ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_image_runs_what_the_command_line_knows() -> None:
+def test_the_image_uses_existing_commands() -> None:
     words = deployed.command()
     assert words[:3] == ["tini", "--", "slackwater"]
     options = parsed(words[3:])
@@ -176,7 +176,7 @@ def test_the_image_is_slim_and_its_user_is_not_root() -> None:
     assert f"--uid {user.split(':')[0]} " in " ".join(rest for name, rest in deployed.last_stage() if name == "RUN")
 
 
-def test_the_image_is_made_of_what_there_is_and_of_nothing_else() -> None:
+def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     ignored = (DEPLOY / "docker/Dockerfile.dockerignore").read_text().splitlines()
     allowed = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
@@ -211,7 +211,7 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
 # -- compose -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_compose_file_is_one() -> None:
+def test_the_compose_file_is_valid() -> None:
     assert [e.message for e in COMPOSE.iter_errors(deployed.composed())] == []
 
 
@@ -237,7 +237,7 @@ def test_what_is_mounted_is_there_and_what_is_named_is_declared() -> None:
     assert ((home / build["context"]).resolve(), ROOT / build["dockerfile"]) == (ROOT, DEPLOY / "docker/Dockerfile")
 
 
-def test_compose_runs_what_the_command_line_knows() -> None:
+def test_compose_uses_existing_commands() -> None:
     services = deployed.services()
     options = parsed(services["pipeline"]["command"])
     assert (str(options["file"]), options["metrics_port"]) == (PIPELINE, int(PORT))
@@ -249,7 +249,7 @@ def test_compose_runs_what_the_command_line_knows() -> None:
         assert any(v.split(":")[1] == PIPELINE for v in service["volumes"])
 
 
-def test_prometheus_asks_the_pipeline_under_a_name_that_it_answers_to() -> None:
+def test_prometheus_scrapes_the_pipeline_at_an_allowed_host() -> None:
     services = deployed.services()
     config = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
@@ -280,7 +280,7 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
 
 
 @pytest.mark.parametrize("name", ["dagster", "airflow"])
-def test_a_scheduler_runs_what_the_command_line_knows(name: str) -> None:
+def test_a_scheduler_uses_existing_commands(name: str) -> None:
     text = (DEPLOY / name / "orders.py").read_text()
     compile(text, name, "exec")
     run, why = {

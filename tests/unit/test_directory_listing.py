@@ -53,7 +53,7 @@ def test_braces_are_choices(pattern: str, expected: list[str]) -> None:
         ("{a*,b}c", ["axc", "bc"], ["xc"]),
     ],
 )
-def test_patterns_are_those_of_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
+def test_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]) -> None:
     assert [n for n in [*yes, *no] if globs.matches_pattern(pattern, n)] == yes
 
 
@@ -96,7 +96,7 @@ def test_a_folder_a_pattern_and_a_file(tmp_path: Path) -> None:
     assert listed_files(tmp_path, "in", recursive=True, only="[cd].*") == ["in/deep/er/d.json", "in/sub/c.json"]
 
 
-def test_folders_of_a_table_are_read_and_others_beside_them_refused(tmp_path: Path) -> None:
+def test_partition_folders_are_read_and_other_folders_next_to_them_refused(tmp_path: Path) -> None:
     tree(tmp_path, "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c", "t/d", "t/day=9/_temporary/x", "t/empty/_x")
     assert listed_files(tmp_path, "t") == ["t/d", "t/day=1/a", "t/day=2/b", "t/day=2/hour=3/c"]
     assert listed_files(tmp_path, "t/day=1") == ["t/day=1/a"]

@@ -97,7 +97,7 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
     run.store.close()
 
 
-def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
+def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
     """Not when its epoch began, which in a long one is minutes before; a restart tells the same."""
     run = driver(tmp_path, Refusing())
     now = START_US
@@ -117,7 +117,7 @@ def test_a_commits_time_is_when_it_was_committed(tmp_path: Path) -> None:
     assert latest.committed_us == START_US + 60_000_000
 
 
-def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: Path) -> None:
+def test_an_unpublished_epoch_is_reported_as_pending_until_it_is_published(tmp_path: Path) -> None:
     target, pending = Refusing(), list[PendingPublish | None]()
     run = driver(tmp_path, target, pending=pending)
     run.run_batch(batch(0, 1000), 0)
@@ -139,7 +139,7 @@ def test_an_epoch_that_is_not_published_is_known_to_wait_until_it_is(tmp_path: P
     assert pending == [*[waiting] * 5, None]
 
 
-def test_a_config_that_changed_waits_until_the_former_one_published(tmp_path: Path) -> None:
+def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path) -> None:
     target = Refusing()
     run = driver(tmp_path, target)
     run.run_batch(batch(0, 1000), 0)

@@ -50,11 +50,11 @@ def _sentences(file: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_keys_of_durations_are_many() -> None:
+def test_many_duration_keys_are_covered() -> None:
     assert len(KEYS) > 15
 
 
-def test_no_sentence_of_the_code_names_the_key_of_milliseconds() -> None:
+def test_no_message_names_the_key_in_milliseconds() -> None:
     source = ROOT / "src" / "slackwater"
     sentences = [
         f"{file.relative_to(ROOT)}:{line}: {text}"
@@ -66,7 +66,7 @@ def test_no_sentence_of_the_code_names_the_key_of_milliseconds() -> None:
     assert sentences == []
 
 
-def test_no_page_names_the_key_of_milliseconds() -> None:
+def test_no_page_names_the_key_in_milliseconds() -> None:
     pages = [
         ROOT / "README.md",
         *(p for p in sorted((ROOT / "docs").rglob("*.md")) if not MADE & {p.name, p.parent.name}),
@@ -75,6 +75,6 @@ def test_no_page_names_the_key_of_milliseconds() -> None:
     assert sentences == []
 
 
-def test_no_template_names_the_key_of_milliseconds() -> None:
+def test_no_template_names_the_key_in_milliseconds() -> None:
     templates = sorted((ROOT / "src" / "slackwater" / "ui" / "templates").iterdir())
     assert [t.name for t in templates if NAMED.search(t.read_text())] == []

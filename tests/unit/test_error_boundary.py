@@ -55,7 +55,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_an_error_of_ours_comes_out_without_the_one_behind_it() -> None:
+def test_a_slackwater_error_is_raised_without_its_cause() -> None:
     raised = caught(BadRowError("clicks: 1 bad row"))
     text = "".join(traceback.format_exception(raised))
     assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
@@ -63,7 +63,7 @@ def test_an_error_of_ours_comes_out_without_the_one_behind_it() -> None:
     assert "another library" not in text
 
 
-def test_every_trace_is_there_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_stack_trace_is_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     assert "another library" in "".join(traceback.format_exception(caught(BadRowError("clicks: 1 bad row"))))
 
@@ -119,7 +119,7 @@ Caused by: java.io.EOFException
         ("java.lang.OutOfMemoryError: Java heap space", "Spark ran out of memory; give it more"),
     ],
 )
-def test_memory_that_ran_out_is_told_as_that(failure: str, expected: str) -> None:
+def test_running_out_of_memory_is_reported_as_such(failure: str, expected: str) -> None:
     """Spark names the closed pipe as the cause; the killed process stands somewhere above."""
     raised = caught(service_error("py4j.protocol", CRASHED.format(failure=failure)))
     assert str(raised).startswith(f"clicks: {expected}")
@@ -140,7 +140,7 @@ def test_a_bug_keeps_its_type_and_its_trace() -> None:
         ("import os; os.kill(os.getpid(), 15)", "was ended by signal 15"),
     ],
 )
-def test_a_spark_that_ended_is_told_whatever_was_raised_of_it(code: str, how: str) -> None:
+def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: str, how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code])
     process.wait()
     raised = caught(
@@ -153,7 +153,7 @@ def test_a_spark_that_ended_is_told_whatever_was_raised_of_it(code: str, how: st
     assert '"spark.driver.memory" in [spark]' in str(raised)
 
 
-def test_a_spark_that_is_up_is_not_told_to_have_ended() -> None:
+def test_a_running_spark_is_not_reported_as_ended() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
@@ -162,7 +162,7 @@ def test_a_spark_that_is_up_is_not_told_to_have_ended() -> None:
     assert type(caught(EpochError("clicks: epoch 3 failed"), spark_of(None, free_port()))) is SparkEndedError
 
 
-def test_the_bridges_own_log_of_an_error_is_ours_to_tell_and_its_loggers_stay_the_users() -> None:
+def test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were() -> None:
     bridge, stream = logging.getLogger("py4j.clientserver"), io.StringIO()
     handler = logging.StreamHandler(stream)
     bridge.addHandler(handler)
@@ -229,5 +229,5 @@ def test_configured_logging_gets_each_line_once_and_decides() -> None:
     assert hears("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
 
 
-def test_nothing_committed_is_said_as_that() -> None:
+def test_a_run_without_a_commit_says_so() -> None:
     assert run_log.committed_text(None) == "nothing was committed yet"

@@ -57,7 +57,7 @@ def test_what_spark_lacks_for_a_source_is_one_line(slackwater: Command, text: st
     assert notes(slackwater, text + SETTINGS) == []
 
 
-def test_an_address_that_spark_spells_otherwise_is_one_line(slackwater: Command) -> None:
+def test_check_notes_an_address_that_spark_does_not_know(slackwater: Command) -> None:
     Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
     said = slackwater("check", "p.toml").out
     assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in said
@@ -92,5 +92,5 @@ def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
         ),
     ],
 )
-def test_a_run_ends_with_what_to_name(error: str, reason: str) -> None:
+def test_a_missing_filesystem_connector_is_named_at_the_end_of_a_run(error: str, reason: str) -> None:
     assert spark_error_reason(RuntimeError(error)) == reason

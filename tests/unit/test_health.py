@@ -35,7 +35,7 @@ def run() -> Run:
     return Run()
 
 
-def test_a_run_is_ready_while_it_asks_its_sources(run: Run) -> None:
+def test_a_run_is_ready_while_it_reads_its_sources(run: Run) -> None:
     assert run.codes() == (200, 503, "starting")
     with ObserverGroup([run.health]).observe_run(loads(GOOD, "p.toml", {})):
         assert run.codes() == (200, 503, "starting")
@@ -53,13 +53,13 @@ def test_a_run_is_ready_while_it_asks_its_sources(run: Run) -> None:
     assert run.codes() == (503, 503, "ended")
 
 
-def test_a_run_that_fails_is_over(run: Run) -> None:
+def test_a_failed_run_has_ended(run: Run) -> None:
     with pytest.raises(ValueError, match=r"^no$"), ObserverGroup([run.health]).observe_run(loads(GOOD, "p.toml", {})):
         raise ValueError("no")
     assert run.codes() == (503, 503, "ended")
 
 
-def test_the_answer_says_whose_it_is_and_since_when(run: Run) -> None:
+def test_the_answer_names_the_pipeline_and_the_time(run: Run) -> None:
     run.health.begun(loads(GOOD, "p.toml", {}))
     run.now += 61_000_000
     run.health.reading()
@@ -98,7 +98,7 @@ def answer_of(port: int, method: str, path: str, host: str = "10.0.0.7:9187") ->
         connection.close()
 
 
-def test_probes_are_answered_beside_the_metrics(run: Run, port: int) -> None:
+def test_the_metrics_server_answers_probes(run: Run, port: int) -> None:
     status, kind, body = answer_of(port, "GET", READY)
     assert (status, kind, json.loads(body)["phase"]) == (503, "application/json", "starting")
     run.health.reading()

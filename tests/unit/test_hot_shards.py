@@ -30,19 +30,19 @@ def test_a_shard_with_twice_the_rows_of_the_mean_is_hot() -> None:
     assert "--hot-keys" in text
 
 
-def test_stages_are_judged_apart() -> None:
+def test_hot_shards_are_found_per_stage() -> None:
     sizes = [*shards(1000, 1000), *shards(0, 0, 3000, stage=1)]
     assert [(s.stage, s.shard) for s in find_hot_shards(sizes)] == [(1, 2)]
     assert "2 of stage 2 (3,000 rows, 3.0 times the mean)" in size_text(sizes)
 
 
-def test_few_rows_say_nothing() -> None:
+def test_few_rows_are_not_reported_as_hot() -> None:
     assert find_hot_shards(shards(0, 0, 0, 9)) == []
     assert find_hot_shards([]) == []
     assert "hot shards" not in size_text(shards(0, 0, 0, 9))
 
 
-def test_of_very_many_shards_those_with_the_most_rows_are_shown() -> None:
+def test_only_the_largest_of_many_shards_are_listed() -> None:
     sizes = shards(*range(1000, 1256))
     lines = size_text(sizes).splitlines()
     assert f"the {MOST_SHARDS} with the most rows of 256 shards; all of them with --json" in lines

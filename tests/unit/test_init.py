@@ -107,7 +107,7 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
-def test_the_columns_of_a_result_are_told(slackwater: Command, kind: str) -> None:
+def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> None:
     """All of them, as they come out: also the id of a session, which no key of the config names."""
     lines("in.jsonl", clicks(30, amount=1.5, region="north"))
     assert (
@@ -199,7 +199,7 @@ def test_a_time_in_an_object(slackwater: Command) -> None:
     )
 
 
-def test_two_times_and_the_one_that_was_named(slackwater: Command) -> None:
+def test_the_named_time_column_is_used(slackwater: Command) -> None:
     rows = [{**row, "created": row["ts"], "received": row["ts"]} for row in clicks()]
     data = written(slackwater, "--sample", lines("a.json", rows), "--time", "received", "--key", "user_id")
     assert data["transform"]["window"]["event_time_column"] == "received"
@@ -216,7 +216,7 @@ def test_bad_rows_of_the_sample_are_dropped_and_counted(slackwater: Command) -> 
     assert "ts TIMESTAMP" in data["sources"][0]["schema"]
 
 
-def test_a_wrong_clock_is_told(slackwater: Command) -> None:
+def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
     rows = clicks(100)
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
     said = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
@@ -377,7 +377,7 @@ def refused(slackwater: Command, *arguments: str) -> str:
     return said.err.removeprefix("error: ").rstrip("\n")
 
 
-def test_a_file_is_never_overwritten_without_being_told(slackwater: Command) -> None:
+def test_a_file_is_overwritten_only_with_force(slackwater: Command) -> None:
     Path("p.toml").write_text("mine")
     assert refused(slackwater) == "p.toml: is there already; name another file, or overwrite it with --force"
     assert Path("p.toml").read_text() == "mine"
@@ -385,7 +385,7 @@ def test_a_file_is_never_overwritten_without_being_told(slackwater: Command) -> 
     assert toml.load("p.toml").name == "p"
 
 
-def test_nothing_is_written_where_nothing_came_of_it(slackwater: Command) -> None:
+def test_a_failed_init_writes_nothing(slackwater: Command) -> None:
     refused(slackwater, "--sample", "absent")
     Path("p.toml").write_text("mine")
     refused(slackwater, "--force", "--sample", "absent")
@@ -454,7 +454,7 @@ def test_two_sides_need_one_event_time(slackwater: Command) -> None:
     assert 'are "ts" and "at"; a join has one event_time_column for both' in line
 
 
-def test_a_folder_that_is_not_there(slackwater: Command) -> None:
+def test_a_missing_folder(slackwater: Command) -> None:
     said = slackwater("init", "no/p.toml")
     assert said.err == "error: no/p.toml: its folder does not exist; create it first\n"
 
@@ -462,7 +462,7 @@ def test_a_folder_that_is_not_there(slackwater: Command) -> None:
 # -- questions
 
 
-def test_questions_are_for_terminals_only(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_prompts_only_on_a_terminal(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     lines("a.jsonl", clicks())
     answers = iter(["files", "tumbling", "a.jsonl"])
     prompts: list[str] = []
@@ -504,7 +504,7 @@ def test_questions_are_for_terminals_only(slackwater: Command, monkeypatch: pyte
         ("1970-01-01T00:00:00../../etc/passwd", None),
     ],
 )
-def test_texts_that_are_times(text: str, expected: int | None) -> None:
+def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> None:
     assert text_time_us(text) == expected
 
 
@@ -521,7 +521,7 @@ def test_disorder_is_measured_against_the_newest_row_before() -> None:
     assert measure_disorder([]).lateness_ms == measure_disorder([1, 2, 3]).lateness_ms == 10_000
 
 
-def test_a_lateness_keeps_all_but_one_row_in_a_thousand(slackwater: Command) -> None:
+def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> None:
     """A few rows that are hours late do not hold every result back by hours: they become dead letters."""
     rows = clicks(4000)
     for n in (2000, 3000, 3999):
@@ -537,7 +537,7 @@ def test_a_lateness_keeps_all_but_one_row_in_a_thousand(slackwater: Command) -> 
     assert 'note: late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: ' in said.out
 
 
-def test_dead_letters_are_a_comment_where_nothing_goes_there(slackwater: Command) -> None:
+def test_the_dead_letter_section_is_a_comment_if_unused(slackwater: Command) -> None:
     lines("a.jsonl", clicks(100))
     data = written(slackwater, "--sample", "a.jsonl")
     text = Path("p.toml").read_text()

@@ -60,7 +60,7 @@ def entry(path: Path) -> FileEntry:
     return current
 
 
-def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
+def test_a_changed_file_is_reported_once_by_size_or_time(tmp_path: Path) -> None:
     paths = [tmp_path / f"{n} ä.json" for n in range(3)]
     for path in paths:
         path.write_text("x")
@@ -79,7 +79,7 @@ def test_a_change_is_found_once_by_size_or_by_time(tmp_path: Path) -> None:
     assert old_tracker.find_changed() == []
 
 
-def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
+def test_a_check_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     path = tmp_path / "grows.json"
     path.write_text("x")
     tracker = FileChangeTracker()
@@ -93,7 +93,7 @@ def test_a_look_takes_a_few_files_and_goes_round(tmp_path: Path) -> None:
     assert looks == 100_001 // AT_ONCE
 
 
-def test_changes_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:
+def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: Path) -> None:
     store = FilesStore(str(tmp_path), "p")
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
@@ -127,7 +127,7 @@ def test_what_is_said_of_changed_files() -> None:
         ("s3a://bucket/st*r%7B1,2%7D/ä%5C.json", r"s3a://bucket/st\*r\{1,2\}/ä\\.json"),
     ],
 )
-def test_a_listed_file_is_read_by_its_name(uri: str, path: str) -> None:
+def test_a_listed_uri_is_a_path(uri: str, path: str) -> None:
     assert readable_path(uri) == path
 
 

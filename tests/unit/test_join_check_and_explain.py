@@ -69,7 +69,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return command
 
 
-def test_check_says_what_is_joined(said) -> None:  # type: ignore[no-untyped-def]
+def test_check_describes_the_join(said) -> None:  # type: ignore[no-untyped-def]
     state = 'state in Postgres, schema "public"'
     assert said("check") == [
         f'p.toml: ok — left outer join of "orders" and "payments" on 2 keys, {state}',
@@ -108,7 +108,7 @@ def test_explain_walks_the_stages(said) -> None:  # type: ignore[no-untyped-def]
         assert line in lines
 
 
-def test_explain_tells_the_policies(said) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_the_policies(said) -> None:  # type: ignore[no-untyped-def]
     letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
     lines = said("explain", CONFIG.replace("[target]", letters))
     assert (
@@ -139,7 +139,7 @@ def commit(**more: object) -> Commit:
     return commit_of(3, **({"pipeline": "paid", "committed_us": 0} | more))
 
 
-def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
+def test_the_watermark_of_each_side_waits_for_its_own_lateness_only() -> None:
     """Allowed lateness keeps rows, it does not hold the watermark back."""
     clocks = next_commit.input_clocks(toml.loads(CONFIG), commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
@@ -148,6 +148,6 @@ def test_the_clocks_of_the_sides_wait_for_their_lateness_alone() -> None:
     }
 
 
-def test_letters_of_a_join_are_not_replayed() -> None:
+def test_dead_letters_of_a_join_are_not_replayed() -> None:
     with pytest.raises(StartError, match="letters are replayed as corrections of windows, and this is a join"):
         replay_dead_letters(toml.loads(CONFIG), lambda letters: letters)

@@ -18,7 +18,7 @@ def test_by_hash_then_time_equal_rows_as_they_came(keys: int, times: int) -> Non
         assert sort_order(kh, ts).tolist() == sorted(range(length), key=lambda i: (kh[i], ts[i], i))
 
 
-def test_heads_are_where_a_value_begins() -> None:
+def test_run_starts_are_where_a_value_begins() -> None:
     extremes = np.iinfo(np.int64)
     values = np.array([extremes.min, extremes.min, 0, 4, 4, 4, extremes.max])
     assert run_starts(values).tolist() == [0, 2, 3, 6]

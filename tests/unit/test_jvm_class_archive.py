@@ -28,7 +28,7 @@ def place() -> Path:
     return path
 
 
-def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_archive_belongs_to_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     first = place()
     assert first == place()
     monkeypatch.setattr(jvm_class_archive.metadata, "version", lambda name: "4.0.0")
@@ -44,7 +44,7 @@ def test_it_is_of_one_java_and_one_pyspark(monkeypatch: pytest.MonkeyPatch, tmp_
     assert jvm_class_archive.archive_path() is None
 
 
-def test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_uses_the_archive_and_restores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with jvm_class_archive.use_archive():
         assert "SPARK_SUBMIT_OPTS" not in os.environ
     place().parent.mkdir(parents=True)
@@ -61,7 +61,7 @@ def test_a_start_takes_it_where_it_is_and_leaves_the_environment_as_it_was(monke
 
 
 @pytest.mark.parametrize("held", [b"", b"no archive", bytes(100_000)])
-def test_a_jvm_that_cannot_use_it_says_nothing(held: bytes) -> None:
+def test_a_jvm_that_cannot_use_the_archive_prints_nothing(held: bytes) -> None:
     place().parent.mkdir(parents=True)
     place().write_bytes(held)
     (place().parent / "Hello.java").write_text(

@@ -35,7 +35,7 @@ def test_counts_have_their_nouns() -> None:
     assert plural(2, "record was", "records were") == "2 records were"
 
 
-def test_no_count_is_written_with_a_fixed_plural() -> None:
+def test_no_message_has_a_count_with_a_fixed_plural() -> None:
     """A family of texts: `{n} rows` says "1 rows" one day. Bounds, names and what is never one are left."""
     fixed = re.compile(
         r"\{[^{}]*\} (?:bad |late |dead )?(?:rows|letters|windows|records|files|epochs|sources|keys|commits|problems)\b|%d (?:\w+ )?(?:rows|records)\b"
@@ -72,7 +72,7 @@ def test_no_count_is_written_with_a_fixed_plural() -> None:
         (0, "0 ms"),
     ],
 )
-def test_lengths_of_time_are_said_as_people_do(ms: int, said: str) -> None:
+def test_durations_are_written_as_people_say_them(ms: int, said: str) -> None:
     assert format_duration(ms) == said
 
 
@@ -86,7 +86,7 @@ WINDOW = {
 COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
-def test_one_bad_row_is_a_row_and_a_day_a_day(caplog: pytest.LogCaptureFixture) -> None:
+def test_counts_of_one_are_singular(caplog: pytest.LogCaptureFixture) -> None:
     window = sw.Window(**WINDOW, aggregations=COUNT)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "slackwater"):
         run_local(window, [RowsInput({"a": [{"ts": 0, "user": "a"}, {"ts": None, "user": "a"}]})], {"user": "string"})
@@ -105,7 +105,7 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     assert "4.1 GiB at max_groups_per_window = 2,000,000" in line
 
 
-def test_types_are_those_of_sql() -> None:
+def test_types_are_written_as_in_sql() -> None:
     names = (
         "bigint",
         "string",
@@ -156,7 +156,7 @@ def test_keys_of_other_systems(key: str, value: object, meant: str) -> None:
         sw.Window(**{**WINDOW, key: value}, aggregations=COUNT)  # type: ignore[arg-type]
 
 
-def test_a_hint_does_not_look_at_case_and_comes_once() -> None:
+def test_a_hint_ignores_case_and_appears_once() -> None:
     assert suggestion("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
     assert suggestion("zzz", ["user_id"]) == ""
     columns = {"user_id": Field("user_id", "string"), "n": Field("n", "int")}

@@ -57,7 +57,7 @@ def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
     assert not unused, f"no message is of {unused}: remove them from slackwater/messages/"
 
 
-def test_an_error_knows_its_place() -> None:
+def test_an_error_has_a_link_to_its_docs() -> None:
     for error, anchor in (
         (ConfigError(["p: name: missing"]), "the-config-is-wrong"),
         (BadRowError("p: 1 bad row"), "bad-rows-stop-the-pipeline"),
@@ -79,7 +79,7 @@ class _Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_command_line_names_the_place_on_a_terminal(
+def test_an_error_links_to_the_docs_on_a_terminal(
     terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = _Terminal() if terminal else io.StringIO()

@@ -75,7 +75,7 @@ def test_tumbling_windows_have_no_cap_series() -> None:
     assert series['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
 
 
-def test_only_our_own_series_are_exposed() -> None:
+def test_only_series_of_slackwater_are_exposed() -> None:
     assert all(s.startswith("slackwater_streaming_") for s in shown(STATUS))
 
 
@@ -109,7 +109,7 @@ def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
     assert series['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
 
 
-def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
+def test_a_pending_epoch_is_exposed_before_the_first_status() -> None:
     """The start that publishes it may try for long, or fail again: Spark has to start first."""
     now = 1000.0
     metrics = Metrics(clock=lambda: now)
@@ -125,7 +125,7 @@ def test_an_epoch_that_waits_is_exposed_before_there_is_a_status() -> None:
     assert samples(metrics)[name] == 0
 
 
-def test_two_pipelines_keep_apart() -> None:
+def test_series_of_two_pipelines_are_separate() -> None:
     series = shown(STATUS, replace(STATUS, pipeline="other", windows_active=1))
     assert series['slackwater_streaming_windows_active{pipeline="clicks"}'] == 12
     assert series['slackwater_streaming_windows_active{pipeline="other"}'] == 1
@@ -146,7 +146,7 @@ def test_the_server_is_bound_to_loopback_and_answers(served: HttpServer) -> None
         assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in answer.read().decode()
 
 
-def test_another_address_only_when_told() -> None:
+def test_metrics_listen_on_another_address_only_if_it_is_set() -> None:
     server = serve_metrics(Metrics(), 0, "0.0.0.0")
     assert server.address == "0.0.0.0"
     server.stop()
@@ -167,7 +167,7 @@ def test_stop_frees_the_port() -> None:
         probe.connect(("127.0.0.1", server.port))
 
 
-def test_late_rows_are_counted_by_what_would_have_kept_them() -> None:
+def test_late_rows_are_counted_by_the_lateness_that_would_have_kept_them() -> None:
     counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
     shown_series = shown(replace(STATUS, counters=counters))
     name = "slackwater_streaming_late_by_rows_total"

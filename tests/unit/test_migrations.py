@@ -64,7 +64,7 @@ def test_a_session_is_described_by_its_fingerprint() -> None:
 
 
 @pytest.mark.parametrize(("kind", "hop"), [("tumbling", 20), ("hopping", 5)])
-def test_tumbling_and_hopping_windows_are_described_but_for_their_bound(kind: str, hop: int) -> None:
+def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: str, hop: int) -> None:
     """A tumbling window's fingerprint may tell its duration as the hop."""
     lengths = {"duration_ms": 20, "hop_ms": hop, "offset_ms": 3, "gap_ms": None, "max_session_duration_ms": None}
     migrated = to_2(record(kind=kind, **lengths))
@@ -87,12 +87,12 @@ def test_what_a_fingerprint_does_not_tell_is_left_to_the_next_start(fingerprint:
     assert to_2(record(**fingerprint))["described"] == {}
 
 
-def test_a_description_that_is_there_is_kept() -> None:
+def test_an_existing_description_is_kept() -> None:
     described = {"window": {"kind": "session"}, "columns": {}}
     assert to_2({**record(), "described": described})["described"] == described
 
 
-def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> None:
+def test_later_stages_are_migrated_too_and_the_input_is_not_changed() -> None:
     original = {**record(), "then": record(kind="join")}
     before = json.dumps(original)
     migrated = migrate_record(original, 1, "state")
@@ -102,7 +102,7 @@ def test_later_stages_go_the_same_way_and_the_record_given_is_left_alone() -> No
     assert json.dumps(original) == before
 
 
-def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_migrations_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     added = migrations.Migration(
         "adds x", lambda r: {**r, "x": r["described"]["assumed"]}, lambda t: [f"ALTER {t.state}"]
     )
@@ -130,11 +130,11 @@ def test_two_steps_are_taken_one_after_the_other(monkeypatch: pytest.MonkeyPatch
         (0, f"state of x has format 0, this version reads formats 1 to {FORMAT}; no migration from it is registered"),
     ],
 )
-def test_a_format_without_a_way_is_refused(version: int, message: str) -> None:
+def test_a_format_without_a_migration_is_refused(version: int, message: str) -> None:
     with pytest.raises(StateError, match=message):
         migration_route(version, "state of x")
 
 
-def test_a_record_that_is_not_what_its_format_writes_is_damaged() -> None:
+def test_a_record_that_violates_its_format_is_damaged() -> None:
     with pytest.raises(StateError, match=r"^state of x is damaged: .* not what format 1 writes \(KeyError\); restore"):
         migrate_record({"format": 1}, 1, "state of x")

@@ -83,7 +83,7 @@ def source(pipeline: sw.Pipeline) -> TicksSource:
     return TicksSource(pipeline.sources[0], connection.count, None)
 
 
-def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
+def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
     assert starting_offsets.offsets_text(pipeline) == "ticks at earliest"
@@ -95,7 +95,7 @@ def test_a_config_knows_its_keys_and_says_what_it_reads(tmp_path: Path) -> None:
         page(tmp_path, "max_messages_per_trigger = 4", "starting_offsets = { t = { 0 = 1 } }")
 
 
-def test_a_commit_keeps_its_offsets_and_a_start_tells_them(tmp_path: Path) -> None:
+def test_a_commit_stores_offsets_and_a_start_shows_them(tmp_path: Path) -> None:
     record = SourceRecord(offsets=TicksRead(7))
     assert json.loads(record.model_dump_json())["offsets"] == {"ticks": 7}
     assert SourceRecord.model_validate_json(record.model_dump_json()) == record
@@ -111,7 +111,7 @@ def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
         reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], None)
 
 
-def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
+def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
     ticks, nothing = source(page(tmp_path)), None
     state: Any = SimpleNamespace(sources={"ticks": SourceRecord(offsets=TicksRead(3))})
     streams: Any = SimpleNamespace(sources=[ticks])
@@ -135,6 +135,6 @@ def test_a_run_and_a_backfill_plan_it(tmp_path: Path) -> None:
     assert (part.frame, part.offsets) == ((0, 4), TicksRead(4))
 
 
-def test_nobody_is_asked_what_waits(tmp_path: Path) -> None:
+def test_a_source_without_a_backlog_query_is_not_polled(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert connector_for(pipeline.connections["clock"]).question(pipeline.sources[0]) is None

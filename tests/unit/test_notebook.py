@@ -83,7 +83,7 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
         assert "Epoch 9" in words(shown(view.as_of(9)))
 
 
-def test_values_are_text(tmp_path: Path) -> None:
+def test_values_are_escaped_as_text(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     day = 19_783 * 86_400_000_000
     evil = "<script>alert(1)</script>"
@@ -94,7 +94,7 @@ def test_values_are_text(tmp_path: Path) -> None:
     assert evil not in sw.why(file)._repr_html_()
 
 
-def test_a_state_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_state_is_reported(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     said = words(shown(sw.open_state(file)))
     assert "there is no state yet" in said
@@ -112,7 +112,7 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     assert "the answer takes longer than" in said
 
 
-def test_each_class_that_is_shown_has_a_picture() -> None:
+def test_each_displayed_class_has_a_picture() -> None:
     """And a class without one is an error, not an empty cell."""
     from slackwater.core.notebook_repr import NotebookRepr
 

@@ -67,7 +67,7 @@ def test_what_no_commit_holds_is_refused(stored: Any, message: str) -> None:
         parse_offsets(stored)
 
 
-def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
+def test_offsets_are_found_by_partition_and_lists_can_be_renamed() -> None:
     offsets = KafkaOffsets({"clicks": {"0": 0, "1": 7}})
     assert (
         offsets.next_offset("clicks", 0),
@@ -100,7 +100,7 @@ def test_partitions_are_found_by_number_and_lists_get_other_names() -> None:
         (TableOffsets(files=0, content=True), "from nothing"),
     ],
 )
-def test_people_are_told_where_reading_goes_on(offsets: Offsets, text: str) -> None:
+def test_offsets_are_described_for_people(offsets: Offsets, text: str) -> None:
     assert offsets.describe().endswith(text)
 
 

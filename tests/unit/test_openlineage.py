@@ -110,7 +110,7 @@ def rows(sent: list[Event], side: str, which: int = 0) -> int:
     return sum(p.get("rowCount", 0) for p in parts)
 
 
-def test_a_run_is_told_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
+def test_a_run_is_reported_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
     observer, run_statuses = lineage(said), statuses()
     for status in run_statuses:
         observer.status(status)
@@ -223,7 +223,9 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         yield server
 
 
-def test_the_clients_variables_say_where(receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variables_of_openlineage_are_used(
+    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
     observer = lineage(said)
@@ -256,7 +258,7 @@ def test_what_could_not_be_sent_is_sent_later_and_told_once(receiver: Receiver, 
     assert said[2].endswith(" works again")
 
 
-def test_a_backend_that_is_away_stops_nothing(
+def test_an_unreachable_backend_does_not_stop_a_run(
     said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_CONFIG", "away.yml")
@@ -348,7 +350,7 @@ kind = "in_memory"
         ),
     ],
 )
-def test_sources_have_the_names_that_others_know_them_by(
+def test_sources_have_the_dataset_names_of_openlineage(
     connection: str, query: str, more: str, expected: list[tuple[str, str]]
 ) -> None:
     pipeline = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
@@ -378,7 +380,7 @@ def test_sources_have_the_names_that_others_know_them_by(
         ),
     ],
 )
-def test_targets_too(connection: str, target: str, expected: tuple[str, str]) -> None:
+def test_targets_have_the_dataset_names_of_openlineage(connection: str, target: str, expected: tuple[str, str]) -> None:
     text = PLACES.format(connection='kind = "files"', query="/in", more='format = "json"')
     text = text.replace('[connections.screen]\nkind = "console"', f"[connections.screen]\n{connection}")
     pipeline = loads(text.replace('connection = "screen"', f'connection = "screen"\n{target}'), "p.toml", {})

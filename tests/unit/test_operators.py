@@ -172,7 +172,7 @@ def meta(name: str, dead: int) -> SegmentMeta:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -> None:
+def test_expired_segments_are_removed_without_uncovering_older_rows(kind: str) -> None:
     metas = (meta("segments/a", 1), meta("segments/b", 9), meta("segments/c", 1), meta("", 1))
     live = EVERY[kind][0]().live_segments(metas, 5)
     files = [m.file for m in live]
@@ -180,7 +180,7 @@ def test_segments_that_are_over_leave_without_uncovering_older_rows(kind: str) -
     assert files == expected.get(kind, ["segments/b", "segments/c", ""])
 
 
-def test_a_bound_is_counted_exactly_where_windows_overlap() -> None:
+def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
     operator, counted = window("hopping"), list[object]()
     figures = StageCounts((0,), (0,), {0: (2,), 5000: (2,)})  # four in the window at 0, unless they are the same keys
 
@@ -233,7 +233,7 @@ class Strange:
     pipeline = "p"
 
 
-def test_every_room_answers_for_every_operator_or_refuses_it_by_name() -> None:
+def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
     """Where joins have no answer, the question is about windows alone, and no join gets there; likewise where a stage without
     state has none: it is about rows that were kept."""
     answers: dict[str, set[str]] = {}
@@ -309,7 +309,7 @@ def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> None:
+def test_an_operator_is_rebuilt_from_its_state(kind: str) -> None:
     operator = EVERY[kind][0]()
     operator_type = find_type_by_kind(operator.fingerprint["kind"])
     assert operator_type is not None
@@ -330,14 +330,14 @@ def test_an_operator_is_of_its_kind_and_a_state_tells_it_again(kind: str) -> Non
     assert (again.fingerprint, again.emission) == (operator.fingerprint, operator.emission)
 
 
-def test_a_list_here_has_every_operator() -> None:
+def test_the_tests_cover_every_operator() -> None:
     assert {cls for one in OPERATOR_TYPES for cls in one.operators} == {cls for _, cls in EVERY.values()}
     assert {one.step for one in OPERATOR_TYPES} == {*Transform.STEPS.values(), type(ROWS)}
     kinds = [kind for one in OPERATOR_TYPES for kind in one.kinds]
     assert len(kinds) == len(set(kinds))
 
 
-def test_every_room_answers_for_every_system_that_it_may_meet() -> None:
+def test_every_package_handles_every_connection_it_may_meet() -> None:
     by_name = {name: question for name, question in questions() if is_about_systems(question)}
     sources, targets = ({c for c in CONNECTIONS.values() if can(c)} for can in (lambda c: c.READS, lambda c: c.WRITES))
     for name, question in by_name.items():
@@ -354,7 +354,7 @@ def test_what_a_room_does_not_know_is_an_error() -> None:
             bare(*([Strange()] * len(signature(bare).parameters)))
 
 
-def test_an_operator_is_the_logic_that_stores_know() -> None:
+def test_an_operator_is_the_stage_logic_of_the_stores() -> None:
     assert issubclass(PaneOperator, WindowLogic)
     assert issubclass(SessionOperator, WindowLogic)
     assert issubclass(IntervalJoinOperator, JoinLogic)

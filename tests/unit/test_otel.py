@@ -137,7 +137,7 @@ def test_what_waits_is_exported_before_there_is_a_status(
     assert receiver.latest()[name] == 0
 
 
-def test_the_sdks_variables_say_where_and_as_what(
+def test_the_environment_variables_of_opentelemetry_are_used(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"http://127.0.0.1:{receiver.server_port}/elsewhere"
@@ -155,7 +155,7 @@ def test_the_sdks_variables_say_where_and_as_what(
     assert "sesame" not in secrets.mask_secrets("a line with open sesame-42 and open%20sesame-42")
 
 
-def test_a_collector_that_is_away_stops_nothing(
+def test_an_unreachable_collector_does_not_stop_a_run(
     said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # nobody listens there
@@ -180,7 +180,9 @@ def test_a_collector_that_is_away_stops_nothing(
     assert not caplog.records
 
 
-def test_the_end_does_not_wait_for_a_collector_that_hangs(said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
+    said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It takes the connection and never answers: the run ends without it."""
     import socket
 
@@ -193,7 +195,7 @@ def test_the_end_does_not_wait_for_a_collector_that_hangs(said: list[str], monke
         assert observer._thread.daemon  # if it is still at it, it ends with the process
 
 
-def test_a_collector_that_fails_is_told_of_once_and_when_it_is_back(
+def test_a_failing_collector_is_reported_once_and_again_when_it_works(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")

@@ -53,7 +53,7 @@ SHARDS = [
 ]
 
 
-def test_rows_and_what_is_gone_each_in_order() -> None:
+def test_rows_and_superseded_rows_are_split_in_order() -> None:
     rows, gone = outbox.split_output(LOGIC, SHARDS, upserts=True)
     assert rows.rows() == [("a", at_second(100), at_second(110), 100, 1), ("b", at_second(100), at_second(110), 100, 8)]
     assert rows.columns == [f.name for f in LOGIC.output]
@@ -61,7 +61,7 @@ def test_rows_and_what_is_gone_each_in_order() -> None:
     assert gone.rows() == [("a", at_second(40), 40), (None, at_second(300), 300), ("b", at_second(300), 300)]
 
 
-def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
+def test_an_append_only_target_gets_every_row() -> None:
     rows, gone = outbox.split_output(LOGIC, SHARDS, upserts=False)
     assert [(r[0], r[3], r[4]) for r in rows.rows()] == [
         ("a", 40, None), ("a", 100, 1), ("b", 100, 8), (None, 300, None), ("b", 300, None),
@@ -69,7 +69,7 @@ def test_a_target_that_only_adds_rows_gets_all_as_they_are() -> None:
     assert gone.is_empty()
 
 
-def test_of_a_tumbling_window_the_identity_has_no_session() -> None:
+def test_the_identity_of_a_tumbling_window_has_no_session_id() -> None:
     logic = compile_window(build_pipeline(TUMBLING, ["a"]), {"user": Field("user", "string")})
     output = pl.DataFrame(
         {"window_start": [at_second(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
@@ -122,7 +122,7 @@ def start(home: Path, target: Any) -> None:
 
 
 @pytest.mark.parametrize("destination", [{"upserts": True}, {}])
-def test_an_epoch_that_is_rolled_forward_takes_back_what_is_gone_once(tmp_path: Path, destination: Any) -> None:
+def test_an_epoch_that_a_start_publishes_deletes_superseded_rows_once(tmp_path: Path, destination: Any) -> None:
     committed(tmp_path, **destination)
     target = Recording()
     start(tmp_path, target)
@@ -130,7 +130,7 @@ def test_an_epoch_that_is_rolled_forward_takes_back_what_is_gone_once(tmp_path: 
     assert target.epochs == [(0, [8], [300])]
 
 
-def test_rolled_forward_to_files_superseded_rows_are_rows(tmp_path: Path) -> None:
+def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> None:
     committed(tmp_path / "state", upserts=False)
     target = FilesTarget(tmp_path / "out", "parquet", TargetTable("law", tuple(LOGIC.output), LOGIC.identity, "s"))
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_rolled_forward_to_files_superseded_rows_are_rows(tmp_path: Path) -> Non
     assert pl.read_parquet(tmp_path / "out" / "*.parquet")["n"].to_list() == [8, None]
 
 
-def test_a_target_that_stopped_upserting_waits_until_the_former_config_published(tmp_path: Path) -> None:
+def test_a_target_that_stopped_upserting_waits_until_the_previous_config_published(tmp_path: Path) -> None:
     committed(tmp_path, upserts=True)
     with pytest.raises(
         StartError, match=r"committed and not yet published, and the config has changed since \(upserts\)"

@@ -102,7 +102,7 @@ def stuck(tmp_path: Path) -> Path:
     return file
 
 
-def test_show_and_set_aside(
+def test_outbox_show_and_skip(
     stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PublishError):
@@ -139,7 +139,7 @@ def test_into_a_directory(stuck: Path, tmp_path: Path, monkeypatch: pytest.Monke
     started(stuck).store.close()
 
 
-def test_a_runner_keeps_its_epochs(
+def test_outbox_skip_is_refused_during_a_run(
     stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = create_store(toml.load(stuck))
@@ -152,7 +152,7 @@ def test_a_runner_keeps_its_epochs(
         store.close()
 
 
-def test_repeated_after_a_crash_it_doubles_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_again_after_a_crash_duplicates_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.runner import skip_publish
 
     pipeline = toml.load(stuck)
@@ -170,7 +170,7 @@ def test_without_a_state_nothing_waits(
     assert "there is no state yet" in capsys.readouterr().err
 
 
-def test_the_former_name_of_skip_names_the_new_one(
+def test_the_old_name_of_skip_refers_to_the_new_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(monkeypatch, "set-aside", "p.toml", 0) != 0

@@ -34,7 +34,7 @@ US, MS = pa.timestamp("us", tz="UTC"), pa.timestamp("ms", tz="UTC")
     [(US, 1), (MS, 1000), (pa.timestamp("us"), 1), (pa.timestamp("ms"), 1000)],
     ids=["us", "ms", "us, no zone", "ms, no zone"],
 )
-def test_times_are_told_by_every_unit_over_all_files_and_row_groups(tmp_path: Path, kind: Any, unit_us: int) -> None:
+def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, kind: Any, unit_us: int) -> None:
     """
     a   20 | - 30 | 25        b   - - | 3        three row groups, two
     """
@@ -104,7 +104,7 @@ def test_what_they_do_not_say(tmp_path: Path, column: Any, how: Any) -> None:
     assert column_stats([good, path], "ts") is None
 
 
-def test_names_that_are_not_there_or_not_one_column(tmp_path: Path) -> None:
+def test_missing_or_ambiguous_columns_have_no_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pq.write_table(pa.table({"ts": [1], "Ts": [2], "s": [{"x": 3}], "t.x": [4]}), path)
     assert [column_stats([path], name) for name in ("ts", "x", "s.x", "t.x", "s", "gone")] == [None] * 6
@@ -115,7 +115,7 @@ def test_files_that_differ_in_their_units(tmp_path: Path) -> None:
     assert column_stats([a, b], "ts") is None
 
 
-def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
+def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
     good = written(tmp_path / "a", pa.array(seconds_after_begin(1)).cast(US))
     torn = tmp_path / "torn"
     torn.write_bytes(good.read_bytes()[:-20])

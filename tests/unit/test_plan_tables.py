@@ -83,7 +83,7 @@ def of_table(lines: list[str]) -> list[str]:
     return [line for line in lines if "columns" in line or "unknown" in line or line.startswith("law: ")]
 
 
-def test_columns_that_came_are_told_with_what_the_next_start_makes_of_them(table: Any, say: Say) -> None:
+def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, say: Say) -> None:
     assert of_table(say('schema_changes = "add"')[1])[:-1] == [], "nothing came yet"
     table.add_column("weight")
     code, lines = say('schema_changes = "add"')
@@ -120,7 +120,7 @@ def test_what_a_start_refuses_is_told_in_its_words(table: Any, say: Say) -> None
     assert lines[-1] == f"law: {report['sum']}"
 
 
-def test_a_table_that_was_made_anew_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
+def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
     changed(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
@@ -152,7 +152,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     assert 'unknown     source "web" did not answer within 0.05 s; what changed in its table is not known' in lines
 
 
-def test_a_table_that_is_gone_is_refused(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_table_is_refused(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     if table.kind == "delta":
         Path(table.path).rename("elsewhere")
     else:

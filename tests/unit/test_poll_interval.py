@@ -5,7 +5,7 @@ from __future__ import annotations
 from slackwater.runner.poll_interval import LONGEST_MS, SHORTEST_MS, PollInterval
 
 
-def test_the_pause_grows_with_the_silence_in_few_steps_and_falls_at_once() -> None:
+def test_the_poll_interval_grows_in_steps_and_resets_immediately() -> None:
     put: list[int] = []
     pace = PollInterval(put.append)
     for tenth in range(600):

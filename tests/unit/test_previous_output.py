@@ -84,7 +84,7 @@ def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dic
     assert not list((tmp_path).glob("state/p*before*"))
 
 
-def test_files_without_a_marker_are_told_too(tmp_path: Path) -> None:
+def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
     with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": the state'):
@@ -107,7 +107,7 @@ def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
-def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path, form: str) -> None:
+def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tmp_path: Path, form: str) -> None:
     publish_epochs(tmp_path, 3, 4, form=form)
     publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to them, by --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
@@ -119,7 +119,7 @@ def test_put_aside_loses_nothing_and_the_next_state_begins_clean(tmp_path: Path,
     assert previous_output.check_previous_output(pipeline, None) == []
 
 
-def test_kept_output_is_told(tmp_path: Path) -> None:
+def test_kept_output_is_reported(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     pipeline = toml.load(config(tmp_path))
     (line,) = previous_output.check_previous_output(pipeline, "keep")
@@ -139,7 +139,7 @@ def test_without_a_state_and_of_letters_it_is_told_and_not_refused(tmp_path: Pat
     assert len(previous_output.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
 
 
-def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
+def test_an_append_only_delta_table(tmp_path: Path) -> None:
     path = str(tmp_path / "lake")
     old = DeltaTarget(path, "append", TargetTable("p", FIELDS, None, "old"))
     old.open()
@@ -156,7 +156,7 @@ def test_a_delta_table_that_is_only_added_to(tmp_path: Path) -> None:
     assert previous_output.check_previous_output(merging, None) == []  # rows are replaced
 
 
-def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
+def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
     lake = sql(tmp_path, "shop.t")
     lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
@@ -169,7 +169,9 @@ def test_an_iceberg_table_that_is_only_added_to(tmp_path: Path) -> None:
     assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
 
 
-def test_one_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_one_choice_for_previous_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = config(tmp_path)
     with pytest.raises(ConfigError, match='former_output: "x" is not a choice; expected "aside" or "keep"'):
         run(toml.load(file), available_now=True, former_output="x")

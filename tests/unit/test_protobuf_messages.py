@@ -102,7 +102,7 @@ def test_an_enum_number_that_the_schema_does_not_know_is_its_text() -> None:
     assert row["kind"] == "9"
 
 
-def test_frames_tell_the_message_and_the_version() -> None:
+def test_frames_name_the_message_and_the_version() -> None:
     framed_decoder = decoder(
         from_texts(SECOND, NOTES),
         heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
@@ -129,7 +129,7 @@ def test_frames_tell_the_message_and_the_version() -> None:
     )
 
 
-def test_places_of_messages_are_counted_as_writers_do() -> None:
+def test_message_indexes_are_counted_as_producers_count_them() -> None:
     """A map is a message to descriptors, and nobody counts it."""
     files = from_texts(
         'syntax = "proto3"; message A { map<string, int32> m = 1; message B { message C { int32 x = 1; } } } message D {}',
@@ -151,7 +151,7 @@ def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
     assert all(row == {"user": "u", "amount": 5} for row in decoded.drop_null().to_pylist())
 
 
-def test_bytes_at_which_the_decoder_itself_gives_up() -> None:
+def test_bytes_that_make_the_decoder_panic() -> None:
     """A panic of Rust is no Exception, and no reason to lose a batch."""
     files = from_texts(
         'syntax = "proto3"; message M { repeated fixed32 n = 1; map<string, M2> m = 2; } message M2 { int32 x = 1; }',
@@ -194,7 +194,7 @@ OLD = 'syntax = "proto3"; message M { %s }'
         ("N n = 1; message N { int32 x = 1; }", "N n = 1; message N { string x = 1; }", False),
     ],
 )
-def test_versions_that_mean_the_same_are_read_by_the_newest(before: str, after: str, reads: bool) -> None:
+def test_compatible_schema_versions_are_read_by_the_newest(before: str, after: str, reads: bool) -> None:
     assert from_texts(OLD % before, {}).is_readable_by(from_texts(OLD % after, {}), "M") == reads
 
 
@@ -217,7 +217,7 @@ def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: 
         message_columns(decoder(from_texts(text, {}), name))
 
 
-def test_a_message_of_proto2_has_null_for_what_is_absent() -> None:
+def test_an_absent_field_of_proto2_is_null() -> None:
     text = 'syntax = "proto2"; message M { required string a = 1; optional int32 b = 2 [default = 7]; repeated int32 c = 3; }'
     (row,) = rows(decoder(from_texts(text, {})), b"")
     assert row == {"a": None, "b": None, "c": []}

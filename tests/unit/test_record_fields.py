@@ -137,12 +137,12 @@ def test_deep_nesting_is_refused(depth: int) -> None:
         parsed({**TODAY, "sources": value})
 
 
-def test_counters_are_declared_where_they_are_read_and_where_they_are_counted() -> None:
+def test_the_stored_counters_are_those_of_the_dataclass() -> None:
     assert set(CounterTable.__annotations__) == {field.name for field in dataclasses.fields(Counters)}
 
 
 @pytest.mark.parametrize("text", ["k string", "a b int", "s struct<my field:int,b:array<string>>", "x decimal(38,0)"])
-def test_a_column_of_a_fingerprint(text: str) -> None:
+def test_a_column_in_a_fingerprint_is_parsed(text: str) -> None:
     assert f"{field_of(text).name} {field_of(text).type}" == text
     assert field_of(text) == Field(field_of(text).name, field_of(text).type)
 

@@ -114,7 +114,7 @@ def command(
 
 
 @pytest.mark.parametrize("name", ["run", "plan", "check"])
-def test_a_state_at_the_working_directory_is_told(
+def test_a_state_in_the_working_directory_is_reported(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """Where paths began before lies a state of this pipeline, and none where they begin now."""
@@ -134,7 +134,7 @@ def test_a_state_at_the_working_directory_is_told(
     assert f"mv '{home / 'elsewhere' / 'state'}' '{home / 'conf' / 'state'}'" in err and err.count("\n") == 1
 
 
-def test_it_is_told_once(home: Path) -> None:
+def test_moved_directories_are_reported_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
@@ -153,7 +153,7 @@ def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
     local_paths.check_moved_directories(loaded(home))
 
 
-def test_check_says_absolute_paths_and_what_is_not_there(
+def test_check_shows_absolute_paths_and_missing_files(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "conf" / "in").rmdir()
@@ -163,7 +163,7 @@ def test_check_says_absolute_paths_and_what_is_not_there(
     assert f'note: sources[0].query: "{home / "conf" / "in"}" does not exist' in out
 
 
-def test_a_path_that_cannot_be_written_is_a_mistake(
+def test_an_unwritable_path_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "conf" / "out").write_text("a file")

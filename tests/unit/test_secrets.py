@@ -53,7 +53,7 @@ def nothing_known() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("command", [["explain"], ["check"], ["plan"], ["plan", "--json"], ["why"]])
-def test_commands_show_the_name(
+def test_commands_show_the_name_of_a_secret(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -98,14 +98,14 @@ def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixtur
         ("postgresql://u:S3cr3t%50assw0rd@h/db", "S3cr3tPassw0rd"),
     ],
 )
-def test_the_password_of_an_address_is_known_by_itself(url: str, said: str) -> None:
+def test_the_password_in_a_url_is_masked(url: str, said: str) -> None:
     sw.PostgresConnection(url=url)
     shown = secrets.mask_secrets(f"authentication failed: {said} in {url}")
     assert "S3cr3t" not in shown
     assert "assw0rd" not in shown
 
 
-def test_settings_whose_name_says_so() -> None:
+def test_settings_with_secret_names_are_masked() -> None:
     options = {"kafka.sasl.jaas.config": "x password='S3cr3tPassw0rd';", "kafka.ssl.key.password": "An0therOne!"}
     sw.KafkaConnection(bootstrap_servers="broker:9092", options={**options, "kafka.client.id": "not-a-secret"})
     shown = secrets.mask_secrets(f"{options} S3cr3tPassw0rd An0therOne! not-a-secret broker:9092")
@@ -120,12 +120,12 @@ def test_what_is_in_every_other_line_is_no_secret(value: str) -> None:
     assert secrets.mask_secrets(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
 
 
-def test_a_short_value_is_replaced_where_it_stands_alone() -> None:
+def test_a_short_secret_is_masked_only_as_a_whole_word() -> None:
     secrets.remember_secret("hush", "${X}")
     assert secrets.mask_secrets("hush, hushed 'hush' brushhush") == "${X}, hushed '${X}' brushhush"
 
 
-def test_the_longer_value_goes_first_and_the_name_of_a_pipeline_is_no_secret() -> None:
+def test_longer_secrets_are_masked_first_and_pipeline_names_are_not_secret() -> None:
     secrets.remember_secret("abcdefgh", "${A}")
     secrets.remember_secret("abcdefghijkl", "${B}")
     assert secrets.mask_secrets("abcdefghijkl abcdefgh") == "${B} ${A}"

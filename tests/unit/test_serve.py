@@ -114,7 +114,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_condition_that_is_none_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
+def test_an_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
     status, answer = scan_where(served, BOMBS[bomb])
     assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
     said = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
@@ -123,7 +123,7 @@ def test_a_condition_that_is_none_is_refused_in_one_line(served: HttpServer, bom
 
 
 @pytest.mark.parametrize("bomb", ["a long sum", "casts", "LPAD", "subquery"])
-def test_the_view_and_the_command_line_have_the_same_bounds(view: StateView, bomb: str) -> None:
+def test_the_python_view_has_the_same_limits_as_http(view: StateView, bomb: str) -> None:
     with pytest.raises(StartError, match=r"^where: "):
         view.scan(BOMBS[bomb])
 
@@ -181,7 +181,7 @@ def test_a_limit_is_a_number_within_bounds(served: HttpServer, limit: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/scan?at=" + "9" * 20, "/?" + "&".join("at=0" for _ in range(60)), "/?at=%ff"])
-def test_other_malformed_questions(served: HttpServer, path: str) -> None:
+def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
     assert get(served, path)[0] == 400
 
 
@@ -193,14 +193,14 @@ def test_other_malformed_questions(served: HttpServer, path: str) -> None:
         ("SCAN_SECONDS", 0.0, 400, "where: the answer takes longer than 0 seconds; ask for the windows of one key"),
     ],
 )
-def test_an_answer_has_bounds(
+def test_an_answer_is_limited_in_size(
     served: HttpServer, monkeypatch: pytest.MonkeyPatch, bound: str, value: float, status: int, message: str
 ) -> None:
     monkeypatch.setattr(server, bound, value)
     assert get(served, "/scan") == (status, {"error": message})
 
 
-def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_does_not_delay_others(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, free = threading.Event(), threading.Event()
 
     def slow(view: StateView, parameters: Any) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def test_a_slow_question_does_not_keep_others_waiting(view: StateView, monkeypat
     assert answers == [(200, {"was": "slow"})]
 
 
-def test_a_hundred_at_once_are_all_answered(served: HttpServer) -> None:
+def test_a_hundred_concurrent_requests_are_all_answered(served: HttpServer) -> None:
     statuses: list[int] = []
     threads = [threading.Thread(target=lambda: statuses.append(get(served, "/scan?limit=1")[0])) for _ in range(100)]
     for thread in threads:
@@ -236,7 +236,7 @@ def test_a_hundred_at_once_are_all_answered(served: HttpServer) -> None:
     assert statuses.count(200) >= server.MOST_RUNNING
 
 
-def test_a_bug_is_one_line_and_ends_nothing(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line_and_the_server_goes_on(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(view: StateView, parameters: Any) -> dict[str, Any]:
         raise pl.exceptions.PanicException("out of luck\nand more")
 
@@ -273,12 +273,12 @@ def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, hos
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "localhost:8085", "[::1]:80", "10.0.0.7", "LOCALHOST", "state.example:80"]
 )
-def test_a_number_and_a_name_that_is_allowed_are_answered(served: HttpServer, host: str) -> None:
+def test_an_ip_address_and_an_allowed_host_are_answered(served: HttpServer, host: str) -> None:
     assert get(served, "/", Host=host)[0] == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "get", "X" * 100])
-def test_only_reading_is_answered(served: HttpServer, method: str) -> None:
+def test_only_get_requests_are_answered(served: HttpServer, method: str) -> None:
     answer = raw(served, f"{method} / HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), whole=True)
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert b"only GET is" in answer
@@ -297,7 +297,7 @@ SECOND = b"GET /fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n"
         b"Content-Length: -1\r\n\r\n" + SECOND,
     ],
 )
-def test_a_body_is_not_a_second_question(served: HttpServer, more: bytes) -> None:
+def test_a_request_body_is_not_a_second_request(served: HttpServer, more: bytes) -> None:
     answer = raw(served, b"GET / HTTP/1.1\r\nHost: localhost\r\n" + more, whole=True)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
@@ -323,7 +323,7 @@ def test_what_is_no_http_is_refused_and_closed(served: HttpServer, junk: bytes) 
     assert get(served, "/")[0] == 200
 
 
-def test_a_client_that_closes_its_side_is_answered(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_closes_its_write_side_gets_an_answer(view: StateView, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, free = threading.Event(), threading.Event()
 
     def slow(view: StateView, parameters: Any) -> dict[str, Any]:
@@ -389,7 +389,7 @@ ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTT", ASKED[:-2], ASKED, ASKED + ASKED[:10]])
-def test_a_client_that_asks_nothing_more_is_cut_off(sent: bytes) -> None:
+def test_a_client_without_further_requests_is_disconnected(sent: bytes) -> None:
     running = small(wait_s=0.2)
     try:
         assert ended(connected(running, sent))
@@ -397,7 +397,7 @@ def test_a_client_that_asks_nothing_more_is_cut_off(sent: bytes) -> None:
         running.stop()
 
 
-def test_idle_connections_do_not_keep_out_who_asks() -> None:
+def test_idle_connections_do_not_keep_requests_out() -> None:
     running = small(max_connections=4)
     held = []
     try:
@@ -410,7 +410,7 @@ def test_idle_connections_do_not_keep_out_who_asks() -> None:
         running.stop()
 
 
-def test_an_answer_that_nobody_reads_ends() -> None:
+def test_an_unread_answer_is_aborted() -> None:
     gone = threading.Event()
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -443,7 +443,7 @@ print(len(run_local(window, [RowsInput({"a": [{"ts": 0, "k": "u"}]})], {"k": "st
 """
 
 
-def test_idle_connections_to_the_metrics_leave_the_runner_its_files(tmp_path: Any) -> None:
+def test_idle_metrics_connections_leave_file_descriptors_to_the_runner(tmp_path: Any) -> None:
     """300 connections to a process that may have 256 files open; then it runs a pipeline."""
     with subprocess.Popen(
         [sys.executable, "-c", IDLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -487,7 +487,7 @@ for what in (run, lambda: sw.open_state(sys.argv[1] + "/law").scan()):
 """
 
 
-def test_no_descriptor_left_is_not_told_as_damage(tmp_path: Any) -> None:
+def test_running_out_of_file_descriptors_is_not_reported_as_damage(tmp_path: Any) -> None:
     said = subprocess.run([sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60)
     lines = said.stdout.splitlines()
     assert len(lines) == 2, said.stderr

@@ -52,7 +52,7 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sessions_are_cut_where_whole_arrays_cut_them(seed: int) -> None:
+def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
     """Intervals in order that do not overlap, joined by gaps of their own."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(rng.integers(1, 6, size=2 * 60))
@@ -90,7 +90,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pyte
     assert jit.compiled(double)(21) == 42
 
 
-def test_importing_the_program_and_binding_a_window_leave_numba_alone() -> None:
+def test_importing_slackwater_and_binding_a_window_do_not_load_numba() -> None:
     code = (
         "import sys, slackwater, slackwater.operators.compile, slackwater.runner.run, slackwater.testing.local_engine\n"
         "print('numba' in sys.modules, 'llvmlite' in sys.modules)"
@@ -108,7 +108,7 @@ NAN, INF = float("nan"), float("inf")
     ids=["numbers", "nan", "null"],
 )
 @pytest.mark.parametrize("heads", [[0, 1, 2, 3, 4, 5], [0], [0, 2, 3], [0, 5]])
-def test_groups_that_stand_together_merge_as_groups_do(values: list[float | None], heads: list[int]) -> None:
+def test_adjacent_groups_merge_as_scattered_groups_do(values: list[float | None], heads: list[int]) -> None:
     """Also those of which each accumulator is folded by one operation on arrays; NULL and NaN as everywhere."""
     names = ["count", "sum", "avg", "min", "max", "var", "first", "collect_list"]
     columns = {"v": "double", "i": "bigint", "s": "string"}

@@ -92,7 +92,7 @@ def test_the_site_has_every_page_and_reads_as_the_markdown_does(site: Path) -> N
         assert not [a for a in html.addresses if re.match(r"https?://|//", a)], f"{page} asks another host"
 
 
-def test_a_dead_link_is_no_site(tmp_path: Path) -> None:
+def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A\n[b](nowhere.md) [c](#nothing)\n")
     (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
@@ -156,7 +156,7 @@ def test_every_config_on_a_page_passes_check(
         ("from-ksqldb.md", "sql", "WINDOW SESSION"),
     ],
 )
-def test_the_same_query_stands_side_by_side(page: str, language: str, word: str) -> None:
+def test_both_systems_use_the_same_gap_and_lateness(page: str, language: str, word: str) -> None:
     """What the other system says in its words our config says in its own: gap and lateness are equal."""
     theirs, ours = blocks(page, language)[0], tomllib.loads(blocks(page, "toml")[0])
     window = ours["transform"]["window"]
@@ -219,7 +219,7 @@ def test_the_glossary_lists_each_term_once_in_order_with_its_name_elsewhere() ->
         assert cells.count(" | ") == 3, term
 
 
-def test_how_to_pages_are_called_as_people_search() -> None:
+def test_how_to_pages_have_the_titles_that_people_search() -> None:
     titles = {(DOCS / p).read_text().splitlines()[0].removeprefix("# ") for p in PAGES}
     expected = {
         "No output yet",

@@ -44,7 +44,7 @@ def names(planner: FilesPlanner) -> list[str]:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def test_new_files_come_oldest_first_and_so_many_at_a_time(tmp_path: Path) -> None:
+def test_new_files_are_planned_oldest_first_up_to_the_limit(tmp_path: Path) -> None:
     for modified_s, name in enumerate(["e", "d", "c", "b", "a"]):
         put(tmp_path, name, modified_s)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
@@ -67,7 +67,7 @@ def test_what_is_part_of_the_state_is_not_planned(tmp_path: Path) -> None:
     assert names(FilesPlanner(source(str(tmp_path)), first.entries)) == ["new"]
 
 
-def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) -> None:
+def test_the_end_of_the_input_is_fixed_at_the_start(tmp_path: Path) -> None:
     for number in range(3):
         put(tmp_path, f"{number}", number)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
@@ -77,7 +77,7 @@ def test_the_end_of_the_input_is_what_is_there_at_the_beginning(tmp_path: Path) 
     assert [names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
 
 
-def test_files_that_vanish_before_they_are_read_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
         put(tmp_path, f"{number}", number)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
@@ -103,7 +103,7 @@ def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> No
     assert part.entries[0] == part.entries[0].current
 
 
-def test_a_name_that_is_no_text_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).touch()
     put(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
@@ -124,14 +124,14 @@ def test_what_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) ->
     )
 
 
-def test_folders_that_do_not_fit_together_are_one_line(tmp_path: Path) -> None:
+def test_conflicting_partition_folders_are_one_line(tmp_path: Path) -> None:
     put(tmp_path / "a=1", "x")
     put(tmp_path / "b", "y")
     with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" are not of one kind'):
         FilesPlanner(source(str(tmp_path)), []).next()
 
 
-def test_a_folder_that_cannot_be_looked_into_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: str) -> Any:
         raise PermissionError(13, "Permission denied", folder)
 
@@ -168,7 +168,7 @@ def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
 # -- offsets -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_limit_is_shared_by_the_partitions() -> None:
+def test_a_limit_is_divided_among_the_partitions() -> None:
     start, end = {("t", 0): 0, ("t", 1): 100, ("t", 2): 7}, {("t", 0): 900, ("t", 1): 200, ("t", 2): 7}
     assert limit_offsets(start, end, None) == limit_offsets(start, end, 1000) == end
     assert limit_offsets(start, end, 100) == {("t", 0): 90, ("t", 1): 110, ("t", 2): 7}
@@ -240,7 +240,7 @@ class Run:
 ROWS, NOTHING = {"events": object()}, dict[str, Any]()
 
 
-def test_rows_are_taken_at_once_and_a_silence_is_counted_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_taken_immediately_and_the_whole_silence_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield from [ROWS, ROWS]
         while clock.now < 1600:
@@ -262,7 +262,7 @@ def test_rows_are_taken_at_once_and_a_silence_is_counted_whole(monkeypatch: pyte
     assert len(run.asked) < 1200, "less often, the longer it lasts"
 
 
-def test_a_machine_that_slept_heard_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield NOTHING
         clock.now += 3600
@@ -275,14 +275,14 @@ def test_a_machine_that_slept_heard_no_silence(monkeypatch: pytest.MonkeyPatch) 
     assert 0 < sum(s for *_, s in run.heard) <= 8
 
 
-def test_one_that_is_silent_while_others_keep_the_run_busy_is_heard_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_source_counts_as_silent_while_others_keep_the_run_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs follow each other without a pause: a source that has nothing at any ask was silent all the while."""
     run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
     run.go()
     assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]
 
 
-def test_of_a_slow_epoch_only_a_part_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_part_of_a_slow_epoch_counts_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
     run.go()
     assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
@@ -307,7 +307,7 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_a_clock_that_is_set_back_delays_a_trigger_by_no_more_than_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setting_the_clock_back_delays_a_trigger_by_at_most_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         clock.now -= 3600.0  # while the sources were asked
         yield ROWS
@@ -320,7 +320,7 @@ def test_a_clock_that_is_set_back_delays_a_trigger_by_no_more_than_an_interval(m
     assert run.asked[:2] == [10_003.0, 6_413.0]
 
 
-def test_the_end_of_the_input_ends_it_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_the_input_ends_the_run_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
     run.go(available_now=True)
     assert [kind for kind, *_ in run.heard] == ["rows", "rows"]
@@ -334,7 +334,7 @@ def test_what_is_stopped_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (run.asked, run.heard) == ([], [])
 
 
-def test_a_source_that_does_not_answer_is_asked_again_and_was_not_silent(
+def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
@@ -354,9 +354,7 @@ def test_a_source_that_does_not_answer_is_asked_again_and_was_not_silent(
 
 
 @pytest.mark.parametrize("before", [[], [ROWS]])
-def test_a_source_that_does_not_answer_for_long_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, before: list[Any]
-) -> None:
+def test_an_unavailable_source_ends_the_run_after_a_while(monkeypatch: pytest.MonkeyPatch, before: list[Any]) -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
     run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
     with pytest.raises(StartError, match="Kafka is away"):
@@ -364,7 +362,7 @@ def test_a_source_that_does_not_answer_for_long_ends_the_run(
     assert (len(run.asked) > 100) == bool(before), "at the first ask it is told at once"
 
 
-def test_an_interrupt_lets_the_epoch_in_progress_end() -> None:
+def test_an_interrupt_lets_the_current_epoch_finish() -> None:
     """The caller's thread is interrupted while it waits; the epoch works in another one."""
     begun, ended = threading.Event(), threading.Event()
 

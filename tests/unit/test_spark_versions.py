@@ -33,7 +33,7 @@ def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> Non
         ("4.0.5", ["4.2.0", "4.1.1"], None),
     ],
 )
-def test_the_connector_is_of_the_line_of_spark(
+def test_the_cached_connector_fits_the_version_of_spark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spark: str, cached: list[str], taken: str | None
 ) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path))

@@ -105,7 +105,7 @@ def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> N
     assert sorted(run.rows[:6]) == list(range(6)), "and in it what was added first"
 
 
-def test_a_run_that_is_begun_anew_at_every_place_reads_the_same(table: Any) -> None:
+def test_a_run_that_restarts_at_every_position_reads_the_same(table: Any) -> None:
     """The position alone says it: also within what the table holds, though that has changed since."""
     filled(table, 6)
     whole = Run(table, max_files_per_trigger=1)
@@ -128,7 +128,7 @@ def test_a_run_that_is_begun_anew_at_every_place_reads_the_same(table: Any) -> N
     assert [p for p in places if p is not None and p.content] != [], "some of the places are within the content"
 
 
-def test_compaction_is_passed_over_and_its_version_is_behind_us(table: Any) -> None:
+def test_compaction_is_skipped_and_its_version_counts_as_read(table: Any) -> None:
     filled(table, 3)
     run = Run(table)
     run.all()
@@ -139,7 +139,7 @@ def test_compaction_is_passed_over_and_its_version_is_behind_us(table: Any) -> N
     assert run.at is not None and run.at.version == table.newest()
 
 
-def test_latest_is_what_comes_next(table: Any) -> None:
+def test_latest_begins_after_the_current_end(table: Any) -> None:
     filled(table, 3)
     run = Run(table, starting_offsets="latest")
     assert not run.epoch()
@@ -147,7 +147,7 @@ def test_latest_is_what_comes_next(table: Any) -> None:
     assert run.all() == [[3, 4]]
 
 
-def test_a_run_begins_with_what_a_version_added(table: Any) -> None:
+def test_a_run_can_begin_with_the_rows_of_a_version(table: Any) -> None:
     filled(table, 3)
     filled(table, 2, first=3)
     version = table.newest()
@@ -173,7 +173,7 @@ def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
         catalog.create_table("shop.events", COLUMNS)
 
 
-def test_the_end_of_the_input_is_what_is_there_when_it_is_asked_for(table: Any) -> None:
+def test_the_end_of_the_input_is_fixed_when_it_is_set(table: Any) -> None:
     filled(table, 3)
     run = Run(table, max_files_per_trigger=1)
     run.planner.stop_at_current_end()
@@ -186,7 +186,7 @@ def test_the_end_of_the_input_is_what_is_there_when_it_is_asked_for(table: Any) 
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def test_a_version_that_takes_rows_away_ends_the_run_once_all_before_it_is_read(table: Any) -> None:
+def test_a_version_that_deletes_rows_ends_the_run_after_the_versions_before_it(table: Any) -> None:
     filled(table, 3, 2)
     run = Run(table, max_files_per_trigger=1)
     run.epoch()
@@ -205,7 +205,9 @@ def test_a_version_that_takes_rows_away_ends_the_run_once_all_before_it_is_read(
         Run(table, run.at).all()
 
 
-def test_such_a_version_is_passed_over_by_name_and_counted(table: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
+    table: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(table, 3, 3)
     run = Run(table, on_rewrite="skip")
     run.epoch()
@@ -221,7 +223,7 @@ def test_such_a_version_is_passed_over_by_name_and_counted(table: Any, caplog: p
     assert Run(table, run.at, on_rewrite="skip").all() == []
 
 
-def test_a_version_that_is_gone_is_told_and_nothing_is_passed_over(table: Any) -> None:
+def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> None:
     filled(table, 3)
     run = Run(table)
     run.all()
@@ -245,7 +247,7 @@ def test_what_a_table_held_is_gone(table: Any) -> None:
         Run(table, run.at, max_files_per_trigger=1).all()
 
 
-def test_expired_versions_that_were_read_are_missed_by_nobody(table: Any) -> None:
+def test_expired_versions_that_were_read_are_not_missed(table: Any) -> None:
     filled(table, 3, 1)
     run = Run(table)
     run.all()
@@ -254,7 +256,7 @@ def test_expired_versions_that_were_read_are_missed_by_nobody(table: Any) -> Non
     assert Run(table, run.at).all() == [[4, 5]]
 
 
-def test_another_table_in_its_place_is_refused(table: Any, tmp_path: Path) -> None:
+def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -> None:
     filled(table, 3)
     run = Run(table)
     run.all()
@@ -287,7 +289,7 @@ def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"), [("POSITION_DELETES", "position deletes"), ("EQUALITY_DELETES", "equality deletes")]
 )
-def test_deletes_beside_the_data_are_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
+def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
     table = Iceberg(tmp_path)
     filled(table, 3)
     run = Run(table)
@@ -301,7 +303,7 @@ def test_deletes_beside_the_data_are_refused_by_name(tmp_path: Path, content: st
         Run(table).all()
 
 
-def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any) -> None:
+def test_a_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any) -> None:
     filled(table, 1)
     run = Run(table)
     run.all()
@@ -330,7 +332,7 @@ def test_a_column_that_is_new_is_refused_by_name_unless_it_is_decided(table: Any
     assert Run(table, run.at, schema_changes="add").all() == [[1, 2]], "columns came since, and between its versions"
 
 
-def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_table_is_polled_again(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(table, 1)
     run = Run(table)
 
@@ -347,7 +349,7 @@ def test_a_table_that_does_not_answer_is_asked_again(table: Any, monkeypatch: py
 # -- positions ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_position_survives_its_commit() -> None:
+def test_a_position_survives_its_serialization() -> None:
     for offsets in (
         TableOffsets("t", 5),
         TableOffsets("t", 5, 3, 2, True),

@@ -64,7 +64,7 @@ def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
     return [c.line for c in comparison.changes]
 
 
-def test_plan_says_what_becomes_of_each(test: Any) -> None:
+def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     commit = test._driver.state
     assert lines(described(HOURS, MINUTES), commit) == []
     assert lines(described(HOURS), commit) == [
@@ -88,7 +88,7 @@ def test_plan_says_what_becomes_of_each(test: Any) -> None:
     ]
 
 
-def test_one_that_comes_gets_what_comes_after_and_one_that_goes_keeps_what_it_has(test: Any) -> None:
+def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: Any) -> None:
     more = target("more", "minutes", "more")
     assert test.target("minutes").held.height == 2
     test.restart(described(HOURS, more))
@@ -161,7 +161,7 @@ def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
     } and not pending.has_one_target
 
 
-def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path) -> None:
+def test_markers_of_another_epoch_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "reached"
     note = publish_markers.MarkerFile(LocalStorage(str(tmp_path)), "reached")
     assert publish_markers.delivered_targets(note, 3) == frozenset()
@@ -181,7 +181,7 @@ def test_notes_of_another_epoch_or_damaged_ones_count_for_nothing(tmp_path: Path
         assert publish_markers.delivered_targets(note, 4) == frozenset()
 
 
-def test_a_record_from_before_there_were_several_goes_on(test: Any) -> None:
+def test_a_record_of_one_target_is_still_readable(test: Any) -> None:
     record = test._driver.state.model_dump(mode="json")
     was = record["targets"]["hours"]
     former = {k: v for k, v in record.items() if k not in ("targets", "letters_to", "reached")}

@@ -45,7 +45,7 @@ def test_each_test_file_has_a_name_of_its_own() -> None:
     assert [name for name, many in names.items() if many > 1] == []
 
 
-def test_every_module_of_helpers_says_what_it_is() -> None:
+def test_every_support_module_has_a_docstring() -> None:
     for path in (TESTS / "support").glob("*.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
@@ -56,7 +56,7 @@ def targets() -> dict[str, str]:
     return dict(recipes)
 
 
-def test_the_pages_name_the_targets_that_there_are() -> None:
+def test_the_pages_name_existing_make_targets() -> None:
     make_targets = targets()
     for page in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md", ".ci/run"):
         named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)\b", (ROOT / page).read_text(), re.MULTILINE))
@@ -98,7 +98,7 @@ def test_what_is_not_there_is_named_and_fails_where_everything_is_asked_for(
         needed("Broker", False, "apt-get install b")
 
 
-def test_of_a_table_of_cases_all_but_the_first_are_exhaustive() -> None:
+def test_all_cases_but_the_first_are_exhaustive() -> None:
     """Those that are named, and those that bring marks, keep both."""
     cases = some([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
     assert cases[:2] == [1, 2]

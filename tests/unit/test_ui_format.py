@@ -26,7 +26,7 @@ def test_counts_agree_with_their_nouns(count: int, noun: str, text: str) -> None
     assert f"{text} {'closes' if count == 1 else 'close'} from" in drawn
 
 
-def test_dots_in_a_path_are_taken_away_before_it_is_looked_up(tmp_path: Path) -> None:
+def test_dots_in_a_path_are_resolved_before_links(tmp_path: Path) -> None:
     """As Spark does: what a symbolic link before the dots leads to does not matter."""
     for name in ("in/a.json", "elsewhere/b.json"):
         (tmp_path / name).parent.mkdir()

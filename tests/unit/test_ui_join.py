@@ -46,7 +46,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
         load_key(watched, {"user": "u1"}, 0)
 
 
-def test_behind_a_join_the_windows_are_the_second_stages(tmp_path: Path) -> None:
+def test_after_a_join_the_page_shows_the_windows_of_the_second_stage(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     join = join.model_copy(update={"kind": "inner"})

@@ -47,7 +47,7 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
         assert total.unaccounted == 0
 
 
-def test_late_rows_lead_to_their_letters_and_a_key_has_its_own(tmp_path: Path) -> None:
+def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path) -> None:
     running = serve_pages([watched(with_letters(tmp_path))], 0)
     try:
         letters_page = get(running, "/letters?reason=late")

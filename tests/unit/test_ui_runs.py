@@ -14,7 +14,7 @@ from slackwater.ui.server import serve_pages
 from slackwater.ui.tables import with_labels
 
 
-def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
+def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
     one = watched(file)
@@ -47,7 +47,7 @@ def test_a_failed_run_is_told_on_top_and_in_the_history(tmp_path: Path) -> None:
         one.store.close()
 
 
-def test_a_first_run_that_failed_is_no_waiting(tmp_path: Path) -> None:
+def test_a_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
     one = watched(config("session", tmp_path))
     running = serve_pages([one], 0)
     try:
@@ -65,7 +65,7 @@ def test_a_first_run_that_failed_is_no_waiting(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_cells_bear_the_names_of_their_columns() -> None:
+def test_cells_have_the_names_of_their_columns() -> None:
     table = '<table class="x"><thead><tr><th>a &amp; b</th><th><i>c</i></th></tr></thead><tbody><tr><th scope="row">1</th><td>&lt;td&gt;</td></tr><tr><td colspan="2">x</td></tr></tbody></table>'
     labelled = with_labels(f"<p>{table}</p>")
     assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in labelled

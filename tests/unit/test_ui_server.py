@@ -88,7 +88,7 @@ def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) 
         assert all("src" in attributes for tag, attributes in tags if tag == "script")
 
 
-def test_a_page_needs_no_script_to_be_read(page: UiServer) -> None:
+def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
     text = get(page, "/").text
     assert "Every row is accounted for" in text
     tags = Tags(text).found
@@ -99,7 +99,7 @@ def test_a_page_needs_no_script_to_be_read(page: UiServer) -> None:
     assert re.search(r"<summary>Everything that <code>slackwater why</code> says", text)
 
 
-def test_the_commit_is_the_etag(page: UiServer) -> None:
+def test_the_etag_changes_with_the_commit(page: UiServer) -> None:
     epoch = json.loads(get(page, "/ui/top.json").body)["epoch"]
     for path in PATHS:
         first = get(page, path)
@@ -112,7 +112,7 @@ def test_the_commit_is_the_etag(page: UiServer) -> None:
         assert get(page, path, If_None_Match='"other"').body == first.body
 
 
-def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, look = [], page_cache.load_model
 
     def counted(*arguments: Any, **more: Any) -> Any:
@@ -136,7 +136,7 @@ def test_a_commit_is_looked_at_once_whoever_watches(drawn_state: Path, monkeypat
         running.stop()
 
 
-def test_a_new_commit_is_told_and_shown(tmp_path: Path) -> None:
+def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
     running = serve_pages([watched(file)], 0)
@@ -163,7 +163,7 @@ def test_a_new_commit_is_told_and_shown(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_only_hosts_of_ours_are_answered(page: UiServer) -> None:
+def test_only_allowed_hosts_are_answered(page: UiServer) -> None:
     assert get(page, "/", Host="ui.example").status == 200
     assert get(page, "/", Host="localhost:1").status == 200
     assert get(page, "/", Host="evil.example").status == 421
@@ -198,7 +198,7 @@ def test_another_host_needs_a_token(drawn_state: Path) -> None:
         running.stop()
 
 
-def test_keys_are_found_as_they_are_linked(page: UiServer) -> None:
+def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
     bins = json.loads(get(page, "/ui/closing.json").body)["bins"]
     links = []
     for b in bins:
@@ -229,14 +229,14 @@ def test_keys_are_found_as_they_are_linked(page: UiServer) -> None:
         ("/state/scan?where=nix", 400, "nix"),
     ],
 )
-def test_a_wrong_question_is_told_in_one_line(page: UiServer, path: str, status: int, said: str) -> None:
+def test_a_wrong_request_is_answered_with_one_line(page: UiServer, path: str, status: int, said: str) -> None:
     answer = get(page, path)
     assert (answer.status, said in answer.text) == (status, True), answer.text
     assert "Traceback" not in answer.text
     assert "<b>" not in answer.text
 
 
-def test_a_state_that_cannot_be_read_is_told_and_comes_back(tmp_path: Path) -> None:
+def test_an_unreadable_state_is_reported_until_it_is_readable(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     running = serve_pages([watched(file)], 0)
     try:
@@ -384,7 +384,7 @@ def test_errors_of_the_command_are_one_line(
     assert (code, "its state is in memory" in err) == (1, True)
 
 
-def test_nothing_of_it_is_loaded_before_it_is_wanted() -> None:
+def test_the_page_is_imported_lazily() -> None:
     code = (
         "import sys, slackwater, slackwater.cli.main;"
         "print([m for m in ('jinja2', 'starlette', 'uvicorn', 'slackwater.ui', 'slackwater.ui.server') if m in sys.modules])"

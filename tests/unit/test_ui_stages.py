@@ -68,7 +68,7 @@ def test_what_holds_a_stage_is_told_from_there_to_the_source(page: UiServer) -> 
     assert block(page, "/ui/top.json")["held"] == holders["seen"]
 
 
-def test_lanes_are_those_of_what_a_stage_reads(page: UiServer) -> None:
+def test_the_lanes_show_the_inputs_of_a_stage(page: UiServer) -> None:
     def lanes(path: str) -> list[tuple[object, ...]]:
         drawn = block(page, f"{path}/ui/watermark.json")["lanes"]
         assert isinstance(drawn, list)
@@ -122,13 +122,13 @@ def test_what_is_no_stage_is_not_there(page: UiServer) -> None:
         assert get(page, path).status == 404, path
 
 
-def test_kept_commits_of_a_stage(page: UiServer) -> None:
+def test_an_older_commit_of_a_stage_is_shown(page: UiServer) -> None:
     epoch_page = get(page, "/stage/sessions/epoch/0")
     assert epoch_page.status == 200
     assert "stays at this commit" in epoch_page.text
 
 
-def test_names_of_stages_that_are_no_part_of_an_address(tmp_path: Path) -> None:
+def test_names_of_stages_that_are_not_valid_in_a_url(tmp_path: Path) -> None:
     text = TEXT
     for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
         text = text.replace(f'"{name}"', f'"{other}"')

@@ -101,7 +101,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         load_page_sources(str(tmp_path / "one"))
 
 
-def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
+def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(4))
     running = serve_pages([watched(file)], 0)
@@ -125,7 +125,7 @@ def test_a_kept_commit_is_shown_as_it_was(tmp_path: Path) -> None:
         running.stop()
 
 
-def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
+def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(4))
     asker, one = BacklogPoller(), watched(file)
@@ -151,7 +151,7 @@ def test_files_that_no_commit_has_wait(tmp_path: Path) -> None:
         assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
 
 
-def test_a_source_that_does_not_answer_is_waited_for_no_longer_than_told(
+def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import threading

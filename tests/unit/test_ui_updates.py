@@ -66,7 +66,7 @@ def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapp
     assert b"id: 2-b\n" in two.short
 
 
-def test_a_ring_wakes_all_who_wait_in_any_loop() -> None:
+def test_a_notification_wakes_the_waiting_viewers_of_every_loop() -> None:
     bell, woken, waiting = ViewerNotifier(), Counter[str](), threading.Barrier(3)
 
     async def one(name: str, begun: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ def followed(page: str) -> str:
     return path.replace("&amp;", "&")
 
 
-def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
+def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
     file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn, draw = Counter[str](), pages.render_fragment
@@ -198,7 +198,7 @@ def test_a_commit_is_drawn_once_for_all_who_follow_and_they_get_what_changed(
     assert set(plain.updates[0]) == {"commit"}
 
 
-def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer) -> None:
+def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) -> None:
     """However many there were: what is kept is the latest look, and what was sent of it."""
 
     def all_kept() -> list[object]:
@@ -227,7 +227,9 @@ def test_nothing_is_kept_of_commits_that_are_over(file: Path, running: UiServer)
     )  # one may be in the making
 
 
-def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_polled_while_nothing_happens(
+    file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Viewers wait for a ring; a state that nobody watches is not looked at."""
     page = get(running, "/").text
     looks, look = [], page_model.load_model
@@ -254,7 +256,7 @@ def test_nobody_asks_while_nothing_happens(file: Path, running: UiServer, monkey
     assert len(turns) == len(viewers)
 
 
-def test_a_problem_takes_the_place_of_the_blocks(file: Path, running: UiServer) -> None:
+def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
     viewer = Viewer(running, followed(get(running, "/").text))
     manifests = file.parent / "state" / "law" / "manifests"
     (latest,) = manifests.glob("*.json")
@@ -266,7 +268,7 @@ def test_a_problem_takes_the_place_of_the_blocks(file: Path, running: UiServer) 
     assert "Every row is accounted for" in viewer.updates[1]["top"]
 
 
-def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
+def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
     server = serve_pages([watched(file)], 0)
     viewers = [Viewer(server, followed(get(server, "/").text)) for _ in range(3)]
     server.stop()
@@ -275,7 +277,7 @@ def test_a_pipeline_that_is_stopped_lets_its_viewers_go(file: Path) -> None:
         assert not viewer.is_alive()
 
 
-def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
+def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     """Two commits: one has all rows, and one closes what is open."""
     page_source = watched(file)
     with page_source.store.peek() as snapshot:
@@ -314,7 +316,7 @@ def test_a_run_that_read_all_at_once_has_its_rate(file: Path) -> None:
     assert text.startswith("A rate needs two kept commits, and there is one. While it works")
 
 
-def test_the_pace_tells_of_planning_too(file: Path) -> None:
+def test_the_throughput_block_shows_planning(file: Path) -> None:
     """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
     assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
     page_source = watched(file)

@@ -54,7 +54,7 @@ def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back(
     assert global_watermark(95, [c]) == 95
 
 
-def test_a_source_not_heard_from_holds_the_watermark_until_it_is_idle() -> None:
+def test_a_source_without_rows_holds_the_watermark_until_it_is_idle() -> None:
     spoke, silent = advance_clock(clock(), SourceActivity(1, 100), 0), clock()
     assert global_watermark(NEVER, [spoke, silent]) == NEVER
     silent = advance_clock(silent, SILENT, 59)
@@ -99,7 +99,7 @@ def test_the_slowest_partition_counts_in_any_order(order: tuple[str, ...]) -> No
     assert list(c.partitions) == ["a", "b", "c"]
 
 
-def test_a_partition_that_goes_silent_holds_its_watermark_until_it_is_idle() -> None:
+def test_a_silent_partition_holds_the_watermark_until_it_is_idle() -> None:
     c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 59))
     assert (c.watermark_us, c.idle_partitions) == (90, ())
     c = advance_clock(c, heard(a=600, b=None), 1)
@@ -107,7 +107,7 @@ def test_a_partition_that_goes_silent_holds_its_watermark_until_it_is_idle() -> 
     assert not c.idle, "a source with one busy partition is busy"
 
 
-def test_an_idle_partition_that_returns_counts_again_and_its_silence_begins_anew() -> None:
+def test_an_idle_partition_that_returns_counts_again_and_its_silence_restarts() -> None:
     c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 60), (heard(a=510, b=480), 0))
     assert (c.watermark_us, c.idle_partitions) == (470, ())
     c = advance_clock(c, heard(a=700, b=None), 59)
@@ -121,7 +121,7 @@ def test_a_partition_with_rows_but_no_time_is_not_idle_and_holds() -> None:
     assert (c.watermark_us, c.idle_partitions) == (NEVER, ())
 
 
-def test_a_new_partition_holds_the_watermark_until_it_speaks_or_is_idle() -> None:
+def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> None:
     before = after((heard(a=100), 0))
     new = advance_clock(before, heard(a=200, b=None), 0)
     assert new.watermark_us == NEVER
@@ -163,7 +163,7 @@ def test_after_a_silence_of_all_sources_the_watermark_runs_on_with_the_quiet_tim
     assert advance_while_idle(290, silent(a, b, quiet_us=10**9), None) == 290, "opt-in"
 
 
-def test_the_silence_is_as_long_as_that_of_the_source_that_spoke_last() -> None:
+def test_the_common_silence_is_that_of_the_last_active_source() -> None:
     a = advance_clock(advance_clock(clock(), SourceActivity(1, 500), 0), SILENT, 10**6)
     b = advance_clock(clock(), SourceActivity(1, 300), 0)
     assert advance_while_idle(290, [a, advance_clock(b, SILENT, 99)], 100) == 290
@@ -189,7 +189,7 @@ def test_the_order_in_which_sources_fell_silent_does_not_matter(first: str) -> N
     assert advance_while_idle(stays, list(clocks.values()), 60) == 490 + 60
 
 
-def test_a_silence_before_any_event_is_no_time_to_run_on_from() -> None:
+def test_silence_before_the_first_event_does_not_advance_the_watermark() -> None:
     never = advance_clock(clock(), SILENT, 10**6)
     assert advance_while_idle(NEVER, [never], 100) == NEVER
     assert advance_while_idle(NEVER, [], 100) == NEVER
@@ -202,14 +202,14 @@ def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:
     assert advance_while_idle(90, [quiet], 100) == 190 + 100
 
 
-def test_quiet_time_is_counted_on_beyond_the_idleness() -> None:
+def test_quiet_time_is_counted_beyond_the_idleness() -> None:
     c = after((heard(a=100, b=None), 0), (SILENT, 70), (SILENT, 80))
     assert (c.quiet_us, c.undecided_us) == (150, 60)
     assert [p.quiet_us for p in c.partitions.values()] == [150, 150]
     assert advance_clock(c, heard(a=101, b=None), 5).quiet_us == 0
 
 
-def test_one_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
+def test_a_source_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
     never, spoke = clock(), advance_clock(clock(), SourceActivity(1, 100), 0)
     assert not never.was_overtaken(400), "not idle yet: the watermark waits for it"
     assert advance_clock(never, SILENT, 60).was_overtaken(400)

@@ -167,7 +167,7 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
     assert why_json(say, "--key", "user=nobody")["key"]["floor_us"] is None
 
 
-def test_the_next_to_close_are_found_among_many(say: Say) -> None:
+def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
     """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
@@ -180,7 +180,7 @@ def test_the_next_to_close_are_found_among_many(say: Say) -> None:
 # -- who holds it ----------------------------------------------------------------------------------------------------
 
 
-def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
+def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})])
     said = say()
     assert said[2].startswith("watermark  none yet")
@@ -193,7 +193,7 @@ def test_a_source_without_any_event_holds_it_until_it_is_idle(say: Say) -> None:
     )
 
 
-def test_a_source_that_had_rows_holds_it(say: Say) -> None:
+def test_a_source_with_rows_holds_the_watermark(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "8:00")})])
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
@@ -214,7 +214,7 @@ def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
     )
 
 
-def test_a_partition_holds_it(say: Say) -> None:
+def test_a_partition_holds_the_watermark(say: Say) -> None:
     parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
     web = [*rows_at("u1", "9:30", partition="clicks-0"), *rows_at("u1", "9:10", partition="clicks-1")]
     both = RowsInput({"web": web, "app": rows_at("u2", "9:50")}, parts)
@@ -231,7 +231,7 @@ def test_a_partition_holds_it(say: Say) -> None:
     assert any('on "web" (each of clicks-0, clicks-1) at or after' in line for line in said)
 
 
-def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
+def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
     assert said[3] == "held by    nobody: all sources are idle, it stays where it is until one has an event"
@@ -241,7 +241,7 @@ def test_all_idle_is_nobody_and_any_source_will_do(say: Say) -> None:
     )
 
 
-def test_idle_close_says_after_how_much_more_silence(say: Say) -> None:
+def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
     ran(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
@@ -277,7 +277,7 @@ def test_what_waits_to_be_published_is_told(say: Say) -> None:
     assert say()[0].endswith(" ago, NOT YET PUBLISHED")
 
 
-def test_nothing_open_is_nothing_to_come(say: Say) -> None:
+def test_without_open_windows_nothing_is_due(say: Say) -> None:
     ran(TUMBLING, STORY, flush=True)
     assert say()[-1] == "no window is open: there is nothing to come out"
 
@@ -309,7 +309,7 @@ def test_state_in_memory_cannot_be_looked_at(say: Say) -> None:
         ('"max"', '"min"', "state has max price decimal(10,2), config has min price decimal(10,2): "),
     ],
 )  # fmt: skip
-def test_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:
+def test_why_refuses_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:
     ran(SESSION, STORY)
     Path("p.toml").write_text(SESSION.replace(old, new))
     (line,) = say()
@@ -317,7 +317,7 @@ def test_the_state_of_another_window(say: Say, old: str, new: str, message: str)
     assert message in line
 
 
-def test_a_config_that_will_be_carried_out_shows_the_state_as_it_is(say: Say) -> None:
+def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> None:
     ran(SESSION, STORY)
     Path("p.toml").write_text(SESSION)
     before = say()
@@ -343,7 +343,7 @@ def test_a_wrong_key_is_one_line(say: Say, option: str, message: str) -> None:
     assert say("--key", option) == [f"1 error: law: {message}"]
 
 
-def test_a_window_without_keys_has_none(say: Say) -> None:
+def test_why_refuses_a_key_for_a_window_without_keys(say: Say) -> None:
     bare = TUMBLING.replace('group_by = ["user"]\n', "")
     ran(bare, STORY)
     assert say("--key", "user=u1") == [
@@ -409,7 +409,7 @@ finally:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_function_is_there_for_programs() -> None:
+def test_why_is_a_function_for_programs() -> None:
     ran(SESSION, STORY)
     report = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
     assert (report.epoch, report.watermark_us, report.runner) == (2, us("9:01"), None)

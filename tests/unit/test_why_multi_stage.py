@@ -92,7 +92,7 @@ def test_one_stage(say: Say) -> None:
     assert [s["stage"] for s in why_json(say)["stages"]] == ["sessions", "minutes", "seen"]
 
 
-def test_a_stage_or_key_that_is_not_there(say: Say) -> None:
+def test_a_missing_stage_or_key(say: Say) -> None:
     assert say("--stage", "minute") == [
         '1 error: law: --stage: found "minute", which is not a stage of the state in epoch 1; did you mean "minutes"?; '
         "there are: sessions, minutes, seen"
@@ -113,7 +113,7 @@ def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
     assert said[6].endswith("all sources are idle")
 
 
-def test_one_of_idle_sources_or_all_that_are_behind(say: Say) -> None:
+def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say) -> None:
     """A window that waits for a stage over idle sources, and for a source of its own."""
     text = TEXT.split('[[stages]]\nname = "seen"')[0] + TEXT[TEXT.index("[target]") :]
     text = text.replace('name = "minutes"\nfrom = "sessions"', 'name = "minutes"\nfrom = ["sessions", "clicks"]')
@@ -134,7 +134,7 @@ def test_one_of_idle_sources_or_all_that_are_behind(say: Say) -> None:
     )
 
 
-def test_python_asks_the_same() -> None:
+def test_why_in_python_gives_the_same_answer() -> None:
     report = sw.why("p.toml", key={"user": "u2"}, stage="sessions")
     assert report.key is not None and [o.start_us for o in report.key.open] == [us("9:50")]
     assert sw.why("p.toml").stage == "seen"

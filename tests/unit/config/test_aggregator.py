@@ -60,14 +60,14 @@ def test_a_function_that_is_missing_is_named() -> None:
     assert lines(Nothing, columns={}) == ("Aggregation: agg: Nothing: does not define lift",)
 
 
-def test_an_object_takes_no_options() -> None:
+def test_an_aggregator_object_takes_no_options() -> None:
     expected = (
         "Aggregation: options: apply only to a class, but agg is an instance; give the class, or remove the options"
     )
     assert lines(Mean(), options={"k": 1}) == (expected,)
 
 
-def test_a_module_that_fails_is_told_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_module_is_reported_without_a_stack_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "failing_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert problems(swap(BASE, COUNT, 'agg = "failing_module:X"\nas = "x"\n')) == [
@@ -109,7 +109,7 @@ def test_an_attribute_that_merges_depend_on_is_part_of_the_fingerprint() -> None
 
 
 @pytest.mark.parametrize(("column", "fits"), [("int", True), ("decimal(8,2)", True), ("string", False)])
-def test_a_number_that_fits_is_cast(column: str, fits: bool) -> None:
+def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     if fits:
         Agg(spec, None, (Field("x", column),))
@@ -127,7 +127,7 @@ def test_what_changed_since_it_was_configured_is_told_at_start(monkeypatch: pyte
         Agg(spec, None, (Field("x", "double"),))
 
 
-def test_the_merge_that_wants_keys_is_tried_before_they_are_known() -> None:
+def test_a_merge_that_wants_keys_is_checked_without_the_real_keys() -> None:
     def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
         return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
 

@@ -67,7 +67,7 @@ REOPEN = {"late_data": "reopen"}
         ("kafka", {"key_columns": ["session_id"]}, "a kafka target with these key_columns"),
     ],
 )
-def test_corrections_beside_their_former_rows_are_refused(
+def test_corrections_next_to_the_rows_they_replace_are_refused(
     kind: str, target_settings: dict[str, Any], which: str
 ) -> None:
     line = f"rewrites windows, but {which} only adds rows, so earlier rows of a window would remain unmarked; {HOW}"
@@ -101,7 +101,7 @@ def test_targets_that_upsert_take_corrections(kind: str, target_settings: dict[s
     assert problems(kind, target_settings=target_settings, emit="updates", **REOPEN) == []
 
 
-def test_tumbling_windows_have_no_session_to_be_keyed_by() -> None:
+def test_a_topic_of_tumbling_windows_cannot_have_a_session_key() -> None:
     keys = {"key_columns": ["user", "session_id"]}
     assert len(problems("kafka", TUMBLING, keys, **REOPEN)) == 1
     keys = {"key_columns": ["user", "begin"]}

@@ -61,7 +61,7 @@ LAKE = 'connection = "lake"\npath = "out"'
 TABLE = 'connection = "db"\ntable = "visits"\nfrom = "visits"'
 
 
-def test_targets_are_called_as_their_stages_and_get_what_these_emit() -> None:
+def test_targets_are_named_after_their_stages_and_get_their_rows() -> None:
     pipeline = toml.loads(
         config_text(
             LAKE,
@@ -89,14 +89,14 @@ def test_targets_are_called_as_their_stages_and_get_what_these_emit() -> None:
     assert per_target["topic"].per_target == {"topic": per_target["topic"]}
 
 
-def test_the_only_one_in_target_keeps_the_marker_of_the_pipeline() -> None:
+def test_a_single_target_writes_under_the_name_of_the_pipeline() -> None:
     pipeline = toml.loads(config_text(more="[target]\n" + LAKE))
     assert [(n, narrowed.writer) for n, narrowed in pipeline.per_target.items()] == [("hours", "p")]
     assert pipeline.one_target() == pipeline.per_target["hours"]
     assert sw.to_toml(pipeline).count("[target]") == 1
 
 
-def test_a_stage_may_be_called_what_no_file_is() -> None:
+def test_a_stage_name_may_be_an_invalid_file_name() -> None:
     text = config_text(LAKE, TABLE).replace('"visits"', '"a/../b"')
     names = [narrowed.writer for narrowed in toml.loads(text).per_target.values()]
     assert names[0] == "p~hours" and "/" not in names[1] and names[1].startswith("p~")
@@ -136,7 +136,7 @@ def test_each_mistake_is_one_line(targets: list[str], more: str, lines: list[str
     assert [line.removeprefix("<config>: ").removeprefix("<string>: ") for line in error.value.problems] == lines
 
 
-def test_no_more_than_sixteen() -> None:
+def test_at_most_sixteen_targets() -> None:
     targets = [LAKE.replace("out", f"out{n}") for n in range(17)]
     with pytest.raises(ConfigError, match="targets: found 17, expected at most 16"):
         toml.loads(config_text(*targets))
@@ -154,7 +154,7 @@ def test_what_changes_its_results_asks_each_target_whether_it_can_remove_them() 
         toml.loads(config_text(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
 
 
-def test_dead_letters_are_of_no_stage() -> None:
+def test_dead_letter_takes_no_stage() -> None:
     letters = '[dead_letter]\nconnection = "lake"\npath = "letters"\nfrom = "visits"\n'
     text = config_text(LAKE, more=letters).replace(
         '[[stages]]\nname = "visits"', '[[stages]]\nname = "visits"\non_error = "dlq"'
@@ -167,12 +167,12 @@ def test_dead_letters_are_of_no_stage() -> None:
 
 
 @pytest.mark.parametrize(("name", "line"), [(None, r"p has 2 targets \(hours, visits\); choose one with --target NAME"), ("visit", 'found "visit", which is not a target; did you mean "visits"')])  # fmt: skip
-def test_a_command_that_needs_one_says_which_there_are(name: str | None, line: str) -> None:
+def test_a_command_that_needs_one_target_lists_the_targets(name: str | None, line: str) -> None:
     with pytest.raises(StartError, match=line):
         toml.loads(config_text(LAKE, TABLE)).one_target(name)
 
 
-def test_kafka_eos_is_asked_of_every_topic() -> None:
+def test_kafka_eos_needs_every_target_to_be_a_topic() -> None:
     topic = 'connection = "bus"\ntopic = "t"'
     eos = 'crash_recovery = "kafka_eos"\nevent_time_column = "ts"'
 

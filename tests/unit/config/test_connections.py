@@ -77,7 +77,7 @@ def test_every_kind_goes_through_toml_and_back(old: str, new: str) -> None:
     assert new != '"${START}"' or 'starting_offsets = "${START}"' in written
 
 
-def test_offsets_and_settings_are_read_as_given() -> None:
+def test_offsets_and_settings_are_read_unchanged() -> None:
     p = sw.loads(KAFKA, env=ENV)
     assert p.sources[0].starting_offsets == {"orders": {"0": 1200, "1": 7}}
     assert p.spark == {"spark.driver.memory": "2g", "spark.ui.enabled": "false"}
@@ -106,7 +106,7 @@ def test_a_url_with_a_password_is_in_no_error() -> None:
         ('[state_store]\nkind = "postgres"', '[state_store]\nkind = "${URL}"', 'state_store.kind: found "${URL}", expected "files" or '),
     ],
 )  # fmt: skip
-def test_a_url_in_the_wrong_place_is_shown_as_it_is_spelled(old: str, new: str, line: str) -> None:
+def test_a_url_at_the_wrong_key_is_shown_as_it_is_written(old: str, new: str, line: str) -> None:
     (first, *_) = problems(swap(KAFKA, old, new), **ENV)
     assert first.startswith(line)
     assert "hunter2" not in first

@@ -51,7 +51,7 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     assert problems(swap(base, old, new)) == lines
 
 
-def test_late_rows_by_themselves_need_a_target_that_only_adds_rows() -> None:
+def test_standalone_late_rows_need_an_append_only_target() -> None:
     standalone = swap(BASE, WINDOW, WINDOW + 'late_data = "standalone"\nemit_metadata = true\n')
     loads(standalone, "p.toml", {})
     table = swap(
@@ -69,7 +69,7 @@ def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
     loads(content, "p.toml", {})
 
 
-def test_all_mistakes_come_at_once_also_those_between_parts() -> None:
+def test_all_mistakes_are_reported_at_once_across_sections() -> None:
     content = swap(BASE, '"30s"', "-5")
     content = swap(content, 'event_time_column = "ts"\n', "")
     content = swap(content, FORMAT, 'format = "jsn"\n')
@@ -171,7 +171,7 @@ def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines(spec: type[Spec],
         ('name = "' + "a" * 300 + '"', "name: found 300 characters, expected at most 200"),
     ],
 )
-def test_toml_that_is_meant_to_hurt_is_told_in_a_line(text: str, problem: str) -> None:
+def test_malicious_toml_is_refused_in_one_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as raised:
         loads(text, "p.toml", {})
     (line,) = [p for p in raised.value.problems if problem in p]

@@ -122,7 +122,7 @@ def test_toml_is_written_without_defaults_and_reads_back() -> None:
     assert sw.loads(WRITTEN, env=ENV) == p
 
 
-def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
+def test_every_setting_survives_a_round_trip_through_toml() -> None:
     settings = {
         "kind": "full_outer",
         "lower_ms": "-5m",
@@ -214,9 +214,7 @@ def test_each_spelling_of_a_kind_means_one_of_four() -> None:
         ({"lower_ms": 5, "upper_ms": 9, "late_data": "reopen", "allowed_lateness_ms": 100}, (5, 9), (109, 100)),
     ],
 )
-def test_how_long_rows_of_each_side_are_kept(
-    settings: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]
-) -> None:
+def test_the_retention_of_each_side(settings: dict[str, Any], bounds: tuple[int, int], keeps: tuple[int, int]) -> None:
     """
     right.ts - left.ts in [lower, upper]:   left   ●────── upper ──▶      right   ●── -lower ──▶      never less than 0
     """
@@ -242,7 +240,7 @@ def test_columns_come_out_with_their_sides_prefix() -> None:
     )
 
 
-def test_lists_choose_columns_and_their_order() -> None:
+def test_output_columns_choose_columns_and_their_order() -> None:
     spec = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
     assert output_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
@@ -278,7 +276,7 @@ def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
         ),
     ],
 )
-def test_names_that_the_columns_do_not_allow_stop_the_start(settings: dict[str, Any], line: str) -> None:
+def test_conflicting_output_names_stop_the_start(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(StartError, match=J) as caught:
         output_names(join(**settings), [*LEFT, "id"], RIGHT)
     assert str(caught.value) == line
@@ -287,7 +285,7 @@ def test_names_that_the_columns_do_not_allow_stop_the_start(settings: dict[str, 
 @pytest.mark.parametrize(
     ("name", "line"), [("__reason", "begin with __ are reserved"), ("a\0", r"a column name cannot contain U\+0000")]
 )
-def test_names_of_results_that_no_column_may_have_stop_the_start(name: str, line: str) -> None:
+def test_invalid_output_names_stop_the_start(name: str, line: str) -> None:
     with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
         output_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
 
@@ -336,7 +334,7 @@ def test_files_have_no_event_time_of_their_own() -> None:
     )
 
 
-def test_in_python_a_stage_is_one_or_the_other_too() -> None:
+def test_a_transform_in_python_needs_a_window_or_a_join() -> None:
     with pytest.raises(ConfigError, match=r"Transform: window: missing; describe the window"):
         sw.Transform()
     with pytest.raises(ConfigError, match=r"Transform: sql: applies only to windows"):

@@ -78,7 +78,7 @@ def test_it_refuses_each_mistake_that_a_schema_can_refuse(content: str, lines: l
     assert VALID.is_valid(data) is (not within)
 
 
-def test_each_reason_to_refuse_less_is_needed() -> None:
+def test_each_exception_of_the_schema_is_needed() -> None:
     lines = [line for case in cases() for line in case.values[1]]
     unused = [pattern for pattern in BEYOND if not any(re.search(pattern, line) for line in lines)]
     assert unused == []
@@ -166,13 +166,13 @@ def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) ->
         assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
-def test_no_sentence_is_about_a_key_that_is_not_there() -> None:
+def test_no_sentence_describes_a_missing_key() -> None:
     of_connections = {key for connection in CONNECTIONS.values() for key in connection.PARSERS}
     for spec, sentences in key_docs.TEXTS.items():
         assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
 
 
-def test_every_word_of_other_systems_is_told() -> None:
+def test_the_schema_names_the_words_of_other_systems() -> None:
     described: Mapping[str, Any] = SCHEMA["$defs"]["window"]["properties"]
     assert "slide_ms" in described["hop"]["description"]
     assert (described["lateness_ms"]["default"], described["max_future"]["default"]) == (0, "1h")
@@ -199,11 +199,11 @@ def test_every_word_of_other_systems_is_told() -> None:
         ('spark."spark.driver.memory"', "the-pipeline"),
     ],
 )
-def test_each_key_has_its_place(key: str, anchor: str) -> None:
+def test_each_key_links_to_its_section_of_the_docs(key: str, anchor: str) -> None:
     assert key_docs.find_doc_link(key) == f"docs/configuration.md#{anchor}"
 
 
-def test_the_schema_is_read_as_a_config_is() -> None:
+def test_the_schema_and_check_agree_on_the_readme_example() -> None:
     """The example of the README as it stands and with a wrong key: the schema and `check` agree."""
     content = (ROOT / "examples" / "sessions" / "sessions.toml").read_text()
     assert problems(content) == []

@@ -41,7 +41,7 @@ def draft(**tables: Any) -> list[str]:
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
-def test_its_mistakes_are_told_by_key() -> None:
+def test_mistakes_of_a_keyed_step_name_their_key() -> None:
     assert draft(nth={"every": 0}) == [
         ".nth.every: found 0, expected a whole number of at least 1",
         '.nth.key: missing; name columns, as in ["user"]',
@@ -57,7 +57,7 @@ def test_its_mistakes_are_told_by_key() -> None:
     )
 
 
-def test_its_key_is_among_the_columns_that_come_out() -> None:
+def test_the_key_must_be_a_column_of_the_sql() -> None:
     assert sql_check.check_sql(pipeline()).problems == []
     problems = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
     assert len(problems) == 1
@@ -86,7 +86,7 @@ def started(described: Any) -> list[str]:
     return []
 
 
-def test_a_start_tells_every_misfit() -> None:
+def test_a_start_reports_every_mistake_in_the_columns() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
@@ -99,7 +99,7 @@ def test_a_start_tells_every_misfit() -> None:
     ]
 
 
-def test_it_is_said_what_it_does_and_keeps() -> None:
+def test_check_and_explain_describe_a_keyed_step() -> None:
     described = pipeline()
     assert _describe_step(described) == "each 3th row of a key over 1 source"
     plan = explain.build_plan(described)
@@ -115,7 +115,7 @@ def test_it_is_said_what_it_does_and_keeps() -> None:
     )
 
 
-def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
+def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
     with pytest.raises(
         ConfigError, match='"merge" replaces rows with the same identity, but rows of a nth have no identity'
     ):
@@ -129,7 +129,7 @@ def test_its_rows_replace_nothing_and_no_backfill_knows_them() -> None:
         backfill_plan.backfill_pipeline(pipeline(), 0, 1, None)
 
 
-def test_the_schema_has_its_table_and_every_key_of_it_a_sentence() -> None:
+def test_the_schema_describes_the_table_and_every_key_of_a_keyed_step() -> None:
     schema = build_schema(WithNth, "a transform")
     assert {"required": ["nth"]} in schema["allOf"][0]["anyOf"]
     for both in (["window", "join"], ["window", "nth"], ["join", "nth"]):

@@ -95,7 +95,7 @@ def test_sql_alone_is_a_pipeline() -> None:
     assert built == pipeline
 
 
-def test_a_window_and_a_join_are_no_sql_alone() -> None:
+def test_a_transform_with_a_window_is_not_stateless() -> None:
     window = sw.Window(
         kind="tumbling", duration_ms=1, max_groups_per_window=9, aggregations=[sw.Aggregation(agg="count", as_="n")]
     )
@@ -132,7 +132,7 @@ def test_what_check_says_of_it(changes: dict[str, str], said: str) -> None:
     assert problems(config(**changes)) == [said]
 
 
-def test_its_time_is_what_the_source_brings() -> None:
+def test_a_stage_of_sql_takes_the_event_time_of_its_source() -> None:
     with_time = {
         "schema": "user STRING, page STRING, n INT, _event_ts TIMESTAMP",
         "sql": "SELECT user, _event_ts FROM source",
@@ -154,7 +154,7 @@ def test_several_sources_make_one_table() -> None:
     assert 'column "m" is missing in source "clicks" and int in source "views"' in line
 
 
-def test_the_rest_of_a_config_is_checked_as_ever() -> None:
+def test_the_rest_of_a_stateless_config_is_checked_too() -> None:
     text = config().replace("[transform]\n", '[transform]\non_error = "dlq"\n')
     assert problems(text) == [
         'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'
@@ -197,7 +197,7 @@ def window(**more: Any) -> sw.Window:
     return sw.Window(**settings, aggregations=[sw.Aggregation(agg="count", as_="n")])
 
 
-def test_the_bounds_of_windows_that_come_once() -> None:
+def test_the_groupable_columns_of_windows_that_are_emitted_once() -> None:
     assert groupable_columns_of(window()).names == {"window_start", "window_end"}
     assert groupable_columns_of(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {
         "a",
@@ -245,7 +245,7 @@ def beyond(sql: str, **more: KnownColumns) -> set[str]:
         "SELECT a, sum(b) FROM (SELECT window_start, n FROM source) AS t(a, b) GROUP BY a",
     ],
 )  # fmt: skip
-def test_rows_of_one_window_may_be_put_together(sql: str) -> None:
+def test_rows_of_one_window_may_be_grouped(sql: str) -> None:
     assert beyond(sql) == set()
 
 
@@ -265,11 +265,11 @@ def test_rows_of_one_window_may_be_put_together(sql: str) -> None:
         ("SELECT window_start, (SELECT max(n) FROM source) AS m FROM source GROUP BY window_start", "a subquery"),
     ],
 )  # fmt: skip
-def test_rows_of_several_windows_may_not(sql: str, construct: str) -> None:
+def test_rows_of_several_windows_may_not_be_grouped(sql: str, construct: str) -> None:
     assert construct in beyond(sql)
 
 
-def test_rows_of_a_source_may_not_either() -> None:
+def test_rows_of_a_source_may_not_be_grouped() -> None:
     """A column of that name is not a bound there."""
     findings = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
@@ -322,7 +322,7 @@ TUMBLING = 'kind = "tumbling"\nduration_ms = "1m"'
 SESSION = 'kind = "session"\ngap_ms = "1m"\nmax_session_duration_ms = "1h"'
 
 
-def test_the_best_of_each_window() -> None:
+def test_sql_may_rank_the_rows_of_each_window() -> None:
     assert problems(STAGES.replace("WINDOW", TUMBLING)) == []
     assert problems(STAGES.replace("WINDOW", f'{TUMBLING}\nemit = "final"\nlate_data = "reopen"')) == []
     (line,) = problems(STAGES.replace("WINDOW", SESSION))
@@ -332,7 +332,7 @@ def test_the_best_of_each_window() -> None:
     assert line.endswith('by its start or end: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
 
 
-def test_groups_of_several_inputs_are_refused() -> None:
+def test_grouping_over_several_inputs_is_refused() -> None:
     """The SQL runs over each input by itself: what it puts together would be a part of the rows of a window."""
     begin, end = STAGES.index("[[stages]]"), STAGES.index('[[stages]]\nname = "top"')
     first = STAGES[begin:end].replace("WINDOW", TUMBLING)

@@ -137,7 +137,7 @@ def test_toml_is_written_without_defaults_and_reads_back() -> None:
     assert sw.loads(WRITTEN, env={}) == p
 
 
-def test_nothing_given_is_lost_on_the_way_through_toml() -> None:
+def test_every_setting_survives_a_round_trip_through_toml() -> None:
     lake, screen = sw.FilesConnection(), sw.ConsoleConnection()
     p = small(
         sources=[
@@ -193,7 +193,7 @@ def test_any_sql_survives_toml(sql: str) -> None:
     assert sw.loads(sw.to_toml(small(transform_sql=sql)), env={}).transform.sql == sql
 
 
-def test_a_source_is_called_by_its_query_unless_named() -> None:
+def test_a_source_without_a_name_is_named_after_its_query() -> None:
     assert sw.Source(connection="lake", query="in/*.json", format="json").name == "in/*.json"
 
 

@@ -26,7 +26,7 @@ def test_what_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
-def test_every_mistake_is_told_with_its_key(case: dict[str, str], key: str, said: str) -> None:
+def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, said: str) -> None:
     problems = sql_check.check_sql(pipeline(**case)).problems
     assert [line for line in problems if line.startswith(f"{key}: ") and said in line], problems
     assert all("\n" not in line for line in problems)
@@ -56,7 +56,7 @@ def test_all_mistakes_at_once() -> None:
     ]
 
 
-def test_mistakes_of_both_kinds_are_told_together() -> None:
+def test_mistakes_of_both_kinds_are_reported_together() -> None:
     """Those of the config itself, and those that its schema shows."""
     text = config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
         "max_groups_per_window = 1000", "max_groups = 1"
@@ -98,7 +98,7 @@ def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
         ("CASE WHEN TIMESTAMP 'now' > TIMESTAMP '2020-01-01' THEN 1 ELSE 2 END", "TIMESTAMP 'now'"),
     ],
 )
-def test_a_gap_and_an_event_time_by_sql_look_at_their_row_alone(expression: str, part: str) -> None:
+def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: str) -> None:
     gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
     for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
         problems = sql_check.check_sql(pipeline(**case)).problems
@@ -179,7 +179,7 @@ kind = "in_memory"
         ('time_window_ms = "5m"', 'time_window_ms = "5m"\noutput_left_columns = ["shopp"]', 'stages[0].join.output_left_columns: column "shopp" does not come out of the left side'),
     ],
 )  # fmt: skip
-def test_joins_and_stages(old: str, new: str, said: str | None) -> None:
+def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, said: str | None) -> None:
     findings = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
     if said is None:
         assert (findings.problems, findings.unchecked) == ([], [])
@@ -212,7 +212,7 @@ def test_a_secret_schema_is_not_shown() -> None:
 
 @pytest.mark.parametrize("many", [3_000, 30_000])
 @pytest.mark.parametrize("text", ["amount + {}1", "CASE WHEN {}true THEN 1 END"])
-def test_sql_of_any_size_is_read_or_said_not_to_be(text: str, many: int) -> None:
+def test_sql_of_any_size_is_checked_or_reported_as_not_checked(text: str, many: int) -> None:
     """Nested beyond what a reader of trees can follow, or of more words than can be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
     findings = sql_check.check_sql(

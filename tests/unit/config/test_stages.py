@@ -136,7 +136,7 @@ def test_toml_and_python_build_the_same() -> None:
         ("left", "right", 30_000),
     ],
 )
-def test_how_far_the_window_stays_behind(kind: str, event_time: str, hold: int) -> None:
+def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str, hold: int) -> None:
     pipeline = toml.loads(
         config(kind, **{'event_time_column = "ts"': f'event_time_column = "ts"\nevent_time = "{event_time}"'})
     )
@@ -168,7 +168,7 @@ def test_what_does_not_go_together_is_told_in_one_line(changes: dict[str, str], 
     ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]
 
 
-def test_a_stage_reads_what_stands_above_it() -> None:
+def test_a_stage_reads_only_earlier_stages() -> None:
     text = config()
     first, second = text.index("[[stages]]"), text.rindex("[[stages]]")
     swapped = text[:first] + text[second : text.index("[target]")] + text[first:second] + text[text.index("[target]") :]
@@ -179,7 +179,7 @@ def test_a_stage_reads_what_stands_above_it() -> None:
     )
 
 
-def test_check_and_explain_tell_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "revenue.toml"
     path.write_text(config("left"))
     check.check_file(path)

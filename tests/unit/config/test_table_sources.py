@@ -45,7 +45,7 @@ def test_what_does_not_fit_a_table_is_said(tmp_path: Path, old: str, new: str, l
     assert line in str(raised.value)
 
 
-def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> None:
+def test_a_table_path_is_relative_to_the_config_and_explained(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
     text = str(explain.build_plan(pipeline))
@@ -56,7 +56,7 @@ def test_a_table_lies_where_the_config_does_and_is_explained(tmp_path: Path) -> 
     assert starting_offsets.offsets_text(starting_offsets.with_offsets(later, {"*": "latest"})) == "clicks at latest"
 
 
-def test_a_files_key_is_told_where_it_belongs() -> None:
+def test_a_key_of_tables_is_refused_for_files() -> None:
     with pytest.raises(ConfigError, match=r'on_rewrite: applies only to connections of kind "delta" or "iceberg"'):
         sw.pipeline(
             name="p",
@@ -74,7 +74,7 @@ def test_a_files_key_is_told_where_it_belongs() -> None:
         )
 
 
-def test_a_table_beside_what_only_spark_plans_is_refused_by_name() -> None:
+def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     from types import SimpleNamespace
     from typing import Any
 

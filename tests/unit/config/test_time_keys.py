@@ -31,12 +31,12 @@ def test_a_zone_has_a_name_of_the_iana_database(zone: str, hint: str) -> None:
     assert hint in line
 
 
-def test_good_keys_are_kept() -> None:
+def test_valid_keys_are_kept() -> None:
     spec = window(event_time_zone="America/New_York", max_jump_ms="2h")
     assert (spec.event_time_zone, spec.max_jump_ms) == ("America/New_York", 7_200_000)
     assert (window().event_time_zone, window().max_jump_ms, window().max_future_ms) == (None, None, 3_600_000)
 
 
-def test_a_clock_neither_jumps_nor_has_a_zone() -> None:
+def test_processing_time_takes_no_max_jump() -> None:
     with pytest.raises(ConfigError, match='max_jump_ms: cannot be combined with time_mode = "processing"'):
         window(max_jump_ms="1h", time_mode="processing")

@@ -25,7 +25,7 @@ def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
     assert all(key == f"{name}_ms" for name, key in with_units(spec).items())
 
 
-def test_both_spellings_mean_the_same() -> None:
+def test_keys_with_and_without_ms_mean_the_same() -> None:
     old = ISSUE
     new = old.replace(GAP, 'gap = "30s"')
     assert new != old
@@ -50,7 +50,7 @@ def test_a_wrong_duration_is_one_line(gap: str, line: str) -> None:
     assert f"p.toml: transform.window.{line}" in raised.value.problems
 
 
-def test_less_than_a_second_without_a_unit_is_asked_about() -> None:
+def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
     def lines(gap: str) -> list[str]:
         pipeline = sw.loads(ISSUE.replace(GAP, gap))
         assert len(list(bare_milliseconds(pipeline))) == (gap == "gap_ms = 30")
