@@ -1,4 +1,4 @@
-"""The stores are held against the laws in the same way."""
+"""The contract tests also run stores against the laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in an object store: puts that were stored and got no answer, lists that lag behind, uploads that arrive in part."""
+"""Faults of an object store under a state: uploads stored without an answer, lists that lag behind, incomplete multipart uploads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def proxy(s3: S3) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def options(s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """How the bucket is reached through the proxy; a client repeats a request for half a second."""
+    """Return options that reach the bucket through the proxy. A client repeats a request for half a second."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 0.5)
     return {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"}
 
@@ -49,7 +49,7 @@ def make(bucket: str, options: dict[str, str]) -> Make:
 
 
 def store_and_cut(proxy: FaultyProxy, part: str) -> threading.Event:
-    """Let the next such put be stored and lose its answer; no request arrives from then on. The event: it has happened."""
+    """Store the next such upload, lose its answer, and refuse all later requests. The event is set when this has happened."""
     gone = threading.Event()
 
     def judge(method: str, path: str) -> Any:
@@ -93,7 +93,7 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
 def test_a_lease_that_another_runner_took_meanwhile_is_lost(
     make: Make, bucket: str, s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of a renewal without an answer makes another runner's lease one's own."""
+    """A renewal without an answer never makes the lease of another runner look like the runner's own."""
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)
     store = running(make)
     done = go_on(store, None, "a")
@@ -162,7 +162,7 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
 def test_a_cleanup_spares_what_a_list_does_not_show(
     behind: int, make: Make, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that is not listed names files; they look like garbage by the list alone."""
+    """The commit that the list omits names files. By the list alone they look like garbage."""
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)
     store, done = running(make), None
     for n in range(12):

@@ -1,4 +1,4 @@
-"""Changed pipelines in Postgres: the table gets its columns within the commit of the change; the same answers as in files."""
+"""Changed pipelines in Postgres: the commit of the change adds the columns to the table, and the results equal those of the files store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MADE: list[PostgresStore] = []
 
 
 def store_maker(url: str, schema: str = "public", name: str = "law") -> Make:
-    """Makes the same store again and again; all are closed with the test."""
+    """Return a function that opens the same store each time. The test closes all of them at its end."""
 
     def make() -> PostgresStore:
         _MADE.append(PostgresStore(url, schema, name))

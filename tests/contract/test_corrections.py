@@ -1,4 +1,4 @@
-"""What every target that upserts does with superseded rows, on the real thing: one table after every epoch.
+"""Superseded rows in every target that upserts, on real systems: the table is right after every epoch.
 
 A topic counts as a table by its newest record per key, as a compacted one is read.
 """
@@ -55,7 +55,7 @@ def utc_time(seconds: int) -> dt.datetime:
 
 
 def rows(counts: dict[Key, int]) -> pl.DataFrame:
-    """Sessions with their counts."""
+    """Return a frame of sessions with their counts."""
     data = [(user, f, utc_time(start), utc_time(start + 60), start, n) for (user, f, start), n in counts.items()]
     return pl.DataFrame(data, schema=SCHEMA, orient="row")
 
@@ -70,7 +70,7 @@ def plain(counts: dict[Key, int]) -> list[tuple[str, ...]]:
 
 @dataclass
 class Place:
-    """A target and the table it leaves; `target` opens it again, as a restart does."""
+    """A target and its table. `target` opens the target again, as a restart does."""
 
     target: Callable[[], TargetWriter]
     content: Callable[[], list[tuple[str, ...]]]
@@ -193,7 +193,7 @@ def test_gone_alone_and_gone_that_was_never_there_leave_the_marker(place: Place)
 
 
 def test_the_table_is_the_sum_of_its_epochs(place: Place) -> None:
-    """Random upserts and deletes, every epoch sent twice: the table is the dictionary that a reader would keep."""
+    """Random upserts and deletes, each epoch sent twice: the table equals a dictionary that applies them once."""
     chance, table = random.Random(7), dict[Key, int]()
     target = place.target()
     for epoch in range(12):
@@ -244,7 +244,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         return run
 
     def record(run: Driver, *staged: tuple[int, int | None, str]) -> Commit:
-        """The next epoch with these sessions staged: (start, count, reason)."""
+        """Build the next commit with these staged sessions: (start, count, reason)."""
         frame = pl.DataFrame(
             [(None, utc_time(s), None if n is None else utc_time(s + 10), s, n, reason) for s, n, reason in staged],
             schema={**{f.name: f.polars for f in logic.output}, "__reason": pl.String()},

@@ -1,4 +1,4 @@
-"""Tables of a state that somebody else changed: every start refuses and names the table, what was found and what was expected."""
+"""State tables that somebody else changed: every start is refused with the table, what was found and what was expected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ fresh = itertools.count()
 
 
 def pipeline() -> Pipeline:
-    """A session, a hopping window and a join, each with a table of its own."""
+    """Build a pipeline with a session, a hopping window and a join, each with its own table."""
     session = sw.Window(
         kind="session", gap_ms="1m", max_session_duration_ms="1h", group_by=["k"], aggregations=COUNT, lateness_ms="1m"
     )
@@ -73,7 +73,7 @@ def url(postgres: Any) -> Iterator[str]:
 
 
 def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> LocalPipeline:
-    """A run over some batches; with deaths at named steps, whose starts check the tables of the state every time."""
+    """Run some batches. With crashes, the run dies at named steps, and each start checks the state tables."""
     chance = random.Random(seed)
     test = LocalPipeline(pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), listen=False, shards=2)
     for n in range(batches):
@@ -89,7 +89,7 @@ def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> L
 
 
 def tables(url: str) -> list[str]:
-    """The tables of the state that hold rows."""
+    """Return the state tables that hold rows."""
     with psycopg.connect(url) as db:
         names = ["law", "law#2", "law#3"]
         return [n for n in names if db.execute(f'SELECT count(*) FROM "slackwater_state_{n}"').fetchone() != (0,)]
@@ -136,7 +136,7 @@ def test_a_start_refuses_what_somebody_else_changed(url: str, damage_name: str, 
 
 
 def _number(url: str, table: str) -> str:
-    """A column of integers that belongs to the rows of a state."""
+    """Return an integer column of the state rows."""
     with psycopg.connect(url) as db:
         rows = db.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND atttypid = 'bigint'::regtype AND attname NOT IN"
@@ -161,7 +161,7 @@ VALUES = {  # SQL of values that no commit wrote there, by the type of the colum
 
 
 def cells(url: str) -> list[tuple[str, str, str]]:
-    """Table, column and value, for all tables that hold rows of the state, and the offsets and the record of the pipeline."""
+    """Return table, column and value for each state table that holds rows, and for the offsets and the record of the pipeline."""
     cell_values = []
     with psycopg.connect(url) as db:
         names = [f"slackwater_state_{t}" for t in tables(url)]
@@ -177,7 +177,7 @@ def cells(url: str) -> list[tuple[str, str, str]]:
 
 
 def damage(url: str, table: str, column: str, value: str) -> None:
-    """Put a value into a column of all rows, without the constraints that would refuse it."""
+    """Write a value into a column of all rows, without the constraints that would refuse it."""
     with psycopg.connect(url, autocommit=True) as db:
         for (constraint,) in db.execute(
             "SELECT conname FROM pg_constraint WHERE conrelid = to_regclass(%s) ORDER BY contype = 'n'", (f'"{table}"',)
@@ -189,7 +189,7 @@ def damage(url: str, table: str, column: str, value: str) -> None:
 
 @pytest.mark.parametrize("part", some(range(8), keep=2))
 def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgres: Any) -> None:
-    """A start, an epoch, a flush: each goes through or is one refusal in one line; NULL where none may be is always refused."""
+    """A start, an epoch and a flush each succeed or fail with a one-line error. A NULL that is never valid always fails."""
     copy = f"{url.rpartition('/')[2]}_copy"
     other = f"{url.rpartition('/')[0]}/{copy}"
     current_url = [url]
@@ -244,7 +244,7 @@ def test_a_damaged_output_is_named(url: str, cut: str) -> None:
 
 @pytest.mark.parametrize("seed", some(range(SEEDS), keep=3))
 def test_what_only_slackwater_changed_passes_every_check(url: str, seed: int) -> None:
-    """After deaths at any step, other shards and folds: what a commit recorded is what its tables hold."""
+    """After crashes at any step, reshards and merges, the tables hold what the commit recorded."""
     with begun(url, seed, batches=14, crashes=True) as test:
         test.restart()
         assert not verify_postgres(PostgresStore(url, "public", "law")).problems

@@ -1,4 +1,4 @@
-"""`diff` and `state export`: the same rows in every place are equal, and what is not is told by key and window."""
+"""`diff` and `state export`: equal rows compare as equal on every system, and differences are reported by key and window."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Place = Callable[[str, pl.DataFrame], str]
 
 @pytest.fixture
 def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
-    """Writes rows as a target does, and says where they are."""
+    """Return a function that writes rows as a target does and returns their location."""
 
     def write(kind: str, frame: pl.DataFrame) -> str:
         path = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
@@ -92,7 +92,7 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
 
 
 def slackwater(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    """The command; its exit code and what it said."""
+    """Run the command. Return its exit code and its output."""
     capsys.readouterr()
     monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
     with pytest.raises(SystemExit) as ended:
@@ -107,7 +107,7 @@ KINDS = ["parquet", "json", "csv", "delta", "postgres"]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("other", KINDS)
 def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: str) -> None:
-    """Whatever types a place has: NULL and NaN equal themselves, times and bytes are read from text."""
+    """NULL and NaN equal themselves, and times and bytes are parsed from text, whatever types a system has."""
     input_rows = (
         rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
     )  # JSON has no NaN
@@ -215,7 +215,7 @@ def test_rows_that_repeat_an_identity_pair_up() -> None:
 
 
 def test_of_revisions_the_newest_counts() -> None:
-    """An append-only target holds every revision of a window, and those that are no more."""
+    """An append-only target holds every revision of a window, also of windows that no longer exist."""
     revisions = [
         ("a", 1, "close", 1),
         ("a", 2, "late", 2),
@@ -244,7 +244,7 @@ def events(*seconds: int, user: str | None = "a") -> RowsInput:
 
 @pytest.fixture(params=["files", "postgres"])
 def ran(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
-    """Runs a script without a flush, and says where the state is."""
+    """Run a script without a flush. Return the location of the state."""
 
     def run(name: str, *script: Any) -> str:
         if request.param == "files":

@@ -1,4 +1,4 @@
-"""`slackwater dlq list|show`: what was published to every kind of target is read back from it, without Spark."""
+"""`slackwater dlq list` and `dlq show` read published dead letters from every kind of target, without Spark."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ NULL = letter(
 
 @pytest.fixture
 def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
-    """A config whose dead letters go to a place of its own; `name`: of its pipeline."""
+    """Return a function that writes a config of the pipeline `name`, with its own table or topic of dead letters."""
     unique_name = f"t{uuid.uuid4().hex[:8]}"
     kafka.create(unique_name, 2)
 
@@ -156,7 +156,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Open ones are told from applied ones, by a state next to the letters, which nobody touches."""
+    """The state next to the letters tells open letters from applied ones. It is not changed."""
     file = config(place)
     url = postgres.database(f"dlq{uuid.uuid4().hex[:8]}")
     where = f'kind = "files"\npath = "{tmp_path}/state"' if state == "files" else f'kind = "postgres"\nurl = "{url}"'
@@ -240,7 +240,7 @@ def test_list_and_show(config: Make, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 @pytest.mark.parametrize("place", ["parquet", "delta", "postgres"])
 def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres: Any, tmp_path: Path) -> None:
-    """Written before late rows were kept: the later columns are not there."""
+    """Letters from before late rows were kept lack the newer columns."""
     file = config(place)
     old = pl.DataFrame([BAD], schema=SCHEMA).drop([f.name for f in LETTER[12:]])
     if place == "parquet":
@@ -258,7 +258,7 @@ def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres
 
 
 def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
-    """A topic of letters read as a source: its headers are the record's own, ours come after them."""
+    """A topic of letters is read as a source: its headers are those of the record, and the new ones come after them."""
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
@@ -343,7 +343,7 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
 def test_a_table_of_letters_without_the_key_gets_the_column(
     config: Make, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An earlier version created it; letters that are there stay."""
+    """An earlier version created the table. Its letters stay."""
     from slackwater.runner import components
 
     file = config(place)

@@ -1,4 +1,4 @@
-"""States as earlier formats wrote them: restored in both stores, looked at, migrated, and gone on with to the last row."""
+"""States in earlier formats: each store restores, reads and migrates them, and runs on to the last row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture(params=["files", "postgres"])
 def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, str], Make]]:
-    """Restores the state of a format and kind; what it returns makes its store."""
+    """Return a function that restores the state of a format and kind, and returns a function that opens its store."""
     stores: list[Any] = []
 
     def noted(store: Any) -> Any:
@@ -57,7 +57,7 @@ def restored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 
 def where(store: Any) -> list[str]:
-    """How the command line finds it."""
+    """Return the arguments by which the command line finds the store."""
     return [store.root] if isinstance(store, FilesStore) else [store._url, "--schema", store._schema]
 
 
@@ -150,7 +150,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
 def test_tables_of_format_1_become_those_of_today_at_the_start(
     kind: str, postgres: Any, request: pytest.FixtureRequest
 ) -> None:
-    """In the start's transaction; what was written before says so."""
+    """The transaction of the start converts the tables."""
     url = postgres.database(f"tables_{kind}")
     with psycopg.connect(url) as db:
         db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def unpublish(store: Any) -> None:
-    """As if the runner had died between commit and publishing."""
+    """Make the state look as if the runner had died between commit and publishing."""
     if isinstance(store, FilesStore):
         (Path(store.root) / "published").write_text("2")
         return

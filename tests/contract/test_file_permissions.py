@@ -1,4 +1,4 @@
-"""Files of a state that a user may not read or write, tried as a user who is not root: the remedy is a right, not a copy or room."""
+"""State files that a user may not read or write, tested as a user other than root: the error asks for permissions, not for space or a copy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WRITE = "let this user write there and start again"
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that every user may enter; those of pytest belong to one."""
+    """Yield a directory that every user may enter. The directories of pytest belong to one user."""
     with tempfile.TemporaryDirectory() as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)

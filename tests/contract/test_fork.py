@@ -1,4 +1,4 @@
-"""A fork goes on by itself: same windows, clocks and offsets, another name, and nothing of the other's output."""
+"""A fork runs on its own: same windows, clocks and offsets, another name, and no output of the original."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Make = Callable[[str], Any]
 
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes the store of a pipeline, again and again."""
+    """Yield a function that opens the store of a pipeline each time."""
     stores: list[Any] = []
     url = ""
     place: Any = request.getfixturevalue("bucket") if request.param == "objects" else tmp_path / "state"
@@ -52,7 +52,7 @@ def plain(result: LocalResult) -> Any:
 
 @pytest.mark.parametrize("kind", some(KINDS))
 def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
-    """On the same rows, into two targets; the fork is made next to nobody and begins with the same epoch."""
+    """Both read the same rows into their own targets. The fork is made without a runner and starts at the same epoch."""
     scenario, story = KINDS[kind], KINDS[kind].story
     states.first_half(scenario, lambda: make("law"))
     fork = fork_store(make("law"), "other")
@@ -96,7 +96,7 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
 
 
 def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
-    """The fork is made next to the runner, and keeps what that removes from its own state."""
+    """The fork is made next to a runner and keeps the files that the runner removes from its own state."""
     store = running(lambda: make("p"))
     go_on(store, None, "a", "b")
     listed = store.write_list(1, ["one", "two"])
@@ -219,7 +219,7 @@ def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
 
 
 def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linked; copied where there are no links; a damaged or missing one is told, and nothing of a fork is left."""
+    """Files are hard-linked, or copied where links are unsupported. A damaged or missing file is an error that leaves no part of a fork."""
     store = running(lambda: FilesStore(tmp_path, "p"))
     done = go_on(store, None, "a")
     store.close()

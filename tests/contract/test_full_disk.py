@@ -1,4 +1,4 @@
-"""A disk that is full: the epoch fails in one line, and what the attempt wrote is gone at once, or at the next start.
+"""A full disk: the epoch fails with a one-line error. The files of the attempt are removed at once, or at the next start.
 
 A limit on the size of files stands for the disk: the kernel refuses the write, wherever it is.
 """
@@ -29,7 +29,7 @@ WINDOW = sw.Window(
 
 @contextmanager
 def room(size: int) -> Iterator[None]:
-    """No file may grow beyond this size."""
+    """Limit the size to which files may grow."""
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
     try:
@@ -39,7 +39,7 @@ def room(size: int) -> Iterator[None]:
 
 
 def files(root: Path) -> dict[str, int]:
-    """All files of a directory with their sizes, but for the lock."""
+    """Return all files of a directory with their sizes, except the lock."""
     return {str(p.relative_to(root)): p.stat().st_size for p in root.rglob("*") if p.is_file() and p.name != "lock"}
 
 

@@ -1,4 +1,4 @@
-"""Dying at every step of an epoch with results in Iceberg tables, while the catalog cannot be relied on: each table has its answer, once."""
+"""Crashes at every step of an epoch with results in Iceberg tables and an unreliable catalog: each table holds its results, once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def described(lake: Lake, other: Lake, port: int) -> sw.Pipeline:
 
 
 def faulty(rng: random.Random) -> Callable[[str, str], Fault]:
-    """Every other commit; not what opens a table, which a start says in a line."""
+    """Return a judge that disturbs four commits in ten, but no request that opens a table."""
 
     def judge(method: str, path: str) -> Fault:
         is_commit = method == "POST" and re.search(r"/tables/[^/]+$", path)
@@ -67,7 +67,7 @@ def rows(epoch: int) -> list[dict[str, Any]]:
 
 
 def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCatalog, tmp_path: Path) -> None:
-    """Each step once, in front of the first or of the second table; snapshots expire between."""
+    """The run dies once at each step, before the first or the second table. Snapshots expire meanwhile."""
     seeds.quiet()
     seed = random.randrange(10**6)
     rng, lake, other = random.Random(seed), *(Lake("rest", rest_catalog.options()) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What every target does with joined rows: they have no identity, so each is added once, and equal ones stay apart."""
+"""Joined rows in every target: they have no identity, so each is added once, and equal rows stay separate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def frame(*rows: Row) -> pl.DataFrame:
 
 @pytest.fixture(params=["files", "postgres", "delta", "iceberg", "kafka"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A way to open the target again, and its rows with how many there are of each."""
+    """Yield a function that opens the target again, and one that counts its rows."""
     name = f"j-{uuid.uuid4().hex[:8]}"
     table, opened = TargetTable(name, FIELDS, None, "s"), list[TargetWriter]()
     make: Callable[[], TargetWriter]

@@ -1,4 +1,4 @@
-"""What both stores, and all that look into a state, make of an operator by key: one that slackwater does not have."""
+"""A custom operator by key in both stores and in every command that reads a state."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def row(user: str | None, ts: int = 0) -> dict[str, Any]:
 
 
 def counts_by_user(make: Make) -> dict[Any, int]:
-    """What is kept of each user."""
+    """Return the stored count of each user."""
     with make().peek() as snapshot:
         step = restore_operator(snapshot.commit)
         assert isinstance(step, NthOfKey)

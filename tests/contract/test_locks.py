@@ -1,4 +1,4 @@
-"""Whoever removes the lock of a state, or the state itself, does not let a second runner in, and loses nothing that is committed."""
+"""Removing the lock of a state, or the state itself, lets no second runner in and loses no committed row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(tmp_path: Path) -> Callable[[], FilesStore]:
 
 
 def _without_locks_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a network file system that emulates flock by locks of byte ranges."""
+    """Behave like a network file system that emulates flock by locks of byte ranges."""
     real = fcntl.flock
 
     def flock(descriptor: int, how: int) -> None:

@@ -1,4 +1,4 @@
-"""Arrays and structs: accumulators in the real stores, results in every target."""
+"""Arrays and structs: accumulators in the real stores, and results in every target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TABLE = TargetTable("p", FIELDS, ("key",))
 
 
 def frame() -> pl.DataFrame:
-    """Full, empty, NULL, and NULLs within."""
+    """Return rows with full, empty and NULL values, and with NULLs inside values."""
     pairs = [[{"value": v, "count": n} for n, v in enumerate(values)] for values in VALUES.values()]
     pair = {"low": 0.5, "when": AT.replace(tzinfo=dt.UTC), "tags": ["a", 'b"']}
     rows = [
@@ -78,7 +78,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 class Bytes(Aggregator):
-    """Keeps what is given as bytes, in a scalar and in an array."""
+    """An aggregator that keeps its input as bytes, in a scalar and in an array."""
 
     inputs: Mapping[str, str] = {"value": "string"}
     accumulators: Mapping[str, str] = {"largest": "binary", "all": "array<binary>", "marks": "array<boolean>"}
@@ -270,7 +270,7 @@ def mapped() -> pl.DataFrame:
 
 
 def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
-    """Objects in JSON where the keys are texts, else entries; maps in Parquet, Delta and Avro; jsonb in Postgres."""
+    """JSON has objects if the keys are strings, else entries. Parquet, Delta and Avro have maps, Postgres has jsonb."""
     table, text = TargetTable("p", MAPS, None), "2024-03-01T09:00:00.250001Z"
     expected = [
         {

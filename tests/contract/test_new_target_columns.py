@@ -1,4 +1,4 @@
-"""Columns that are new and the tables that results go to: added once, by metadata alone, and only where the rest of the table fits."""
+"""New columns in target tables: added once, as a change of metadata, and only if the rest of the table fits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MORE = replace(TABLE, fields=(*BEFORE, *NEW), new=tuple(f.name for f in NEW))
 
 
 class Place:
-    """A table of one of the systems: `open` gives a target on it, `content` its rows, `files` how many data files it has."""
+    """A table on one of the systems: `open` returns a target on it, `content` its rows, `files` its number of data files."""
 
     def __init__(
         self, open_: Callable[[TargetTable], Any], content: Callable[[], pl.DataFrame], files: Callable[[], int]

@@ -1,4 +1,4 @@
-"""State in an object store: who runs, what is atomic, what goes wrong on the way, how many requests an epoch takes."""
+"""State in an object store: who may run, what is atomic, which faults are survived, and how many requests an epoch takes."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def door(s3: S3) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def behind(bucket: str, s3: S3, door: FaultyProxy) -> Make:
-    """A store whose requests go through the door; shorter waits, as nobody learns from long ones."""
+    """Return a function that opens a store behind the proxy, with short waits."""
     return lambda: FilesStore(bucket, "p", {**s3.options(door.port), "timeout": "2s", "connect_timeout": "2s"})
 
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the processes of leases that are there cannot be seen: they are on another machine."""
+    """Make the processes of existing leases look as if they ran on another machine."""
     machine = lease._machine
     monkeypatch.setattr(lease, "_machine", lambda: machine() | {"boot": "another"})
 
 
 def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
-    """What goes wrong with the first such request."""
+    """Return a judge that applies the fault to the first matching request."""
     done: list[str] = []
 
     def judge(request_method: str, path: str) -> Any:
@@ -116,7 +116,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
 
 
 def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second runner whose clock is an hour ahead takes over at once; of both only one commits each epoch."""
+    """A second runner whose clock is an hour ahead takes over at once. Only one of the two commits each epoch."""
     first = make()
     done = go_on(first, first.open(), "a")
     elsewhere(monkeypatch)
@@ -135,7 +135,7 @@ def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monke
 def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was about to put its commit when it stalled; meanwhile another went on, and its epoch was cleaned up."""
+    """The runner stalls just before its commit. Meanwhile another runner goes on, and the epoch is cleaned up."""
     first = make()
     done = go_on(first, first.open(), "a")
     create = objects.ObjectStorage.create
@@ -165,7 +165,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
 def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
     make: Make, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long its lease is."""
+    """The start does not wait, however long the lease is."""
     code = (
         "import os, sys\nfrom slackwater.state.files import lease\nfrom slackwater.state.files.store import FilesStore\n"
         "lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
@@ -222,7 +222,7 @@ FAULTS = ("503", "dropped", "lost", "slow", "hangs")
 def test_a_fault_is_survived_and_changes_nothing(
     fault: str, method: str, part: str, behind: Make, make: Make, door: FaultyProxy
 ) -> None:
-    """A put that was done and whose answer was lost is known as one's own."""
+    """A runner recognises its own upload if it was stored and its answer was lost."""
     door.judge = once(fault, method, part)
     store = running(behind)
     done = None
@@ -246,7 +246,7 @@ def test_a_fault_is_survived_and_changes_nothing(
 def test_a_request_that_is_never_answered_is_repeated_by_default(
     part: str, bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With no `timeout` in the options one such request takes a part of what a runner waits in all."""
+    """Without a `timeout` option, one such request takes only a part of the total time that a runner waits."""
     assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1.0)
     store = FilesStore(bucket, "p", s3.options(door.port))
@@ -276,7 +276,7 @@ def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
 def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
     behind: Make, make: Make, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer is lost, and from then on the store cannot be reached: it ends, in one line; the next start finds the commit."""
+    """The answer is lost and the store then becomes unreachable. The run ends with a one-line error, and the next start finds the commit."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     store = running(behind)
     done = go_on(store, None, "a")
@@ -333,7 +333,7 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
 
 
 def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
-    """As the server counts them: of a shard the files it writes, of the driver one per commit, one that says it is published."""
+    """The server counts: each shard uploads its files, and the driver sends one request per commit and one to mark it as published."""
     store = running(behind)
     go_on(store, None, "a")
     before, shards = len(door.seen), 4

@@ -1,4 +1,4 @@
-"""Questions to a state, in files and in Postgres: what they answer, what they refuse, and that they see one commit."""
+"""Queries on a state in files and in Postgres: their results, their errors, and that each sees one commit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SESSION = sw.Window(
 
 
 class Place:
-    """A store that is made again and again, and how a user names it."""
+    """The location of a state. It opens the store again for each use."""
 
     def __init__(self, where: str, make: Callable[[str], Any]) -> None:
         self.where, self._make, self._create = where, make, list[Any]()
@@ -77,7 +77,7 @@ def row(ts: int, user: str | None = "k", v: int = 1) -> dict[str, Any]:
 
 
 def kip(step: int = S // 2) -> list[Any]:
-    """KIP-94's sessions, in seconds: 0-99, 101-200, 201-300, 301-400 of one key."""
+    """Return the sessions of KIP-94, in seconds: 0-99, 101-200, 201-300, 301-400 of one key."""
     spans = ((0, 99), (101, 200), (201, 300), (301, 400))
     return [RowsInput({"a": [row(ts) for ts in range(a * S, b * S + 1, step)]}) for a, b in spans]
 
@@ -257,7 +257,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["files", "postgres"], indirect=True)
 @long(beside="test_peek.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
-    """Each epoch adds a row to each of 40 keys: whatever is read, all keys have as many rows as the epoch says."""
+    """Each epoch adds a row to each of 40 keys. In every read all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]
     batches = [RowsInput({"a": [row(batch * S // 10, user) for user in users]}) for batch in range(60)]
     place.ran(batches[:2])
@@ -396,7 +396,7 @@ def test_over_http(place: Place) -> None:
 
 @pytest.mark.parametrize("name", ["_status", "_Status", "_epoch", "_last_event", "_closes_at"])
 def test_a_column_of_the_user_may_be_called_as_one_of_the_answer(name: str, tmp_path: Path) -> None:
-    """That of the answer then has one more `_`; a run is not refused for what only a question adds."""
+    """The column that the query adds then gets another `_`. A run is not refused for such a name."""
     window = SESSION.model_copy(update={"group_by": (name,)})
     rows = [{"ts": t * S, name: "a", "v": 1} for t in (0, 10)]
     run_local(window, [RowsInput({"a": rows})], {name: "string", "v": "bigint"}, flush=False, state_dir=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Sums that do not fit their type: told while they are folded, with the key, and a way to go on; in both stores."""
+"""Sums that overflow their type, in both stores: the error names the key during the merge, and a policy continues with NULL."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_w
 
 
 def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_on(make: Make) -> None:
-    """Each pane fits, and the window that holds two of them does not."""
+    """Each pane fits, but the window over two panes does not."""
     script = [rows((6, "x", BIG)), rows((11, "x", BIG))]
     with pytest.raises(ValueRangeError, match=r'^law: "total": the sum of v does not fit BIGINT for k=\'x\''):
         run_local(window("hopping", totals("v")), script, SCHEMA, store=make)
@@ -107,7 +107,7 @@ def test_a_sum_of_integers_comes_back_with_later_rows_however_they_are_batched(m
 
 
 def test_the_policy_may_change_both_ways(make: Make) -> None:
-    """Without a rebuild; what is told of it names the aggregation."""
+    """The change needs no rebuild, and its message names the aggregation."""
     kind, script = window("session", totals("v", "null")), [rows((0, "x", BIG)), rows((1, "x", BIG))]
     back = [*script, Restart(step=window("session", totals("v"))), rows((50, "z", 1))]
     with pytest.raises(ValueRangeError, match="for k='x'"):
@@ -131,7 +131,7 @@ def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("agg", ["sum", "avg"])
 def test_decimals_beyond_38_digits(agg: str) -> None:
-    """Near the ends of 38 digits and of 128 bits, of which both are passed; an average has four digits after the point."""
+    """Values pass the limits of 38 digits and of 128 bits. An average has four digits after the point."""
     numbers = {
         "x": [WIDE, WIDE],
         "y": [WIDE, WIDE.copy_negate()],
@@ -160,7 +160,7 @@ def test_an_average_that_has_too_many_digits_is_told_and_not_polars_error() -> N
 
 
 def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
-    """As sums of their own the lower halves would pass the end of 64 bits after 2^31 rows, in silence."""
+    """Without a carry the lower halves would silently overflow 64 bits after 2^31 rows."""
     agg = Agg(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
     huge = 2**62
     parts = pl.DataFrame({"g": [0, 0], "t.n": [2**31, 2**31], "t.hi": [-(2**31)] * 2, "t.lo": [huge, huge - 2**32]})

@@ -1,4 +1,4 @@
-"""Looking at a state from next to its runner: the snapshot is one commit and stays it, nobody waits, nothing is changed."""
+"""Reading a state next to its runner: a snapshot is one commit and stays the same, nobody waits, and nothing changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slackwater.ui.blocks.join_buffers import build_buffers
 
 @pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
-    """Makes the same store again and again."""
+    """Yield a function that opens the same store each time."""
     stores: list[Any] = []
 
     def files() -> FilesStore:
@@ -75,7 +75,7 @@ def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> N
 
 
 def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> None:
-    """Its files are removed, its rows replaced and deleted, before they are read."""
+    """Its files are removed, and its rows are replaced and deleted, before they are read."""
     store = running(make)
     first = go_on(store, None, "a", "b", "c")
     store.mark_published(0)
@@ -105,7 +105,7 @@ def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None
 
 
 def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) -> None:
-    """One thread looks, this one starts, commits and stops: every epoch n holds exactly the users 0 to n mod 7."""
+    """One thread reads while this one starts, commits and stops. Epoch n always holds exactly the users 0 to n mod 7."""
     stop, wrong = threading.Event(), list[Any]()
 
     def look() -> None:
@@ -136,7 +136,7 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
 
 
 def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path: Path) -> None:
-    """The runner goes on and cleans up after the latest epoch was found, and before its manifest is read."""
+    """The runner goes on and cleans up after the reader found the latest epoch, before it reads the manifest."""
     store = FilesStore(tmp_path, "p")
     store.open()
     last = go_on(store, None, "a")
@@ -194,7 +194,7 @@ def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any
 def test_why_says_the_same_of_both_stores(
     postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sessions with a cut to come, on three shards, asked with a key; and again next to a runner, which is named."""
+    """Sessions on three shards, with a cut to come, queried by key; then again next to a runner, which the answer names."""
     url = postgres.database("peek_why")
     monkeypatch.setenv("STATE_URL", url)
     monkeypatch.chdir(tmp_path)
@@ -250,7 +250,7 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
 
 @pytest.mark.parametrize("kind", ["inner", "full"])
 def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
-    """Also in the database, where a row without a partner says so in a column, and after what it held is removed from files."""
+    """Postgres marks a row without a partner in a column. The buffers are read after the files of the segments were removed."""
     script = joined_stories.story(11)
     url = postgres.database(f"join_{kind}")
     buffers = []

@@ -1,4 +1,4 @@
-"""The Postgres store on a real server, beneath the same driver as everywhere: the same answer as the files store."""
+"""The Postgres store on a real server, under the usual driver: the same results as the files store."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def script(seed: int, crashes: bool) -> list[Any]:
-    """A stream with disorder, ties, NULL keys and quiet times; with crashes at every step if asked for."""
+    """Return a stream with disorder, ties, NULL keys and quiet times, and on request with crashes at every step."""
     from decimal import Decimal
 
     chance, now, items = random.Random(seed), 0, []
@@ -98,7 +98,7 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
 
 @pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
-    """Seeds of `tests.laws.revisions`, with their deaths and restarts, on the state tables."""
+    """Seeds of `tests.laws.revisions` with their crashes and restarts, on the state tables."""
     for seed in range(first, first + 12):
         for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
@@ -107,7 +107,7 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @long(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
-    """Seeds of `tests.laws.updates` and `tests.laws.final`, with their deaths and other shards, on the state tables."""
+    """Seeds of `tests.laws.updates` and `tests.laws.final` with their crashes and reshards, on the state tables."""
     for seed in range(first, first + 12):
         for name, run in (("updates", updates.planned(seed)), ("final", final.planned(seed))):
             updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
@@ -144,7 +144,7 @@ def test_closed_sessions_leave_the_table(url: str) -> None:
 @pytest.mark.parametrize("emit", some(["updates", "on_close"]))
 @pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
 def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str, url: str) -> None:
-    """Each second a key of its own, a row every 20 ms past the cap; then one that is late for what was emitted."""
+    """Each second has its own key, with a row every 20 ms past the cap, then one that is late for an emitted session."""
     window = WINDOWS[kind].model_copy(update={"late_data": "reopen", "allowed_lateness_ms": 150, "emit": emit})
     epochs = []
     for second in range(12):
@@ -176,14 +176,14 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
 
 @long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_letters_applied_once_more(url: str) -> None:
-    """Seeded runs with deaths: sessions that come back from the target and leave again, in tables."""
+    """Seeded runs with crashes: sessions are restored from the target and leave the tables again."""
     for seed in range(REVISED_SEEDS):
         replayed.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
 def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
-    """Seeds of `tests.laws.joins`, with their deaths and restarts."""
+    """Seeds of `tests.laws.joins` with their crashes and restarts."""
     for seed in range(first, first + 12):
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
@@ -191,20 +191,20 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @long(beside="test_postgres_laws.py::test_three_windows_in_a_row")
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.chained`: a window over what a join emits, in one transaction."""
+    """Seeds of `tests.laws.chained`: a window over the results of a join, in one transaction."""
     for seed in range(first, first + 12):
         chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("seed", some([25, 79, 3, 4], 2))
 def test_stages_hold_their_results_back(seed: int, url: str) -> None:
-    """Seeds of `tests.laws.stage_graphs`: the first two have sessions that are cut behind the watermark, and a join that is flushed."""
+    """Seeds of `tests.laws.stage_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
     stage_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 
 @pytest.mark.parametrize("seed", some(range(4), 2))
 def test_three_windows_in_a_row(seed: int, url: str) -> None:
-    """Each stage has tables of its own, under the deaths and other shards that the seed draws."""
+    """Each stage has its own tables, under the crashes and reshards that the seed draws."""
     window_chain.check(seed, store=lambda: PostgresStore(url, "public", "law"))
     with psycopg.connect(url) as db:
         rows = db.execute(

@@ -1,4 +1,4 @@
-"""Names in the Postgres store, on a real server: pipelines whose names come close, tables of others, names that are odd."""
+"""Names in the Postgres store on a real server: similar pipeline names, tables of other owners, and unusual names."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def staged(url: str, name: str, *seconds: int, flush: bool = False) -> list[tupl
 
 
 def wrong(store: PostgresStore) -> list[str]:
-    """What is wrong with a state, but for the name that the kit gives all pipelines."""
+    """Return the problems of a state, except the pipeline name that the test kit always uses."""
     return [str(p) for p in verify_state(store).problems if "its record is of 'law'" not in str(p)]
 
 
 def relations(url: str, kinds: str = "rvi") -> dict[str, str]:
-    """Name -> kind of all that is in the schema, but for what all pipelines share."""
+    """Return name and kind of every relation in the schema, except those that all pipelines share."""
     with psycopg.connect(url) as db:
         return dict(
             db.execute(
@@ -184,7 +184,7 @@ def test_what_belongs_to_somebody_else_is_neither_dropped_nor_used(url: str, sta
 
 
 def as_before(url: str, name: str, stages: int) -> None:
-    """Names as earlier versions gave them: without comments, indexes named by Postgres; staged tables were unlogged."""
+    """Rename everything as earlier versions did: no comments, indexes named by Postgres, staged tables unlogged."""
     with psycopg.connect(url) as db:
         for stage in range(stages):
             new, old = TableNames("public", name, stage), TableNames("public", name, stage, former=frozenset({stage}))
@@ -280,7 +280,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("where", some(["join key", "two keys", "schema", "key", "value", "aggregation", "source"]))
 def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
-    """The rows that come out are those of the same run in files: reopened sessions, a restart, a fork, all columns read back."""
+    """The rows equal those of the same run in files, with reopened sessions, a restart, a fork and all columns read back."""
     with psycopg.connect(url) as db:
         db.execute("CREATE TABLE precious (x int)")
     script = [

@@ -1,4 +1,4 @@
-"""A server that goes away is an error of ours in one line: nothing of libpq reaches standard error, and no process ends for it."""
+"""A server that goes away is a one-line error of Slackwater: libpq prints nothing to standard error, and no process crashes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ store.close()
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
-    """One of its own: where a backend is killed, the server ends all the others."""
+    """Yield a separate server, because a killed backend makes the server end all other backends."""
     from slackwater.testing.services import Postgres
 
     with Postgres.started() as postgres:

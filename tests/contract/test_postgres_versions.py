@@ -1,4 +1,4 @@
-"""Windows' rows in Postgres while newer versions wait in the staged table: who looks sees the newest that is committed, and no other."""
+"""Window rows in Postgres while newer versions wait in the staged table: a reader sees the newest committed version only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def three_epochs(store: PostgresStore) -> Commit:
 @pytest.mark.parametrize("first", some(range(0, 8, 2)))
 @pytest.mark.usefixtures("elsewhere")
 def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds of `tests.laws`, with deaths at every step, restarts and other shards: folded seldom, or every other epoch."""
+    """Seeds of `tests.laws` with crashes at every step, restarts and reshards. Versions are merged rarely, or every other epoch."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
         revisions.check(seed, False, partial(create_store, url, f"revisions {seed}"))
@@ -102,7 +102,7 @@ def test_a_unit_that_went_is_gone(url: str) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(url: str) -> None:
-    """A death between COPY and commit."""
+    """The process dies between COPY and commit."""
     store = running(lambda: create_store(url))
     done = three_epochs(store)
     shard = store.shard(0, 1, 3, done.stages[0].segments[0])
@@ -147,7 +147,7 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 
 
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many epochs of rows that come and go, folded now and then, next to the same in one table at once."""
+    """Many epochs add and delete rows that are merged now and then. The result equals the same rows written to one table directly."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", 4)
     store, done = running(lambda: create_store(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
@@ -240,7 +240,7 @@ def test_a_state_removed_is_removed_whole(url: str) -> None:
 
 
 def test_tables_of_before_are_gone_on_with(url: str) -> None:
-    """The staged table was unlogged, without epochs, and the view read the state alone."""
+    """In earlier versions the staged table was unlogged and had no epochs, and the view read the state table alone."""
     store = running(lambda: create_store(url))
     done = go_on(store, None, "a", "b")
     store.close()

@@ -1,4 +1,4 @@
-"""RabbitMQ, against a real broker: nothing is lost, what is acknowledged is gone, what comes again is recognised."""
+"""RabbitMQ on a real broker: no message is lost, acknowledged messages are gone, and redelivered ones are recognised."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ready(rabbit: Any, queue: str) -> int:
 
 
 def left_over(rabbit: Any, queue: str) -> int:
-    """What the queue holds once its readers are gone and gave back what they had not acknowledged."""
+    """Return how many messages the queue holds after its readers ended and returned what they had not acknowledged."""
 
     def readers() -> int:
         with channel(rabbit) as open_channel:
@@ -296,7 +296,7 @@ def test_options(source: Any, options: dict[str, str], message: str) -> None:
 
 
 class Collected:
-    """Batches of a query, as lists of numbers; may fail in one batch before or after it is collected."""
+    """Collect the batches of a query as lists of numbers. On request it fails in one batch, before or after collecting it."""
 
     def __init__(self, fails: str = "") -> None:
         self.batches: dict[int, list[int]] = {}
@@ -505,7 +505,7 @@ def test_late_messages_are_read_again_for_their_letters(
 
 
 def test_each_session_knows_the_format_whichever_is_active(spark: Any, source: Any, rabbit: Any, queue: str) -> None:
-    """Spark looks a name up in the active session, and refuses to register what that one knows."""
+    """Spark resolves a format name in the active session, and refuses to register a name that this session knows."""
     first, second = spark.newSession(), spark.newSession()
     first.createDataFrame([], "x INT")  # makes it the active one
     assert source.stream(first, rabbit.url, queue).isStreaming

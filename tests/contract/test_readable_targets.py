@@ -1,4 +1,4 @@
-"""What a target holds, read back by key and time: Postgres and Delta alike; and accumulators from stored values."""
+"""Rows read back from Postgres, Delta and Iceberg by key and time, and accumulators restored from stored values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where sources go on is changed in a commit of its own: on both stores, by the form of the offsets, without a broker."""
+"""`state reset` changes offsets in a separate commit, on every store, checked by the form of the offsets and without a broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[]
 
 @pytest.fixture
 def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Runs the command; returns what it says, also where it refuses."""
+    """Return a function that runs the command and returns its output, also if it fails."""
 
     def run(*offsets: str, dry: bool = False, where: str | None = None) -> str:
         store = make()
@@ -59,7 +59,7 @@ def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def begun(make: Callable[[], Any], **more: Any) -> None:
-    """Two epochs: one user in the state, a Kafka source and one of files."""
+    """Commit two epochs with one user in the state, a Kafka source and a source of files."""
     store = running(make)
     first = go_on(store, None, "a")
     name = store.write_list(1, ["one"])
@@ -213,7 +213,7 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
 
 
 def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the config knows what they are; a broker that is away is told."""
+    """Only the config describes such sources. An unreachable broker is an error."""
     monkeypatch.setattr(kafka_broker, "SECONDS", 0.5)
     file = tmp_path / "p.toml"
     file.write_text(FILE.format(connection="lake", more='format = "json"', state=tmp_path / "s"))

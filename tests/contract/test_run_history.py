@@ -1,4 +1,4 @@
-"""Every store notes the runs of a pipeline: bounded, readable next to a runner, and of no weight for the state."""
+"""Every store records the runs of a pipeline: bounded, readable next to a runner, and never able to fail a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture(params=["files", "objects", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Opens the same store again and again."""
+    """Return a function that opens the same store each time."""
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
     if request.param == "objects":

@@ -1,4 +1,4 @@
-"""`slackwater show`: what was published to every kind of target is seen, in the order of its windows, and what comes new."""
+"""`slackwater show` prints published rows of every kind of target in the order of their windows, and follows new ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_rows_in_the_order_of_their_windows(
 def test_what_is_not_counted_to_its_end_is_told_so(
     place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A table in a database is counted up to a bound; of a topic only the end is read."""
+    """A table in a database is counted up to a limit. Of a topic only the end is read."""
     table = place_at("postgres")
     table.publish(*((minute, "a", 1) for minute in range(7)))
     monkeypatch.setattr(published_module, "COUNTED", 5)
@@ -89,7 +89,7 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], place: str) -> None:
-    """Whole new rows only: neither what was shown, nor what a merge rewrote next to them."""
+    """Only complete new rows appear: no row that was shown before, and no row that a merge rewrote."""
     output = place_at(place)
     results = result_reader(output.pipeline)
     assert results.latest(10) is None
@@ -120,7 +120,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], pl
 def test_following_prints_what_is_published(
     place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Columns keep their places; Ctrl-C ends it without a word."""
+    """Columns keep their position, and Ctrl-C ends the command silently."""
     output = place_at("parquet")
     output.publish((0, "somebody", 1))
     script = iter([lambda: output.publish((1, "a", 2)), lambda: None, lambda: output.publish((2, "b", 12345))])
@@ -164,7 +164,7 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(place_at: Callable[
 
 
 def test_beside_a_writer_no_row_is_missed_or_shown_twice(place_at: Callable[[str], Place], postgres: Any) -> None:
-    """Transactions that overlap the looks: each row comes out of exactly one."""
+    """Transactions overlap the reads, and each row appears in exactly one read."""
     output = place_at("postgres")
     output.publish((0, "a", 0))
     results = result_reader(output.pipeline)
@@ -256,7 +256,7 @@ def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place]) -> None:
-    """Whatever the target, and a NULL key is a key too."""
+    """Every kind of target works, and NULL is a key, too."""
     output = place_at(place)
     output.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
     output.publish((1, "u1", 5), (3, "it's", 6))

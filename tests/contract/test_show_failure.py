@@ -1,4 +1,4 @@
-"""`show` says that the last run failed, from the history in every kind of state, so that old results are not taken for new."""
+"""`show` reports that the last run failed, from the history in every kind of state, so that old results do not look new."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONFIG = GOOD.replace("user-sessions", "clicks").partition('kind = "files"\npath
 
 @pytest.fixture(params=["files", "postgres"])
 def config(request: pytest.FixtureRequest, slackwater: Command) -> Path:
-    """The name of a config in the directory of the command."""
+    """Write a config into the working directory and return its name."""
     store = 'kind = "files"\npath = "state"\n'
     if request.param == "postgres":
         url = request.getfixturevalue("postgres").database(f"shown_{abs(hash(request.node.name)):x}")
@@ -29,7 +29,7 @@ def config(request: pytest.FixtureRequest, slackwater: Command) -> Path:
 
 
 def ended(config: Path, error: BaseException | None, is_killed: bool = False) -> None:
-    """Note a run that ended like that."""
+    """Record a run that ended with this outcome."""
     store = create_store(toml.load(config))
     store.open()
     try:

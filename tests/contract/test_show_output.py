@@ -1,4 +1,4 @@
-"""`show` selects rows and columns, as a table, CSV or by SQL; values that Python returns print what the commands print."""
+"""`show` selects rows and columns and prints a table, CSV or the result of SQL. Python objects print as the commands do."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ place_at = published.place_at
 
 @pytest.fixture
 def file(place_at: Callable[[str], Place]) -> Path:
-    """A config whose target holds three rows."""
+    """Return a config whose target holds three rows."""
     place = place_at("parquet")
     place.publish((0, "a", 3), (1, 'b, "c"', 1), (2, None, 2))
     return place.file

@@ -1,4 +1,4 @@
-"""An epoch that was committed and that its target never takes: a way out that loses nothing, by the command line."""
+"""A committed epoch that its target never takes: `outbox skip` sets it aside and loses no row."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def url(postgres: Any, request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def config(home: Path, url: str, state: str, letters: bool = True) -> Path:
-    """A pipeline into a table; state in files, or in the database of the table."""
+    """Write a pipeline into a table, with its state in files or in the database of the table."""
     state_store = (
         f'kind = "files"\npath = "{home}/state"'
         if state == "files"
@@ -75,7 +75,7 @@ table = "public.out"
 
 
 class Started:
-    """The pipeline of a config on the engine in this process, its other parts as the command line makes them."""
+    """A pipeline of a config on the in-process engine. Its other parts are built as the command line builds them."""
 
     def __init__(self, file: Path) -> None:
         self.pipeline = toml.load(file)
@@ -123,7 +123,7 @@ def table(url: str) -> list[tuple[str, int]]:
 
 @pytest.fixture(params=["files", "postgres"])
 def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
-    """A pipeline whose epoch 1 the table refuses for good: two rows, one of which breaks a rule of the table's owner."""
+    """Return a pipeline whose table always refuses epoch 1: one of its two rows violates a constraint of the table's owner."""
     file = config(tmp_path, url, request.param)
     run = Started(file)
     run.epoch((0, "first"), (1 * S, "fine"), (1 * S, "wrong"))

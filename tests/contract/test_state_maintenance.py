@@ -1,4 +1,4 @@
-"""`state verify`, `sizes`, `history` and `compact` on both stores: states of the kit, damaged by hand."""
+"""`state verify`, `sizes`, `history` and `compact` on every store, with states that the test damages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HOUR_US = 3_600_000_000
 
 @dataclass
 class Place:
-    """A place for the state of one pipeline."""
+    """The location of the state of one pipeline."""
 
     where: str
     make: Callable[[], Any]
@@ -122,7 +122,7 @@ def test_it_looks_while_a_runner_is_up_and_takes_no_lock(place: Place) -> None:
 
 
 def test_what_a_runner_removes_meanwhile_is_no_problem(directory: Place, tmp_path: Path) -> None:
-    """Between the list of commits and the look at their files: some of them go, with all that only they name."""
+    """Some commits, and the files that only they name, are removed between listing the commits and checking their files."""
     directory.run("sessions", 0, CUT)
 
     class Slow(FilesStore):
@@ -165,7 +165,7 @@ def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: 
 
 
 def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """A manifest with other content, as if it had been written so."""
+    """Rewrite a manifest with a valid checksum."""
     data = json.loads(path.read_text().splitlines()[0])
     edit(data)
     text = json.dumps(data)
@@ -173,7 +173,7 @@ def resealed(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory: Place, tmp_path: Path) -> None:
-    """Files whose checksums fit, as of a bug: a row in the wrong place, a wrong count, a wrong time."""
+    """The checksums are valid, as after a bug, but a row is in the wrong place, and a count and a time are wrong."""
     directory.run("sessions", 0, CUT)
     store, home = FilesStore(tmp_path, NAME), tmp_path / NAME
     latest = store.manifest(CUT - 1)
@@ -401,7 +401,7 @@ def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
 
 
 def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
-    """Ten bytes an hour more from commit to commit, over three hours; then as much less."""
+    """The state grows by ten bytes an hour from commit to commit, over three hours, then shrinks by as much."""
     directory.run("sessions", 0, 4)
     store = directory.make()
     base = [store.manifest(e) for e in store.epochs()]
@@ -453,7 +453,7 @@ def test_what_is_damaged_is_left_out_of_history(directory: Place, tmp_path: Path
 
 
 def everything(*results: LocalResult) -> list[dict[str, Any]]:
-    """What a target got, without the numbers of the epochs."""
+    """Return all rows that a target received, without epoch numbers."""
     rows = [
         {**r, "is": kind} for result in results for kind in ("rows", "gone", "letters") for r in getattr(result, kind)
     ]

@@ -1,4 +1,4 @@
-"""The Postgres store when things go wrong, on a real server: cut connections, crashes, other runners, other versions."""
+"""Failures of the Postgres store on a real server: cut connections, crashes, other runners, other versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def opened(url: str, **more: Any) -> PostgresStore:
 
 
 def staged(store: PostgresStore, epoch: int, *users: str) -> Commit:
-    """An epoch's record with these sessions staged."""
+    """Build the commit of an epoch with these staged sessions."""
     shard = store.shard(0, 1, epoch, ())
     metas = shard.stage(LOGIC, rows(*users), LOGIC.empty_state(), -(1 << 62))
     return commit(epoch, segments=(metas,), windows=(len(users),))
@@ -68,7 +68,7 @@ def test_an_epoch_whose_connection_was_cut_before_the_commit_is_committed_once(u
 
 
 def test_a_connection_cut_within_the_commit_is_looked_into(url: str) -> None:
-    """The backend dies inside the transaction: it surely failed, and is repeated."""
+    """The backend dies inside the transaction, so the commit certainly failed and is repeated."""
     store, calls = opened(url), []
 
     def publish(db: Any) -> None:
@@ -135,7 +135,7 @@ def test_rows_staged_before_a_crash_of_the_server_are_there_after_it(postgres: A
 
 
 def test_staged_rows_that_are_gone_are_missed(url: str) -> None:
-    """As after a crash of a server that does not wait for its log: the epoch must not be committed without them."""
+    """A server that does not wait for its log may lose staged rows in a crash. The epoch must not be committed without them."""
     store = opened(url)
     record = staged(store, 0, "a")
     with psycopg.connect(url) as db:
@@ -219,7 +219,7 @@ def test_an_unreachable_server_is_one_line_without_the_password() -> None:
 
 
 def test_names_that_sql_would_stumble_over(url: str) -> None:
-    """Keys that are called like columns of the store, quotes and dots in names, a pipeline name that is too long."""
+    """Keys have the names of columns of the store, names contain quotes and dots, and a pipeline name is too long."""
     window = Window(
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=['kind', 'a"b', "x.y"],
         aggregations=[Aggregation(agg="count", as_="epoch"), Aggregation(agg="max", column="unit", as_='m"x')],
@@ -261,7 +261,7 @@ def test_the_checkpoint_directory_goes_with_the_process_unless_it_is_named(url: 
 
 
 def backend(url: str) -> int:
-    """The server process that a worker's next statement runs in."""
+    """Return the process of the server that runs the next statement of a worker."""
     with client.arrow_cursor(url) as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         return int(cursor.fetchone()[0])

@@ -1,4 +1,4 @@
-"""What every state store promises; run against each of them."""
+"""The contract of a state store, run against each of them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ Make = Callable[[], Any]
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Make:
-    """Opens the same files store again and again."""
+    """Return a function that opens the same files store each time."""
     return lambda: FilesStore(tmp_path, "p")
 
 
 @pytest.fixture(params=["files", "objects", "in_memory", "postgres"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Opens the same store again and again; the in-memory one is the files store on a directory of its own."""
+    """Return a function that opens the same store each time. The in-memory store is a files store in its own directory."""
     if request.param == "files":
         return lambda: FilesStore(tmp_path, "p")
     if request.param == "objects":
@@ -53,7 +53,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class Prepared(postgres_store.PostgresStore):
-    """With the tables of a window, as a driver would make them."""
+    """A store with the tables of a window, as a driver prepares them."""
 
     def open(self) -> Commit | None:
         commit = super().open()
@@ -130,7 +130,7 @@ def test_what_several_shards_staged_comes_in_their_order(make: Make) -> None:
 def test_of_an_object_store_staged_output_is_fetched_several_at_once(
     directory: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One after the other the output of 256 shards would take as many round trips, in each epoch."""
+    """One by one, the output of 256 shards would take 256 round trips in each epoch."""
     store, meeting = directory(), threading.Barrier(4)
     store.open()
     metas = [store.shard(shard, 8, 0, ()).write_output(pl.DataFrame({"n": [shard]})) for shard in range(8)]
@@ -192,7 +192,7 @@ def test_garbage_is_what_no_kept_epoch_names(directory: Make) -> None:
 
 
 def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of many shards is long, and eight of them are kept: to read them is the longest thing that an epoch would do."""
+    """The record of many shards is long and eight records are kept. Reading them would be the slowest part of an epoch."""
     store = directory()
     store.open()
     for epoch in range(2):
@@ -270,7 +270,7 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
 
 
 def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
-    """A process that may write files of a few bytes only: as far as the store is concerned, the disk is full."""
+    """A limit of a few bytes per file stands for a full disk."""
     script = f"""
 import resource, polars as pl
 from pathlib import Path
@@ -306,7 +306,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 class Tally(KeyedState):
-    """What no window is: one number per key, for ever. No store knows this class."""
+    """An operator that is not a window: it keeps one number per key for ever. No store knows this class."""
 
     pipeline = "p"
     keys = (Field("k", "string"),)

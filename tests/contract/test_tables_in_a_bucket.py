@@ -1,4 +1,4 @@
-"""Tables in an object store as sources: an S3 server tells versions and files, as Spark takes their addresses; a run says what it lacks."""
+"""Tables in an object store as sources: versions and file addresses as Spark takes them, and errors that name what is missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ path = "state"
 
 
 class InBucket:
-    """A table of either format, all of whose files lie in a bucket."""
+    """A table in Delta or Iceberg format whose files are all in a bucket."""
 
     def __init__(self, kind: str, home: Path, s3: S3) -> None:
         self.bucket, s3_options = s3.bucket(f"t{uuid.uuid4().hex}").removesuffix("/state"), s3.options()
@@ -102,7 +102,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, s3: S3) -> InBucket:
 
 
 def planned(source: Any, offsets: TableOffsets | None = None) -> tuple[list[str], TableOffsets | None]:
-    """The files of the next epochs, and the place behind them."""
+    """Return the files of the next epochs and the offsets after them."""
     planner, paths = TablePlanner(source, SourceRecord(offsets=offsets)), list[str]()
     while (part := planner.next()) is not None:
         paths += [f.path for f in part.files]

@@ -1,4 +1,4 @@
-"""The Delta target on the real library: an epoch once, rows upserted by identity, the columns compared."""
+"""The Delta target with the real library: each epoch once, rows upserted by identity, columns compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Iceberg target on real catalogs, in SQL and over REST: an epoch once, whatever happens to the answers, rows by identity."""
+"""The Iceberg target on real catalogs, SQL and REST: each epoch once whatever happens to answers, rows upserted by identity."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ NESTED = (
 @pytest.mark.parametrize("kind", NESTED)
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
-    """In lists and maps, also of structs, which PyIceberg writes and reads as empty ones; also where a file is rewritten."""
+    """NULL lists and maps, also of structs, which PyIceberg writes and reads as empty ones, also in a rewritten file."""
     fields = (Field("k", "int"), Field("v", kind))
     entry: Any = {"key": "x", "value": {"a": 1} if "struct" in kind else 1} if kind.startswith("map") else 1
     entry = {"a": 1} if kind == NESTED[0] else entry
@@ -249,7 +249,7 @@ def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
 def test_a_runner_that_was_replaced_changes_nothing(lake: Lake, mode: str) -> None:
-    """It knows the table as it was, and its commit is refused; also one without rows, which would set the marker back."""
+    """The runner has an old version of the table, and its commit is refused, also one without rows, which would set the marker back."""
     stale = open_(lake, mode=mode)
     for epoch in range(3):
         open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow(f"k{epoch}", epoch)))
@@ -262,7 +262,7 @@ def test_a_runner_that_was_replaced_changes_nothing(lake: Lake, mode: str) -> No
 
 
 def test_a_marker_that_comes_late_is_refused(lake: Lake) -> None:
-    """As a request that lay somewhere on the way while the runner asked again and went on."""
+    """The request is delayed on the network while the runner repeats it and goes on."""
     target = open_(lake, mode="append")
     target.publish(0, frame(NARROW, narrow("a", 0)))
     requests = caught(target)
@@ -275,7 +275,7 @@ def test_a_marker_that_comes_late_is_refused(lake: Lake) -> None:
 
 
 def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
-    """What is asked of the catalog, as it is asked."""
+    """Record the requests to the catalog."""
     requests: list[tuple[Any, Any]] = []
     catalog: Any = target._tables.catalog
     real = catalog.commit_table
@@ -289,7 +289,7 @@ def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
 
 
 def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Maintenance and other pipelines commit, too: the epoch is built again on what is there then."""
+    """Maintenance and other pipelines commit, too. The epoch is then rebuilt on the new version."""
     target = open_(lake)
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
     real, times = IcebergTarget._commit_once, []
@@ -351,7 +351,7 @@ def test_faults_on_the_way_to_the_catalog_change_nothing(
 
 
 def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
-    """Its namespace, then itself: each is there when it is asked for again."""
+    """The namespace, then the table: each exists when its creation is repeated."""
     lake = Lake("rest", rest_catalog.options())
     door.judge = lambda method, path: "lost" if method == "POST" and not is_commit(method, path) else ""
     for _ in range(2):
@@ -404,7 +404,7 @@ def test_the_last_try_is_taken_too(door: FaultyProxy, rest_catalog: RestCatalog)
 def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
     door: FaultyProxy, rest_catalog: RestCatalog
 ) -> None:
-    """Why its transactions are not committed by itself: without retries, as one would switch them off, the table is lost."""
+    """Why Slackwater does not use the commit of PyIceberg: without retries the table would be lost."""
     lake = Lake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     table = lake.tables(**rest_catalog.options(door.port)).load(lake.name)
@@ -418,7 +418,7 @@ def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
 
 
 def test_two_runners_at_once_publish_each_epoch_once(lake: Lake) -> None:
-    """Threads as two processes would be: with catalogs and tables of their own."""
+    """Two threads stand for two processes, each with its own catalog and tables."""
     open_(lake, mode="append")
     start, failed = threading.Barrier(2), []
 

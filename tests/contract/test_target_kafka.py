@@ -1,4 +1,4 @@
-"""The Kafka target on a real broker: messages as promised, an epoch once although processes die, one runner only."""
+"""The Kafka target on a real broker: the promised messages, each epoch once although processes die, one runner only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def narrow(*numbers: int) -> pl.DataFrame:
 
 @pytest.fixture
 def topic(kafka: Any) -> str:
-    """A topic of its own, and a writer of the same name."""
+    """Create a topic and return its name, which is also the name of its writer."""
     name = f"t-{uuid.uuid4().hex[:8]}"
     kafka.create(name)
     return name
@@ -86,7 +86,7 @@ def numbers(kafka: Any, topic: str) -> list[int]:
 
 
 def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
-    """A process that publishes rows 1 and 2 and is killed before or after the commit."""
+    """Run a process that publishes rows 1 and 2 and is killed before or after the commit."""
     script = f"""
 import os, signal
 import slackwater.targets.kafka as module
@@ -309,7 +309,7 @@ def test_settings_that_are_wrong_do_not_show_secrets(kafka: Any) -> None:
 
 
 def test_check_says_what_a_start_creates_and_who_may_not(kafka: Any, tmp_path: Path) -> None:
-    """Results and dead letters, without Spark; `create = false` refuses in `check` and in a start."""
+    """Results and dead letters, without Spark. With `create = false`, both `check` and a start refuse a missing topic."""
     name = f"made-{uuid.uuid4().hex[:8]}"
     content = f"""name = "c"
 [connections.lake]

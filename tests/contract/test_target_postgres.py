@@ -1,4 +1,4 @@
-"""The Postgres target on a real server: an epoch once, upserts with NULL and NaN keys, tables that are there already."""
+"""The Postgres target on a real server: each epoch once, upserts with NULL and NaN keys, existing tables."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_url_that_is_not_one_is_not_printed(url: str) -> None:
 
 
 def recreate(url: str, table: str) -> None:
-    """Put another table with the same rows in the place of one."""
+    """Replace a table by another one with the same rows."""
     with psycopg.connect(url, autocommit=True) as db:
         db.execute(f"CREATE TABLE other (LIKE {table} INCLUDING ALL)")
         db.execute(f"INSERT INTO other SELECT * FROM {table}")
@@ -207,7 +207,7 @@ def test_the_marker_of_a_table_that_was_created_again_does_not_count(url: str) -
 
 
 def test_the_markers_of_a_restored_database_count(url: str) -> None:
-    """All tables have other oids in it."""
+    """All tables have other oids in a restored database."""
     target = opened(url)
     target.publish(3, frame(row(1)))
     recreate(url, "out")

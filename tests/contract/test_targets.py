@@ -1,4 +1,4 @@
-"""What every target promises: an epoch once, whole, and never an older one."""
+"""The contract of a target: each epoch once, complete, and never an older one."""
 
 from __future__ import annotations
 

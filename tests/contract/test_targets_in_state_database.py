@@ -1,4 +1,4 @@
-"""Several targets behind a state in Postgres: those of its database take part in the commit, the others come after it."""
+"""Several targets with the state in Postgres: those in its database join the commit, the others are written after it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_
 def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_twice(
     urls: list[str], tmp_path: Path
 ) -> None:
-    """The refusal makes a commit without its targets; then each gets its part, and only that one is left."""
+    """The refusal causes a commit without targets. Then each target gets its rows, and only the refusing one remains."""
     seeds.quiet()
     with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:
         test.pipe(rows(0, "ab"))

@@ -1,4 +1,4 @@
-"""Times at their ends: rows outside of the years 1 to 9999, and what people give as a time, a limit, an epoch or a key."""
+"""Extreme times: rows outside the years 1 to 9999, and what users enter as a time, a limit, an epoch or a key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(*times: int | None) -> RowsInput:
 @pytest.mark.parametrize("late", ["drop", "dlq", "reopen", "standalone"])
 @pytest.mark.parametrize("kind", SHAPES)
 def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplog: pytest.LogCaptureFixture) -> None:
-    """First of all, or when they would be late; in the year 1 and at the ends of 64 bits."""
+    """Such rows are bad at the start and when they would be late, in the year 1 and at the limits of 64 bits."""
     ends = (-(2**63), -(2**63) + 1, EARLIEST_US - 1, LATEST_US + 1, 2**63 - 1)
     more = {"emit_metadata": True} if late == "standalone" else {}
     with caplog.at_level(logging.WARNING, "slackwater"):
@@ -57,7 +57,7 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
 
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
-    """Nobody could write the window's start, or its end: no calendar has a year 0, and ISO 8601 no year 10000."""
+    """The start or end of such a window cannot be written: no calendar has a year 0, and ISO 8601 has no year 10000."""
     published: list[dict[str, Any]] = []
     script = [
         rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 102 * S, LATEST_US)
@@ -139,7 +139,7 @@ ODD = [
     "type_", ["boolean", "int", "bigint", "double", "string", "binary", "date", "timestamp", "decimal(10,2)"]
 )
 def test_keys_are_what_was_given_or_refused_in_a_line(type_: str, tmp_path: Path) -> None:
-    """Polars makes 1 of True and a day of 1, rounds decimals, and panics at those that are no number."""
+    """Polars turns True into 1 and 1 into a day, rounds decimals, and panics at decimals that are not numbers."""
     run_local(
         window("session"),
         [RowsInput({"a": [{"ts": 0, "k": None}]})],

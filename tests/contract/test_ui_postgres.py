@@ -1,4 +1,4 @@
-"""The page of a state in Postgres, found by its URL alone: every block of every stage is what it is over files."""
+"""The page of a state in Postgres, opened by its URL alone: each block equals that of the same state in files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres k
 
 
 def page_data(seen: PageModel) -> dict[str, Any]:
-    """The blocks of a look, without what only tells where and when it was."""
+    """Return the blocks of a page, without values that depend on the location and the time of the read."""
     blocks = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
     blocks["rows"]["epochs"] = blocks["watermark"]["behind"] = None
     # what is over lies in files until they are merged, and is deleted from tables at once

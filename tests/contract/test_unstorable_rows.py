@@ -1,4 +1,4 @@
-"""Rows that a target or a state cannot hold are bad rows before the commit: in process, with real targets and stores."""
+"""Rows that a target or a state cannot store become bad rows before the commit, in process, with real targets and stores."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 class Runner:
-    """A pipeline whose parts are real: `epoch` runs one, `start` starts over on the same state."""
+    """A pipeline with real parts: `epoch` runs one epoch, `start` restarts on the same state."""
 
     def __init__(self, url: str, home: Path, place: str, step: Window | Join = WINDOW, on_error: str = "dlq") -> None:
         self.url, self.home, self.place, self.step = url, home, place, step
@@ -213,7 +213,7 @@ def test_on_error_decides(runner: Callable[..., Runner]) -> None:
 
 
 def test_what_only_counts_may_hold_anything(runner: Callable[..., Runner]) -> None:
-    """A number that is worked out of texts can be written, and is not kept as text."""
+    """A number computed from text can be written and is not kept as text."""
     counted = [Aggregation(agg="count", column="s", as_="n"), Aggregation(agg="count_distinct", column="s", as_="d")]
     run = runner("postgres, postgres", step=WINDOW.model_copy(update={"aggregations": tuple(counted)}))
     run.epoch({"s": "x\0y"})

@@ -1,4 +1,4 @@
-"""What a state says is not trusted: names, numbers, modules, links; and what a killed fork leaves is in nobody's way."""
+"""A state is not trusted: its names, numbers, modules and links are checked, and leftovers of a killed fork do no harm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def latest(store: FilesStore) -> Path:
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Another content, with the checksum that belongs to it."""
+    """Change the content of a record and give it a valid checksum."""
     record = json.loads(path.read_text().splitlines()[0])
     change(record)
     text = json.dumps(record)
@@ -49,7 +49,7 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def newest(record: dict[str, Any]) -> dict[str, Any]:
-    """A segment that only this commit names."""
+    """Return a segment that only this commit names."""
     prefix = f"segments/{record['epoch']:09d}"
     return next(s for shard in record["stages"][0]["segments"] for s in shard if s["file"].startswith(prefix))
 
@@ -204,7 +204,7 @@ def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [1, 2, 3])
 def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path: Path) -> None:
-    """Killed in earnest, after so many files."""
+    """SIGKILL ends the fork after this number of files."""
     store = store_of_a_run(tmp_path)
     code = (
         "import os, sys\nfrom slackwater.state.files import directory\nfrom slackwater.state.files.store import FilesStore\n"
@@ -239,7 +239,7 @@ def test_a_fork_leaves_a_damaged_state_under_the_name_as_it_is(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
 def test_a_shard_without_new_rows_drops_what_is_over(kind: str, tmp_path: Path) -> None:
-    """Two thousand groups once, then one key of one shard for ever."""
+    """Two thousand groups come once, then only one key of one shard."""
     shape: dict[str, Any] = {"duration_ms": 1000, "max_groups_per_window": 10**6}
     window = (
         SESSION if kind == "session" else Window(kind=kind, group_by=["k"], aggregations=SESSION.aggregations, **shape)
