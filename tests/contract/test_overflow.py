@@ -164,8 +164,8 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
     agg = Agg(Aggregation(agg="sum", column="v", as_="t", on_overflow="null"), Field("v", "bigint"))
     huge = 2**62
     parts = pl.DataFrame({"g": [0, 0], "t.n": [2**31, 2**31], "t.hi": [-(2**31)] * 2, "t.lo": [huge, huge - 2**32]})
-    merged = agg.settle(parts.group_by("g").agg(agg.merge()))
-    again = agg.settle(pl.concat([merged, merged]).group_by("g").agg(agg.merge()))
+    merged = agg.to_stored_form(parts.group_by("g").agg(agg.merge()))
+    again = agg.to_stored_form(pl.concat([merged, merged]).group_by("g").agg(agg.merge()))
     assert merged["t.lo"][0] < 2**32
     assert again["t.hi"][0] * 2**32 + again["t.lo"][0] == 2 * (-(2**32) * 2**32 + 2 * huge - 2**32)
 
@@ -173,7 +173,7 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
     aggregations = [Agg(a, field if a.column else None) for a in totals("v")]
-    assert from_results.lost_aggregations(aggregations) == []
-    assert from_results.lost_aggregations([Agg(a, field if a.column else None) for a in totals("v", "null")]) == [
-        '"total" (sum)'
-    ]
+    assert from_results.find_unrestorable_aggregations(aggregations) == []
+    assert from_results.find_unrestorable_aggregations(
+        [Agg(a, field if a.column else None) for a in totals("v", "null")]
+    ) == ['"total" (sum)']

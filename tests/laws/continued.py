@@ -69,7 +69,7 @@ class Start(LocalPipeline):
                 store.start_over()
                 latest = None
             else:
-                previous_name.take_over(pipeline, store)
+                previous_name.continue_previous_state(pipeline, store)
                 latest = store.open()
             stored = latest
             if latest is not None:
@@ -77,7 +77,7 @@ class Start(LocalPipeline):
             elif not self._rebuild:
                 if (
                     choice != previous_output.KEEP
-                    and (question := previous_name.rename_question(pipeline, store)) is not None
+                    and (question := previous_name.find_start_refusal(pipeline, store)) is not None
                 ):
                     raise question
                 previous_output.check_previous_output(pipeline, choice)

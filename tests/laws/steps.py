@@ -134,10 +134,10 @@ def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, wate
 
 
 def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """`forget`, the same as by whole arrays."""
+    """`drop_expired`, the same as by whole arrays."""
     if state.is_empty():
         return state
-    retained, horizon = logic.forget(state, watermark), logic.horizon(watermark)
+    retained, horizon = logic.drop_expired(state, watermark), logic.horizon(watermark)
     unit = former_step.Unit.from_frame(logic, state)
     needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
     expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)

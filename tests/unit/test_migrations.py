@@ -16,9 +16,9 @@ from slackwater.state.migrations import (
     STEPS,
     UNBOUNDED,
     migrate_record,
+    migrate_to_2,
     migration_route,
     migration_statements,
-    to_2,
 )
 from slackwater.state.postgres.tables import TableNames
 
@@ -42,7 +42,7 @@ def test_there_is_a_step_from_every_format_to_the_next() -> None:
 
 
 def test_a_session_is_described_by_its_fingerprint() -> None:
-    migrated = to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
+    migrated = migrate_to_2({**record(), "emission": {"updates": True, "retain_us": 7_000_000}})
     assert migrated["emission"] == {"updates": True, "retain_us": 7_000_000}
     assert migrated["described"] == {
         "window": {
@@ -67,7 +67,7 @@ def test_a_session_is_described_by_its_fingerprint() -> None:
 def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: str, hop: int) -> None:
     """A tumbling window's fingerprint may tell its duration as the hop."""
     lengths = {"duration_ms": 20, "hop_ms": hop, "offset_ms": 3, "gap_ms": None, "max_session_duration_ms": None}
-    migrated = to_2(record(kind=kind, **lengths))
+    migrated = migrate_to_2(record(kind=kind, **lengths))
     assert migrated["emission"] == {"updates": False, "retain_us": 0}
     assert migrated["described"]["assumed"][-1] == "max_groups_per_window"
     window = from_data(Window, migrated["described"]["window"], "state")
@@ -84,12 +84,12 @@ def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: st
     ],
 )
 def test_what_a_fingerprint_does_not_tell_is_left_to_the_next_start(fingerprint: dict[str, Any]) -> None:
-    assert to_2(record(**fingerprint))["described"] == {}
+    assert migrate_to_2(record(**fingerprint))["described"] == {}
 
 
 def test_an_existing_description_is_kept() -> None:
     described = {"window": {"kind": "session"}, "columns": {}}
-    assert to_2({**record(), "described": described})["described"] == described
+    assert migrate_to_2({**record(), "described": described})["described"] == described
 
 
 def test_later_stages_are_migrated_too_and_the_input_is_not_changed() -> None:

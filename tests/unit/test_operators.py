@@ -188,13 +188,13 @@ def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
         counted.append(pickle.loads(pickle.dumps(question)))
         return {0: 3}
 
-    operator.check_bounds(figures, -(1 << 62), recount)
+    operator.check_group_limit(figures, -(1 << 62), recount)
     assert len(counted) == 1
     with pytest.raises(CapExceededError, match=r"holds 4 groups, max_groups_per_window is 3"):
-        operator.check_bounds(figures, -(1 << 62), lambda question: {0: 4})
+        operator.check_group_limit(figures, -(1 << 62), lambda question: {0: 4})
     with pytest.raises(CapExceededError, match=r"4 keys have open sessions, max_groups_per_window is 3"):
-        window("session").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
-    window("session", on_state_cap="drop_new_groups").check_bounds(StageCounts((2, 2), (2, 2)), 0, recount)
+        window("session").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
+    window("session", on_state_cap="drop_new_groups").check_group_limit(StageCounts((2, 2), (2, 2)), 0, recount)
     assert window("session", on_state_cap="drop_new_groups").group_limit == 3
     assert (window("session").group_limit, join().group_limit) == (None, None)
     assert len(counted) == 1, "sessions are counted by the commit"

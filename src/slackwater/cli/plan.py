@@ -86,7 +86,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 def _refusal(pipeline: Pipeline) -> str | None:
     """Return why a start without a state would be refused; None if it would not."""
     with closing(create_store(pipeline)) as store:
-        question = previous_name.rename_question(pipeline, store)
+        question = previous_name.find_start_refusal(pipeline, store)
     if question is not None:
         return str(question)
     try:

@@ -251,7 +251,7 @@ class Driver:
         output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
         commit = next_commit.next_commit(
             self.state,
-            stages=(next_commit.after_emission(before, reports, stage.operator, context.clock_us), *others),
+            stages=(next_commit.apply_emission(before, reports, stage.operator, context.clock_us), *others),
             output=output,
             emitted=sum(o.rows for o in output),
         )

@@ -30,7 +30,7 @@ from slackwater.watermark import NO_WATERMARK, SourceActivity, SourceClock, outp
 NOTHING = SourceActivity(0, None)
 
 
-def activity_of(stats: SourceStats | None) -> SourceActivity:
+def source_activity(stats: SourceStats | None) -> SourceActivity:
     """Return the activity of a source from its statistics; NOTHING if there are none."""
     return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
 
@@ -40,7 +40,7 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
         jump = clocks[name].jump_us
-        if jump is not None and clocks[name].needs_spans(activity_of(stats)):
+        if jump is not None and clocks[name].needs_spans(source_activity(stats)):
             spans = outcome.spans(name, jump)
             parts = {p: replace(h, spans=spans.get(p, ())) for p, h in stats.partitions.items()}
             sources[name] = replace(stats, spans=spans.get("", ()), partitions=parts)
@@ -66,7 +66,7 @@ def total_counters(commit: Commit) -> Counters:
     return _counters(commit, totals)
 
 
-def counters_of(commit: Commit, stage: StageState) -> Counters:
+def stage_counters(commit: Commit, stage: StageState) -> Counters:
     """Return the counters of one stage."""
     return _counters(commit, stage.counters)
 
@@ -121,7 +121,7 @@ def stage_counts(state: StageState) -> StageCounts:
     return StageCounts(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
 
 
-def after_ingest(
+def apply_ingest(
     operator: Operator,
     before: StageState,
     batch: Batch,
@@ -254,7 +254,7 @@ def _clock(before: ClockRecord, clock: SourceClock, stats: SourceStats | None) -
     )
 
 
-def after_emission(
+def apply_emission(
     state: StageState,
     reports: Sequence[EmitReport],
     operator: Operator,
@@ -362,7 +362,7 @@ def _stage(commit: Commit, state: StageState, operator: Operator, outcome: Inges
         groups=groups,
         rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
         bytes=sum(m.bytes for m in state.metas),
-        counters=counters_of(commit, state),
+        counters=stage_counters(commit, state),
         buffered=_buffer_counts(state, outcome) if is_join else {},
     )
 

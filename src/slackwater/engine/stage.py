@@ -13,12 +13,12 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.capacity import ANYTHING, ValueLimits
-from slackwater.engine import accounting, bounds, next_commit, outbox
+from slackwater.engine import accounting, group_limit, next_commit, outbox
 from slackwater.engine.accounting import EVENT_TIME
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
 from slackwater.engine.timer import Timer
-from slackwater.operators.base import KnownWatermark, LateLetterContext, Operator, ShardTask
+from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
@@ -39,13 +39,13 @@ NO_ROWS = Batch(None, {}, {})
 class StageOutput:
     """What a stage emitted in an epoch, for the stages that read it. `idle`: all its sources are idle.
 
-    `watermark_us`: no later result is earlier. `passes_late`: rows behind the watermark keep their event time.
+    `watermark_us`: no later result is earlier. `emits_late_rows`: rows behind the watermark keep their event time.
     """
 
     rows: pl.DataFrame | None
     watermark_us: int
     idle: bool = False
-    passes_late: bool = False
+    emits_late_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,17 @@ class StageRunner:
         outcome, tasks = None, list[ShardTask]()
         if batch.payload:
             with timer.phase("read"):
-                known_watermark = self._watermark_before_read(before, clocks, context, batch, upstream)
-                tasks = [replace(t, known_watermark=known_watermark) for t in self.tasks(before, clocks, context.epoch)]
+                epoch_watermark = self._watermark_before_read(before, clocks, context, batch, upstream)
+                tasks = [replace(t, epoch_watermark=epoch_watermark) for t in self.tasks(before, clocks, context.epoch)]
             with timer.phase("ingest"):
                 outcome = self._read(before, clocks, context, batch, tasks)
         clocks, outcome = self._advance_clocks(clocks, context, upstream, outcome)
         watermark = self._watermark(before, clocks, context, upstream)
-        state = next_commit.after_ingest(
+        state = next_commit.apply_ingest(
             self.operator, before, batch, outcome or IngestOutcome((), {}), clocks, watermark, late
         )
         if outcome is not None:
-            bounds.check_bounds(self.operator, self.engine, before, state, tasks)
+            group_limit.check_group_limit(self.operator, self.engine, before, state, tasks)
         if context.flush:  # just past the latest close of an open window
             close = max((m.close for m in state.metas), default=watermark)
             state = state.model_copy(update={"watermark_us": max(watermark, close)})
@@ -165,7 +165,7 @@ class StageRunner:
             rows = results.rows
             if rows is None or not rows.height:
                 continue
-            if not results.passes_late:
+            if not results.emits_late_rows:
                 rows, behind = split_late(rows, before.watermark_us)
                 late += behind.height
                 accounting.log_late_results(self.pipeline, self.name, context.epoch, name, behind, before.watermark_us)
@@ -219,7 +219,7 @@ class StageRunner:
             polled = [n for n in clocks if n not in upstream]
             return {**clocks, **{n: advance_clock(clocks[n], next_commit.NOTHING, context.quiet_us) for n in polled}}
         return {
-            n: advance_clock(c, next_commit.activity_of(rows.get(n)), 0 if n in upstream else context.quiet_us or 0)
+            n: advance_clock(c, next_commit.source_activity(rows.get(n)), 0 if n in upstream else context.quiet_us or 0)
             for n, c in clocks.items()
         }
 
@@ -273,7 +273,7 @@ class StageRunner:
         context: EpochContext,
         batch: Batch,
         upstream: Mapping[str, StageOutput],
-    ) -> KnownWatermark | None:
+    ) -> EpochWatermark | None:
         """Return the new watermark if it is known before the rows are read, else None.
 
         Results of other stages do not move it.
@@ -283,12 +283,12 @@ class StageRunner:
         if (
             context.flush
             or not read <= stats.keys()
-            or any(c.needs_spans(next_commit.activity_of(stats.get(n))) for n, c in clocks.items())
+            or any(c.needs_spans(next_commit.source_activity(stats.get(n))) for n, c in clocks.items())
         ):
             return None
         early = self.operator.updates and self.may_emit_early(before, context.clock_us)
         heard = self._clocks_after(clocks, context, upstream, stats)
-        return KnownWatermark(self._watermark(before, heard, context, upstream), early)
+        return EpochWatermark(self._watermark(before, heard, context, upstream), early)
 
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
@@ -302,7 +302,7 @@ class StageRunner:
         if remaining := [task for task in due if task.shard not in passed]:
             reports += self.engine.emit(remaining)
         accounting.log_overflows(self.pipeline, context.epoch, reports)
-        after = next_commit.after_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
+        after = next_commit.apply_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
@@ -312,7 +312,7 @@ class StageRunner:
         """Return what an epoch has staged, for the stages that read this one."""
         staged = self.store.outputs(done.output)
         rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
-        return StageOutput(rows, done.state.promised_us, done.idle, self.operator.passes_late)
+        return StageOutput(rows, done.state.promised_us, done.idle, self.operator.emits_late_rows)
 
     # -- shards --------------------------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class StageRunner:
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
-                group_limit=None if cap is None else bounds.share(cap, state.shards, shard),
+                group_limit=None if cap is None else group_limit.shard_share(cap, state.shards, shard),
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,

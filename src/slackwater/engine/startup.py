@@ -62,9 +62,10 @@ class Startup:
         pairs = match_stages(self.pipeline.former_names, state)
         state = commit_from_config.with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
-        with_memory = migrate.migrated if migrates else migrate.with_history
+        with_earlier_settings = migrate.migrated if migrates else migrate.with_history
         stages = [
-            replace(s, operator=with_memory(s.operator, before)) for s, before in zip(stages, state.stages, strict=True)
+            replace(s, operator=with_earlier_settings(s.operator, before))
+            for s, before in zip(stages, state.stages, strict=True)
         ]
         for stage, before in zip(stages, pairs.matched, strict=True):
             self.store.prepare(stage.operator, stage.number, begins=before is None)
@@ -77,7 +78,7 @@ class Startup:
             commit = next_commit.next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
             state = self.store.commit(commit)
         if latest is not None:
-            self.store.forget(range(len(stages), len(latest.stages)))
+            self.store.drop_stages(range(len(stages), len(latest.stages)))
         sources = [s.name for s in self.pipeline.sources]
         return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
@@ -90,7 +91,7 @@ class Startup:
         for stage, before in zip(stages, state.stages, strict=True):
             holds = before.holds if stage.is_read else None
             if holds is None and stage.is_read:
-                holds = tuple(stage.operator.holds_in(task) for task in stage.all_tasks(before, state.epoch))
+                holds = tuple(stage.operator.read_holds(task) for task in stage.all_tasks(before, state.epoch))
             updated.append(before if holds == before.holds else before.model_copy(update={"holds": holds}))
         return state.model_copy(update={"stages": tuple(updated)})
 

@@ -37,7 +37,7 @@ from slackwater.windows import sessions, state_conversion
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
-def stored_memory(state: StageState) -> dict[str, Any]:
+def read_earlier_settings(state: StageState) -> dict[str, Any]:
     """Return what a state remembers of former configs."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
@@ -50,7 +50,7 @@ def with_history(operator: Operator, state: StageState) -> Operator:
 
 @with_history.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.with_memory(stored_memory(state))
+    return operator.with_earlier_settings(read_earlier_settings(state))
 
 
 @with_history.register(NonWindowOperator)
@@ -66,7 +66,7 @@ def migrated(operator: Operator, state: StageState) -> Operator:
 
 @migrated.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.after(former_window(operator, state), state.watermark_us)
+    return operator.continue_from(former_window(operator, state), state.watermark_us)
 
 
 @migrated.register(NonWindowOperator)
@@ -88,7 +88,7 @@ def former_window(operator: WindowOperator, state: StageState) -> WindowOperator
         "emit": "updates" if emission["updates"] else "on_close",
     }
     former = replace(operator, window=window.model_copy(update=wrote))
-    return former.with_memory(stored_memory(state))
+    return former.with_earlier_settings(read_earlier_settings(state))
 
 
 def described_window(state: StageState) -> Window | None:
@@ -143,7 +143,7 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
     for shard in range(shards):
         rows = migration.rows.filter(pl.Series(owner == shard))
         before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
-        metas.append(store.shard(shard, shards, epoch, (), migration.number).adopt(operator, rows, before))
+        metas.append(store.shard(shard, shards, epoch, (), migration.number).replace_rows(operator, rows, before))
         parts.append(rows)
     counts = _count_rows(operator, parts, migration.state.watermark_us)
     return {
@@ -153,7 +153,7 @@ def _(operator: WindowOperator, migration: StageMigration, store: StateStore, sh
         "windows": counts.windows,
         "panes": counts.panes,
         "holds": tuple(operator.find_shard_holds(rows) for rows in parts),
-        **operator.memory,
+        **operator.earlier_settings,
     }
 
 
@@ -173,7 +173,7 @@ def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, sha
     owner, metas, groups = shard_of(migration.rows["__kh"].to_numpy(), shards), [], []
     for shard in range(shards):
         rows = migration.rows.filter(pl.Series(owner == shard))
-        metas.append(store.shard(shard, shards, migration.epoch, (), migration.number).adopt(operator, rows))
+        metas.append(store.shard(shard, shards, migration.epoch, (), migration.number).replace_rows(operator, rows))
         groups.append(rows.height)
     return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards, "holds": ((),) * shards}
 
@@ -241,7 +241,7 @@ def _write_buffers(
             changes[which] = BufferChange(
                 shard_rows.with_columns(pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("__id"))
             )
-        segments.append(store.shard(shard, shards, epoch, (), migration.number).adopt_buffers(operator, changes))
+        segments.append(store.shard(shard, shards, epoch, (), migration.number).replace_buffers(operator, changes))
     return tuple(segments)
 
 
@@ -255,7 +255,7 @@ def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: 
 def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     former = former_window(operator, state)
     wrote = with_common_aggregations(former, state)
-    after = operator.after(former, state.watermark_us)
+    after = operator.continue_from(former, state.watermark_us)
     before = pl.concat(
         [
             store.shard(shard, state.shards, epoch, metas, number).reader(wrote).scan()
@@ -291,8 +291,8 @@ __all__ = [
     "described_window",
     "former_window",
     "migrated",
+    "read_earlier_settings",
     "read_stage",
-    "stored_memory",
     "with_common_aggregations",
     "with_history",
 ]

@@ -71,4 +71,4 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
         )
-    return logic.with_memory(migrate.stored_memory(stage))
+    return logic.with_earlier_settings(migrate.read_earlier_settings(stage))

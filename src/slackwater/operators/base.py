@@ -133,14 +133,14 @@ class Operator(Protocol):
         ...
 
     @property
-    def passes_late(self) -> bool:
+    def emits_late_rows(self) -> bool:
         """Return whether rows behind the watermark are emitted with their original event time.
 
         If so, the stages that read them decide whether they are late.
         """
         ...
 
-    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         """Read a shard and return the holds for what it may still emit behind the watermark."""
         ...
 
@@ -217,7 +217,7 @@ class Operator(Protocol):
         """
         ...
 
-    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if an epoch's rows made the state exceed its limits.
 
         `watermark` is that of the previous epoch. `recount` repeats the count in all shards.
@@ -238,7 +238,7 @@ class LateLetterContext:
 
 
 @dataclass(frozen=True)
-class KnownWatermark:
+class EpochWatermark:
     """The watermark of this epoch, if it is known before the epoch's rows are read."""
 
     watermark: int
@@ -263,7 +263,7 @@ class ShardTask:
     late: LateLetterContext | None = None  # set if late rows become dead letters
     keeps_bad: bool = False  # rows without a usable gap become dead letters
     capacity: ValueLimits = ANYTHING  # the values that both the target and the state can store
-    known_watermark: KnownWatermark | None = None  # ingest: results due at this watermark are emitted in the same pass
+    epoch_watermark: EpochWatermark | None = None  # ingest: results due at this watermark are emitted in the same pass
     holds: tuple[Hold, ...] | None = None  # holds of the shard; None if no stage reads this one
     hit: Callable[[str], None] | None = None  # called before and after staging: see engine.kill_points
 

@@ -50,7 +50,7 @@ class DryRunShard:
     def write_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
-    def adopt(self, *args: object) -> NoReturn:
+    def replace_rows(self, *args: object) -> NoReturn:
         raise NotImplementedError("a rehearsal spreads no state over other shards")
 
-    adopt_buffers = adopt
+    replace_buffers = replace_rows

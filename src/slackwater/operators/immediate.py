@@ -33,7 +33,7 @@ class ImmediateOperator(NonWindowOperator):
         return NO_WATERMARK
 
     @property
-    def passes_late(self) -> bool:
+    def emits_late_rows(self) -> bool:
         return True
 
     def input_index(self, source: str) -> int:

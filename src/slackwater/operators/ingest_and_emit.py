@@ -16,19 +16,19 @@ from slackwater.operators.reports import EmitReport, IngestReport
 def ingest_and_emit(task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
     """Run `Operator.ingest`, followed by `Operator.emit` if the task has the new watermark."""
     report = task.operator.ingest(task, rows, origins)
-    if task.known_watermark is None:
+    if task.epoch_watermark is None:
         return report
-    known_watermark, state = task.known_watermark, task.state.with_metas(report.segments)
+    epoch_watermark, state = task.epoch_watermark, task.state.with_metas(report.segments)
     emitted = EmitReport(shard=task.shard, segments=report.segments)
-    if task.operator.may_be_due(report.segments, task.since, known_watermark.watermark, known_watermark.early):
+    if task.operator.may_be_due(report.segments, task.since, epoch_watermark.watermark, epoch_watermark.early):
         holds = task.holds if report.holds is None else report.holds
         due = ShardTask(
             task.operator,
             state,
             task.shard,
-            known_watermark.watermark,
+            epoch_watermark.watermark,
             task.since,
-            early=known_watermark.early,
+            early=epoch_watermark.early,
             holds=holds,
         )
         emitted = task.operator.emit(due)

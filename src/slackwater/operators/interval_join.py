@@ -18,7 +18,7 @@ from slackwater.joins.logic import build_side as side_with
 from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_expired, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
-from slackwater.operators.late_row_histogram import late_by
+from slackwater.operators.late_row_histogram import count_by_lateness
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, plain_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
@@ -102,7 +102,8 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
             late=late,
             late_idle=sum(t.late_idle for t in tallies),
             late_by=sum(
-                (Counter(late_by(self, side_rows, task.watermark)) for side_rows in done.late.values()), Counter()
+                (Counter(count_by_lateness(self, side_rows, task.watermark)) for side_rows in done.late.values()),
+                Counter(),
             ),
             late_sample=self._sample(done.late),
             outputs=outputs,

@@ -98,10 +98,10 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
         return DueQuery((), (), (), NEVER, NEVER)
 
-    def forgotten(self, watermark: int) -> ExpiryBounds:
+    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         return ExpiryBounds(NEVER, NEVER)
 
-    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         return state
 
     # -- on a shard ----------------------------------------------------------------------------------------------

@@ -18,26 +18,26 @@ from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic, last_window
 
 
-def late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Count late rows by step of the histogram.
 
     The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
     `__n` the number of its rows.
     """
-    return _late_by(logic, late, watermark) if late.height else {}
+    return _count_by_lateness(logic, late, watermark) if late.height else {}
 
 
 @singledispatch
-def _late_by(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    raise_unregistered(logic, "slackwater.operators.late_row_histogram.late_by")
+def _count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+    raise_unregistered(logic, "slackwater.operators.late_row_histogram.count_by_lateness")
 
 
-@_late_by.register
+@_count_by_lateness.register
 def _(logic: JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     return lateness_histogram.lateness_histogram(watermark - logic.allowed_us - late["__ts"].to_numpy())
 
 
-@_late_by.register
+@_count_by_lateness.register
 def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     horizon, start = logic.horizon(watermark), late["__start"].to_numpy()
     if _was_forgotten(logic, watermark) or logic.rows_from_us > int(start.min()):
@@ -45,7 +45,7 @@ def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]
     return lateness_histogram.lateness_histogram(horizon - start)
 
 
-@_late_by.register
+@_count_by_lateness.register
 def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Count the rows of panes. They are late once the last window of their pane has left the state."""
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()

@@ -47,10 +47,10 @@ class NonWindowOperator(Base):
         return watermark
 
     @property
-    def passes_late(self) -> bool:
+    def emits_late_rows(self) -> bool:
         return False
 
-    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         return ()
 
     @property
@@ -78,5 +78,5 @@ class NonWindowOperator(Base):
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return 0, 0  # rows may be buffered, but no window is open
 
-    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Do nothing: the limits are enforced row by row during ingestion."""

@@ -52,7 +52,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
         if task.group_limit is not None and self._may_exceed(task, rows):
-            live_panes = self.forget(reader.scan(), task.watermark)
+            live_panes = self.drop_expired(reader.scan(), task.watermark)
             rows, refused = panes.admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
         before = reader.units(distinct_values(rows["__h"].to_numpy()))
         done = panes.ingest_panes(self, rows, before, task.watermark)
@@ -97,7 +97,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         groups = sum(sum(of_shards) for of_shards in counts.panes.values())
         return groups, groups
 
-    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if a window has too many groups.
 
         The sum over the panes of a hopping window is an upper bound. The exact count is only read from the state if

@@ -31,13 +31,13 @@ class SessionOperator(SessionLogic, WindowOperator):
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
         return session_holds.lowest_hold(holds, watermark, self.reach_us)
 
-    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         return self.find_shard_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
         return session_holds.bound_holds(session_holds.find_holds(self, rows))
 
-    def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+    def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():
             return None
         return session_holds.replace_holds(self, task.holds, state)
@@ -116,7 +116,7 @@ class SessionOperator(SessionLogic, WindowOperator):
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return sum(counts.windows), sum(counts.groups)
 
-    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
+    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None:
         """Raise CapExceededError if too many keys have open sessions, counted exactly over all shards."""
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:

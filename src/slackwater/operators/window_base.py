@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.core.schema import Field
 from slackwater.operators.base import Recount, ShardTask, StageCounts, is_expired
-from slackwater.operators.late_row_histogram import late_by
+from slackwater.operators.late_row_histogram import count_by_lateness
 from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, plain_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.windows.logic import WindowLogic
@@ -53,7 +53,7 @@ class WindowOperator(WindowLogic):
     def open_counts(self, counts: StageCounts) -> tuple[int, int]: ...
 
     @abstractmethod
-    def check_bounds(self, counts: StageCounts, watermark: int, recount: Recount) -> None: ...
+    def check_group_limit(self, counts: StageCounts, watermark: int, recount: Recount) -> None: ...
 
     @property
     def is_preaggregated(self) -> bool:
@@ -84,17 +84,17 @@ class WindowOperator(WindowLogic):
         return watermark  # a window that is open at a watermark never ends before that watermark
 
     @property
-    def passes_late(self) -> bool:
+    def emits_late_rows(self) -> bool:
         return False
 
-    def holds_in(self, task: ShardTask) -> tuple[Hold, ...]:
+    def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         return ()
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
         """Find the holds of a shard from its state rows."""
         return ()
 
-    def holds_after(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
+    def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         """Return the holds of a shard after `state` replaced its units; None if they are unchanged."""
         return None
 
@@ -164,13 +164,13 @@ class WindowOperator(WindowLogic):
         return {
             "shard": task.shard,
             "segments": task.state.stage(self, done.state, before, task.since),
-            "holds": self.holds_after(task, done.state),
+            "holds": self.find_changed_holds(task, done.state),
             **(self._stage_standalone(task, alone) if alone is not None else {}),
             "used": counts.used,
             "late": counts.late,
             "late_idle": counts.late_idle,
             "late_windows": counts.late_windows,
-            "late_by": late_by(self, done.late, task.watermark),
+            "late_by": count_by_lateness(self, done.late, task.watermark),
             "refused": counts.refused,
             "groups": counts.groups,
             "windows": counts.windows,
@@ -205,7 +205,7 @@ class WindowOperator(WindowLogic):
                 task.state.stage(self, done.state, before, task.since) if done.state.height else task.state.metas
             ),
             outputs=outputs,
-            holds=self.holds_after(task, done.state),
+            holds=self.find_changed_holds(task, done.state),
             reasons={k: n for k, n in reasons.items() if n},
             groups=done.groups,
             windows=done.windows,

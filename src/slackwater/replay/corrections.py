@@ -115,7 +115,7 @@ def unmergeable_reason(operator: WindowOperator) -> str | None:
         return (
             "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
         )
-    lost = from_results.lost_aggregations(operator.aggs)
+    lost = from_results.find_unrestorable_aggregations(operator.aggs)
     if not lost:
         return None
     return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"

@@ -34,7 +34,7 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
     return None if create_store(previous).stored_record() is None else previous
 
 
-def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
+def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None:
     """Rename the state of the previous name to the name of this pipeline.
 
     Return a line about the rename; None if there is no such state. Raises StateError, LockHeldError.
@@ -50,7 +50,7 @@ def take_over(pipeline: Pipeline, store: StateStore) -> str | None:
     return f"the state of {previous.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
 
 
-def rename_question(pipeline: Pipeline, store: StateStore) -> StateError | None:
+def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | None:
     """Return the error that refuses a start without a state, or None if the start may begin a new state.
 
     The start is refused if the state was removed, or if another pipeline writes to the same target.

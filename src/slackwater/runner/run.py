@@ -200,7 +200,9 @@ def _with_state(
     if latest is None:
         if rebuild is None:
             refusal = (
-                None if former_output == previous_output.KEEP else previous_name.rename_question(pipeline, runner.store)
+                None
+                if former_output == previous_output.KEEP
+                else previous_name.find_start_refusal(pipeline, runner.store)
             )
             if refusal is not None:
                 raise refusal
@@ -224,7 +226,7 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
     Starting over deletes nothing: the old state is renamed.
     """
     if not starts_over:
-        if (line := previous_name.take_over(runner.pipeline, runner.store)) is not None:
+        if (line := previous_name.continue_previous_state(runner.pipeline, runner.store)) is not None:
             runner.reporter.notice("warning", line)
         return runner.store.open()
     _check_former_output(runner, former_output)  # before the state is renamed

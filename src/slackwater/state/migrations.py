@@ -42,7 +42,7 @@ class Migration:
 _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 
 
-def to_2(record: Record) -> Record:
+def migrate_to_2(record: Record) -> Record:
     """Add the fields `emission` and `described`, as far as the fingerprint determines them.
 
     Assumed values are listed in `described["assumed"]`. The next start replaces them with the values of the config.
@@ -160,7 +160,7 @@ _OF_COMMIT = [
 _COUNTED_OF_COMMIT = ("replayed", "files_changed")
 
 
-def to_3(record: Record) -> Record:
+def migrate_to_3(record: Record) -> Record:
     """Move the stages of a commit into one list.
 
     The second stage was nested in the first as `then`. Sources keep their offsets, and each stage gets the clocks of
@@ -216,9 +216,13 @@ def with_targets(record: Record) -> Record:
 _OF_TARGET = ("columns", "upserts")
 STEPS: Mapping[int, Migration] = {
     1: Migration(
-        "describes each window, so that the state can be read without a config", _for_both_stages(to_2), _row_version(2)
+        "describes each window, so that the state can be read without a config",
+        _for_both_stages(migrate_to_2),
+        _row_version(2),
     ),
-    2: Migration("holds all stages side by side, so that there may be any number of them", to_3, _row_version(3)),
+    2: Migration(
+        "holds all stages side by side, so that there may be any number of them", migrate_to_3, _row_version(3)
+    ),
 }
 FORMAT = max(STEPS) + 1
 

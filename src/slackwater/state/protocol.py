@@ -140,7 +140,7 @@ class ShardState(Protocol):
         """
         ...
 
-    def adopt(
+    def replace_rows(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard by `rows`, sorted by `__h`, after a reshard or a migration.
@@ -164,8 +164,8 @@ class ShardState(Protocol):
         """
         ...
 
-    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the buffers by the rows of these changes, like `adopt`."""
+    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        """Replace the contents of the buffers by the rows of these changes, like `replace_rows`."""
         ...
 
 
@@ -246,7 +246,7 @@ class StateStore(Protocol):
         """
         ...
 
-    def forget(self, stages: range) -> None:
+    def drop_stages(self, stages: range) -> None:
         """Delete the storage of stages that the latest commit no longer contains."""
         ...
 

@@ -81,12 +81,12 @@ class SessionLogic(WindowLogic):
         return super().revises or self.revised
 
     @property
-    def memory(self) -> Mapping[str, Any]:
-        return {**super().memory, "rows_from_us": self.rows_from_us, "revised": self.revised}
+    def earlier_settings(self) -> Mapping[str, Any]:
+        return {**super().earlier_settings, "rows_from_us": self.rows_from_us, "revised": self.revised}
 
-    def after(self, former: Self, watermark: int) -> Self:
+    def continue_from(self, former: Self, watermark: int) -> Self:
         since = max(former.rows_from_us, former.horizon(watermark) - former.reach_us)
-        return replace(super().after(former, watermark), rows_from_us=since, revised=former.revises)
+        return replace(super().continue_from(former, watermark), rows_from_us=since, revised=former.revises)
 
     @property
     def ends(self) -> dict[str, pl.DataType]:
@@ -123,12 +123,12 @@ class SessionLogic(WindowLogic):
         upto = FAR if self.updates else watermark
         return DueQuery((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
-    def forgotten(self, watermark: int) -> ExpiryBounds:
+    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         """Return the expiry bounds of sessions, and of floors that can no longer make a row late."""
         horizon = self.horizon(watermark)
         return ExpiryBounds(whole_upto=horizon - self.reach_us, floor_upto=horizon)
 
-    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Drop expired sessions, and floors that can no longer make a row late."""
         if state.is_empty():
             return state

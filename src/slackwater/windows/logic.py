@@ -76,15 +76,15 @@ class WindowLogic(KeyedState):
         return max(watermark - self.retain_us, self.gone_us)
 
     @property
-    def memory(self) -> Mapping[str, Any]:
-        """Return what must be remembered of earlier configs. It is stored with the state; `with_memory` restores it."""
+    def earlier_settings(self) -> Mapping[str, Any]:
+        """Return what must be remembered of earlier configs. It is stored with the state; `with_earlier_settings` restores it."""
         return {"gone_us": self.gone_us}
 
-    def with_memory(self, memory: Mapping[str, Any]) -> Self:
-        """Return the window with what a state remembers of earlier configs; unrelated entries of `memory` are ignored."""
-        return replace(self, **{name: memory[name] for name in self.memory})
+    def with_earlier_settings(self, earlier: Mapping[str, Any]) -> Self:
+        """Return the window with what a state remembers of earlier configs; unrelated entries of `earlier` are ignored."""
+        return replace(self, **{name: earlier[name] for name in self.earlier_settings})
 
-    def after(self, former: Self, watermark: int) -> Self:
+    def continue_from(self, former: Self, watermark: int) -> Self:
         """Return the window adapted to continue a state of `former`: windows that have left that state stay out of it."""
         return replace(self, gone_us=former.horizon(watermark))
 
@@ -168,9 +168,9 @@ class WindowLogic(KeyedState):
             merged = merged.with_columns(frame[k][heads] for k in self.key_names)
             merged = merged.select(c for c in frame.columns if c in merged.columns)
             for agg in self.aggs:
-                merged = agg.settle(merged)
+                merged = agg.to_stored_form(merged)
         for agg in self.aggs:
-            agg.check_bound(merged, self.pipeline)
+            agg.check_limit(merged, self.pipeline)
         return merged
 
     def merge_runs(self, parts: pl.DataFrame, heads: Int64s, carried: Sequence[pl.Series]) -> pl.DataFrame:
@@ -207,10 +207,10 @@ class WindowLogic(KeyedState):
                 columns |= {c: pl.concat([merged[c], merged_groups[c]], rechunk=True)[index] for c in rest}
             merged = merged.with_columns(**columns)
             for agg in self.aggs:
-                merged = agg.settle(merged)
+                merged = agg.to_stored_form(merged)
         merged = merged.with_columns(*carried)
         for agg in self.aggs:
-            agg.check_bound(merged, self.pipeline)
+            agg.check_limit(merged, self.pipeline)
         return merged
 
     def _merged_revisions(self, frame: pl.DataFrame) -> list[pl.Expr]:
@@ -224,7 +224,7 @@ class WindowLogic(KeyedState):
         """
         rows = done.rows
         for agg in self.aggs:
-            agg.check_bound(rows, self.pipeline)  # as in `finish`, but with the pipeline's name
+            agg.check_limit(rows, self.pipeline)  # as in `finish`, but with the pipeline's name
         frame = self._with_identity(rows).with_columns(
             *(a.finish(rows).alias(a.name) for a in self.aggs),
             _utc(rows["__end"]).alias(self.window.window_end_column),

@@ -93,11 +93,11 @@ class PaneLogic(WindowLogic):
         )  # else no window ends in that range
         return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
-    def forgotten(self, watermark: int) -> ExpiryBounds:
+    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         """Return the expiry bounds of panes whose last window has left the state."""
         return ExpiryBounds(whole_upto=watermark, floor_upto=NEVER)
 
-    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Keep the panes that a window still needs."""
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
@@ -285,7 +285,7 @@ def _hashable(value: object) -> object:
     return "NaN" if isinstance(value, float) and value != value else value
 
 
-def renew_state(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+def convert_emission(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """Convert state rows for a new emission mode; `updates` tells whether changed windows were emitted early until now."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # open windows have not been emitted yet

@@ -50,8 +50,8 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
     accumulators that both windows share. All other aggregations start as if they had seen no rows.
     """
     rows = logic.add_revision_columns(initial_state(logic, rows))
-    rows = _convert_rows(logic, former, former.forget(former.add_revision_columns(rows), watermark), watermark)
-    return logic.forget(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
+    rows = _convert_rows(logic, former, former.drop_expired(former.add_revision_columns(rows), watermark), watermark)
+    return logic.drop_expired(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
 
 
 @singledispatch
@@ -62,7 +62,7 @@ def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, w
 
 @_convert_rows.register
 def _(logic: PaneLogic, former: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    return panes.renew_state(logic, rows, former.updates)
+    return panes.convert_emission(logic, rows, former.updates)
 
 
 @_convert_rows.register

@@ -132,11 +132,11 @@ class KeyedState(ABC):
         """
 
     @abstractmethod
-    def forgotten(self, watermark: int) -> ExpiryBounds:
+    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         """Return the expiry bounds, below which state rows are no longer needed."""
 
     @abstractmethod
-    def forget(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
         """Drop the state rows that are no longer needed."""
 
     def empty_state(self) -> pl.DataFrame:

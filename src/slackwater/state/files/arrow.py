@@ -37,7 +37,7 @@ def encode_frame(frame: pl.DataFrame) -> Any:
 
 
 def _encode(frame: pl.DataFrame, sink: Any) -> None:
-    table = solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+    table = rebuild_empty_lists(frame).to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
     with pa.ipc.new_file(sink, table.schema) as writer:
         for batch in table.to_batches():
             writer.write_batch(batch)
@@ -63,7 +63,7 @@ class _CountingWriter:
         """Leave the file open; its owner closes it."""
 
 
-def solid_frame(frame: pl.DataFrame) -> pl.DataFrame:
+def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
     """Return the same rows, with new buffers for list columns whose lists are all empty.
 
     Polars returns such columns as an empty slice that begins behind the end of its buffer. Arrow then writes the

@@ -76,7 +76,7 @@ class FileCache:
         if _added % TRIM_EVERY == 0:
             trim_cache(self.home)
 
-    def forget(self, files: Iterable[str]) -> None:
+    def discard(self, files: Iterable[str]) -> None:
         """Delete the copies of these files."""
         for file in files:
             if ".." in Path(file).parts:  # names come from a listing of the store and cannot be trusted

@@ -174,7 +174,7 @@ class ObjectStorage:
     def delete(self, files: Collection[str]) -> None:
         if files:
             self.client.delete(files)
-            self.cache.forget(files)
+            self.cache.discard(files)
 
     # -- the whole -----------------------------------------------------------------------------------------------
 

@@ -233,10 +233,10 @@ class FilesShard:
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.storage, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
 
-    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.storage, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
-    def adopt(
+    def replace_rows(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Write exactly `rows` and return the segments of the shard."""
@@ -260,15 +260,15 @@ class FilesShard:
         Expired rows are only dropped from the oldest segments: otherwise older versions would reappear.
         """
         if oldest:
-            return in_order(logic.forget(self.with_metas(metas).reader(logic).scan(), watermark))
+            return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.storage, m) for m in metas]
         rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
         frames = [f.select(list(logic.state_schema)) for f in rows]
         frame = pl.concat(newest_units(frames))
-        return in_order(frame.cast(logic.state_schema))  # type: ignore[arg-type]
+        return sort_by_unit(frame.cast(logic.state_schema))  # type: ignore[arg-type]
 
 
-def in_order(frame: pl.DataFrame) -> pl.DataFrame:
+def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by unit hash, as segments require."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):

@@ -217,7 +217,7 @@ class FilesStore:
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         self._merger.add_stage(stage, logic)
 
-    def forget(self, stages: range) -> None:
+    def drop_stages(self, stages: range) -> None:
         """Do nothing: garbage collection deletes files without a reference."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:

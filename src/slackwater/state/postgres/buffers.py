@@ -233,7 +233,7 @@ def stage_changes(
     return tuple(staged)
 
 
-def adopt_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
+def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     """Return the new segments of a shard after a reshard.
 
     The shard follows from the hash, so the rows stay where they are.

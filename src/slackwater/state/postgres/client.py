@@ -23,7 +23,7 @@ import polars as pl
 from slackwater.core.json_text import is_nested, json_text
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.state.files.arrow import solid_frame
+from slackwater.state.files.arrow import rebuild_empty_lists
 
 if TYPE_CHECKING:
     import psycopg
@@ -338,7 +338,7 @@ def close_idle() -> None:
 
 def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
     """COPY a frame into a table."""
-    arrow = solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
+    arrow = rebuild_empty_lists(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
     cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
 
 

@@ -216,7 +216,7 @@ class RowChange:
         """Delete the units whose rows have all expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0
-        rule = logic.forgotten(watermark)
+        rule = logic.expiry_bounds(watermark)
 
         def expired(row: str) -> str:
             return (

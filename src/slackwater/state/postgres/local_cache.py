@@ -58,11 +58,11 @@ def find_copy(meta: SegmentMeta) -> pa.Table | None:
     with suppress(SlackwaterError):
         cache = FileCache("postgres")
         if cache.has_copy(_file(meta.file), meta.checksum):
-            return hold_table(meta.file, open_arrow(cache.path(_file(meta.file))))
+            return keep_table_open(meta.file, open_arrow(cache.path(_file(meta.file))))
     return None
 
 
-def hold_table(token: str, table: pa.Table) -> pa.Table:
+def keep_table_open(token: str, table: pa.Table) -> pa.Table:
     """Keep a table open in this process."""
     with _lock:
         _open[token] = table
@@ -78,4 +78,4 @@ def forget_copies(tokens: Collection[str]) -> None:
             _open.pop(token, None)
     with suppress(SlackwaterError, OSError):
         if tokens:
-            FileCache("postgres").forget(map(_file, tokens))
+            FileCache("postgres").discard(map(_file, tokens))

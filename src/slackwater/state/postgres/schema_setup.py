@@ -89,7 +89,7 @@ class SchemaSetup:
             if t.complete_state(logic):
                 self.db.execute(t.complete_state(logic))
             altering = t.alter_state(logic, client.columns_of(self.db, t.state))
-            table_ownership.own_table(self.db, t, "windows")
+            table_ownership.find_table(self.db, t, "windows")
         else:
             self._begin([t.create_state(logic), t.create_index()])
         with self.db.transaction():
@@ -171,13 +171,13 @@ class SchemaSetup:
             table_ownership.drop_tables(self.db, t, "staged")
             self._create_staged(t.create_staged(logic))
             return
-        table_ownership.own_table(self.db, t, "staged")
+        table_ownership.find_table(self.db, t, "staged")
         self.db.execute(f"DELETE FROM {t.staged}")
         if statement := t.complete_staged(logic, existing_columns):
             self.db.execute(statement)
 
     def _has_view(self) -> bool:
-        return table_ownership.own_table(self.db, self.tables, "windows") is not None
+        return table_ownership.find_table(self.db, self.tables, "windows") is not None
 
     def _make_staged(self, statements: Sequence[str]) -> None:
         """Recreate the table of staged rows, and delete the output of epochs that were not committed."""

@@ -90,7 +90,7 @@ class PostgresShard:
         figures = stats._asdict() | {"checksum": file_checksum(content)}
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
-    def adopt(
+    def replace_rows(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Return the new segments after a reshard or a migration.
@@ -116,8 +116,8 @@ class PostgresShard:
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return buffers.stage_changes(self.url, JoinTable(self.tables, logic), self.metas, changes)
 
-    def adopt_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        return buffers.adopt_rows(JoinTable(self.tables, logic), changes)
+    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+        return buffers.replace_buffer_rows(JoinTable(self.tables, logic), changes)
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         token = uuid.uuid4().hex
@@ -202,7 +202,7 @@ class PostgresReader:
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
         """Lay the newest staged rows over rows of the state table."""
-        return below if newest is None else _concat_sorted(newest, self._staged_versions.uncovered(below))
+        return below if newest is None else _concat_sorted(newest, self._staged_versions.select_unstaged(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)

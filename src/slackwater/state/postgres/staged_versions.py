@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow import solid_frame
+from slackwater.state.files.arrow import rebuild_empty_lists
 from slackwater.state.files.segments import Segment, SegmentReader
 from slackwater.state.postgres import local_cache
 from slackwater.windows.state_rows import DueQuery, Int64s
@@ -76,7 +76,7 @@ class StagedVersions:
     def outline(self) -> pl.DataFrame:
         return self._all().outline()
 
-    def uncovered(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def select_unstaged(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of the state table that have no newer staged version."""
         if not self._metas or rows.is_empty():
             return rows
@@ -123,14 +123,14 @@ class StagedVersions:
                 "restore the database from a backup"
             )
         table = _table(frame)
-        return local_cache.hold_table(meta.file, table) if self._is_local else table
+        return local_cache.keep_table_open(meta.file, table) if self._is_local else table
 
     def _reader(self, parts: Sequence[_StagedVersion]) -> SegmentReader:
         return _StagedVersionList(parts, self._schema)
 
 
 def _table(frame: pl.DataFrame) -> pa.Table:
-    return solid_frame(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
+    return rebuild_empty_lists(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:

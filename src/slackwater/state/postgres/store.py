@@ -198,7 +198,7 @@ class PostgresStore:
         self._altering[stage] = preparation.run(logic)
         self._stages[stage] = logic
 
-    def forget(self, stages: range) -> None:
+    def drop_stages(self, stages: range) -> None:
         for stage in stages:
             with self._db.transaction():
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
@@ -219,7 +219,7 @@ class PostgresStore:
         with self._db.transaction():
             for stage in self._stages:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
-            table_ownership.forget(self._db, self.tables)
+            table_ownership.delete_rows(self._db, self.tables)
         shutil.rmtree(self.checkpoint.parent, ignore_errors=True)
         self.close()
 

@@ -80,7 +80,7 @@ def _literal(default: str | None) -> str | None:
     return match[1].replace("''", "'") if match else None
 
 
-def own_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
+def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
     """Return a table of the pipeline as a quoted SQL name; None if it is missing.
 
     Raises StateError if another owner has the name.
@@ -101,7 +101,7 @@ def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
 
 def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
     """Drop the pipeline's own tables, if they exist. Raises StateError before any change if one has another owner."""
-    names = {table_kind: own_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
+    names = {table_kind: find_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
     for table_kind, name in names.items():
         if name is not None:
             db.execute(f"DROP {KINDS[table_kind]} {name}")
@@ -135,7 +135,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 
     Raises StateError if one of the names has another owner.
     """
-    current, moves = own_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
+    current, moves = find_table(db, tables, "state"), tables.name_of("state") != new.name_of("state")
     if moves:  # otherwise the view stays until its table changes
         drop_tables(db, tables, "windows")
     if current is None:
@@ -145,7 +145,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
     if moves:
         drop_tables(db, new, "windows", "staged")
         _rename_staged(db, tables, new)
-        if own_table(db, new, "state") is not None:
+        if find_table(db, new, "state") is not None:
             raise StateError(
                 f"both {current} and {new.state} hold the state of a stage; remove the one that is of no use"
             )
@@ -160,7 +160,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 
 def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
     """Rename the table of staged rows with the state. An unlogged one is dropped, because no commit names its rows."""
-    name = own_table(db, tables, "staged")
+    name = find_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
     if name is None or row != ("p",):
         drop_tables(db, tables, "staged")
@@ -205,7 +205,7 @@ def has_record(db: psycopg.Connection[Any], tables: TableNames) -> bool:
     return db.execute(query, (tables.pipeline,)).fetchone() is not None
 
 
-def forget(db: psycopg.Connection[Any], tables: TableNames) -> None:
+def delete_rows(db: psycopg.Connection[Any], tables: TableNames) -> None:
     """Delete the rows of the pipeline in the shared tables."""
     for shared in tables.shared_tables:
         db.execute(f"DELETE FROM {shared} WHERE pipeline_name = %s", (tables.pipeline,))

@@ -171,7 +171,7 @@ class Agg:
         return self.kind.lift(rows, event_us)
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`. Call `settle` on the
+        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`. Call `to_stored_form` on the
         result.
         """
         return self.kind.merge()
@@ -183,9 +183,9 @@ class Agg:
         """
         return self.kind.merge_adjacent(frame, heads)
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Convert merged accumulators to the form in which they are stored."""
-        return self.kind.settle(frame)
+        return self.kind.to_stored_form(frame)
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         """Compute the output column from a frame of accumulators.
@@ -200,9 +200,9 @@ class Agg:
         """
         return self.kind.neutral()
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise CapExceededError if a group exceeds a limit, or ValueRangeError if its result does not fit its type."""
-        self.kind.check_bound(frame, pipeline)
+        self.kind.check_limit(frame, pipeline)
 
     def overflowed(self, frame: pl.DataFrame) -> pl.Series | None:
         """Return a mask of the groups whose result overflows its type and becomes NULL (`on_overflow`).

@@ -88,7 +88,7 @@ class CustomAggregation(AggregationKind):
         exprs = self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
         return frame.select(exprs).cast(self._part_types)  # type: ignore[arg-type]
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         with self._wrap_errors("merge"):
             return frame.cast(self._part_types)  # type: ignore[arg-type]
 

@@ -23,13 +23,13 @@ _LOW = (1 << 32) - 1
 _TOTALS = (IntegerTotal, FloatTotal, DecimalTotal)
 
 
-def lost_aggregations(aggs: Sequence[Agg]) -> list[str]:
+def find_unrestorable_aggregations(aggs: Sequence[Agg]) -> list[str]:
     """Return the aggregations whose accumulators cannot be restored from a target row, formatted like `"mean" (avg)`."""
     return [f'"{a.name}" ({a.spec.agg})' for a in aggs if not _is_restorable(a, aggs)]
 
 
 def restore_accumulators(aggs: Sequence[Agg], rows: pl.DataFrame) -> pl.DataFrame:
-    """Restore accumulators from target rows (the output columns); those of `lost_aggregations` are NULL."""
+    """Restore accumulators from target rows (the output columns); those of `find_unrestorable_aggregations` are NULL."""
     types: dict[str, pl.DataType] = {name: dtype for a in aggs for name, dtype in a.accumulators.items()}
     exprs = {e.meta.output_name(): e for a in aggs if _is_restorable(a, aggs) for e in _parts(a, aggs)}
     return rows.select(exprs.get(name, pl.lit(None)).cast(dtype).alias(name) for name, dtype in types.items())

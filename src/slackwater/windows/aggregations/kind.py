@@ -1,6 +1,6 @@
 """The interface of an aggregation kind: its inputs, its accumulators, and the three steps from rows to a result.
 
-rows ── lift ──▶ accumulators ── merge, settle ──▶ accumulators ── finish ──▶ one output column
+rows ── lift ──▶ accumulators ── merge, to_stored_form ──▶ accumulators ── finish ──▶ one output column
         in Spark SQL per pane, or in Polars per row
 """
 
@@ -130,7 +130,7 @@ class AggregationKind(ABC):
         with np.errstate(all="ignore"):  # infinity minus infinity is NaN
             return [pl.Series(p, by.reduceat(frame[p].to_numpy(), heads)) for p, by in parts.items()]
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Convert merged accumulators to the form in which they are stored, if `merge` does not return that form."""
         return frame
 
@@ -151,7 +151,7 @@ class AggregationKind(ABC):
         types = {self.part(part): dtype for part, dtype in self.parts.items()}
         return frame.select("__ts", *self.lift(frame, "__ts")).select(list(types)).cast(types)  # type: ignore[arg-type]
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise CapExceededError if a group exceeds a limit, or ValueRangeError if its result does not fit its type."""
         return
 

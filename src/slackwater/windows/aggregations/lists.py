@@ -36,7 +36,7 @@ class CollectList(AggregationKind):
         long = explode_lists(frame, ts, values).sort("__row", ts, values)
         return gather_lists(frame.height, long.group_by("__row", maintain_order=True).agg(values), values)
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
         check_group_size(self, pipeline, sizes, "max_values_per_group", "values", "raise it, or use collect_set")
 
@@ -60,7 +60,7 @@ class TopK(AggregationKind):
     def merge(self) -> Sequence[pl.Expr]:
         return [concatenate_lists(self.part("values")), concatenate_lists(self.part("counts"))]
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Merge equal values and add their counts."""
         values, counts = self.part("values"), self.part("counts")
         sizes = frame[values].list.len()
@@ -82,7 +82,7 @@ class TopK(AggregationKind):
         pair = pl.struct(pl.col(values).alias("value"), pl.col(counts).alias("count")).head(self.spec.k or 1)
         return gather_lists(frame.height, long.group_by("__row", maintain_order=True).agg(pair.alias(values)), values)
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("values")].list.len()
         check_group_size(self, pipeline, sizes, "max_distinct_values_per_group", "distinct values", "raise it")
 

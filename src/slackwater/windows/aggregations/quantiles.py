@@ -59,7 +59,7 @@ class Quantile(AggregationKind):
             concatenate_lists(self.part("sketch")),
         ]
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Replace an overflowing buffer, or several sketches, with one sketch.
 
         The loop runs over large groups, not over rows.

@@ -39,7 +39,7 @@ class ExactDistinct(_Values):
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("set")].list.len().fill_null(0).cast(pl.Int64)
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         check_group_size(
             self,
             pipeline,
@@ -63,7 +63,7 @@ class CollectSet(_Values):
     def finish(self, frame: pl.DataFrame) -> pl.Series:
         return frame[self.part("set")].list.sort()  # Spark's own sets are unsorted
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         sizes = frame[self.part("set")].list.len()
         check_group_size(
             self, pipeline, sizes, "max_values_per_group", "distinct values", "raise it, or use count_distinct"

@@ -67,13 +67,13 @@ class SumKind(AggregationKind):
     def array_operations(self) -> Mapping[str, np.ufunc]:
         return dict.fromkeys(self.parts, np.add)
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         """Raise ValueRangeError if the sum of a group does not fit and `on_overflow` is not "null"."""
         if self.spec.on_overflow == "fail" and (beyond := self.overflowed(frame)) is not None:
             raise self._misfit(frame, beyond, f"{pipeline}: " if pipeline else "")
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        self.check_bound(frame, "")
+        self.check_limit(frame, "")
         n = frame[self.part("n")]
         beyond = self.overflowed(frame)
         if beyond is not None:
@@ -136,7 +136,7 @@ class IntegerTotal(SumKind):
         low = frame[self.part("lo")]
         return frame[self.part("hi")] + low // (1 << 32), low & _LOW
 
-    def settle(self, frame: pl.DataFrame) -> pl.DataFrame:
+    def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Reduce `lo` to 32 bits; without this it would overflow 64 bits after 2^31 rows."""
         hi, lo = self._halves(frame)
         return frame.with_columns(hi.alias(self.part("hi")), lo.alias(self.part("lo")))
@@ -199,7 +199,7 @@ class DecimalTotal(SumKind):
             beyond |= total.cast(pl.Float64).sum().abs() >= 1.5 * 10.0 ** (digits - scale)
         return [pl.col(self.part("n")).sum(), pl.when(~beyond).then(whole)]
 
-    def check_bound(self, frame: pl.DataFrame, pipeline: str) -> None:
+    def check_limit(self, frame: pl.DataFrame, pipeline: str) -> None:
         lost = frame[self.part("sum")].is_null()  # `finish` checks whether an average fits
         if self.spec.on_overflow == "fail" and lost.any():
             raise self._misfit(frame, lost, f"{pipeline}: " if pipeline else "")

@@ -11,17 +11,17 @@ from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.state.commit import StageState
 
 
-def share(bound: int, shards: int, shard: int) -> int:
+def shard_share(bound: int, shards: int, shard: int) -> int:
     """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
     return bound // shards + (1 if shard < bound % shards else 0)
 
 
-def check_bounds(
+def check_group_limit(
     operator: Operator, engine: Engine, before: StageState, after: StageState, tasks: Sequence[ShardTask]
 ) -> None:
-    """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_bounds`."""
+    """Raise CapExceededError if the state has more groups than allowed; see `Operator.check_group_limit`."""
 
     def recount(question: Question) -> Mapping[int, int]:
         return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
 
-    operator.check_bounds(next_commit.stage_counts(after), before.watermark_us, recount)
+    operator.check_group_limit(next_commit.stage_counts(after), before.watermark_us, recount)
