@@ -3,7 +3,7 @@
     version     10       11       12        13        14
                 ├────────┼────────┼─────────┼─────────┼───▶
     first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        the content of the table at version 12
-        later                            ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
+    later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
 
 The offset is a version and the number of its files that were read. The library of the table's format lists versions and
 files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `tables_planner` plans the epochs.

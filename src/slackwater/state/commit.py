@@ -1,9 +1,9 @@
 """The record of one commit: the state of each stage, the offsets of the sources, and the output to publish.
 
 Commit ─┬─ stages   name, description, input clocks, watermark, segments per shard, counters
-        ├─ sources  offsets from which reading continues
-        ├─ output   staged results and dead letters: published within the commit or after it
-        └─ targets  which stage feeds each target, where it writes, and which targets have this epoch already
+        ├─ sources  the offsets at which reading continues
+        ├─ output   staged results and dead letters, published within the commit or after it
+        └─ targets  which stage feeds each target, where it writes, and which targets already hold this epoch
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from slackwater.state.record_fields import (
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
 Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
-LETTERS = "[dead_letter]"  # stands for dead letters among the names of targets; no target can have this name
+LETTERS = "[dead_letter]"  # represents dead letters among the names of targets; no target can have this name
 
 
 def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
@@ -53,7 +53,7 @@ def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
 
 
 class CommitModel(BaseModel):
-    """Base of all parts of a commit record: immutable, without unknown fields."""
+    """Base of all parts of a commit record: immutable, and unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,20 +61,20 @@ class CommitModel(BaseModel):
 class SegmentMeta(CommitModel):
     """One immutable file of state rows of one shard, sorted by `__h`. Times are microseconds since 1970, UTC.
 
-    Postgres uses the same figures: there `file` is the token of staged rows, or empty for rows in the state table.
+    Postgres has the same metadata: there, `file` is the token of staged rows, or empty for rows in the state table.
     """
 
     file: Name
     rows: Amount
     bytes: Amount
-    first_due: Time  # smallest watermark at which one of its rows may emit
-    last_due: Time  # largest such watermark: no row is due after it
+    first_due: Time  # smallest watermark at which one of its rows may be emitted
+    last_due: Time  # largest such watermark: no row is due later
     close: Time  # watermark that closes the last of its open windows
     dead: Time  # watermark from which all of its rows have expired
     checksum: Id = ""  # see `state.files.arrow.file_checksum`
     # joins: the side; "left+" lists left rows that found a partner, "left-" left rows that were evicted
     kind: SegmentKind = ""
-    most: Amount = 0  # joins: the largest number of rows of one key
+    most: Amount = 0  # joins: the largest number of rows with the same key
 
     @model_validator(mode="after")
     def _check_rows(self) -> SegmentMeta:
@@ -107,10 +107,10 @@ Markers = Annotated[tuple[TargetMarker, ...], Field(max_length=2)]
 
 
 class TargetDestination(CommitModel):
-    """Where and how the results of a stage are written. A committed epoch can only be published to this destination.
+    """Where and how the results of a stage are written. A committed epoch can only be published there.
 
     Args:
-        writer: name of the marker that the target stores.
+        writer: the name under which the target stores its marker.
         place: path, table and topic; at most one of them is set.
         columns, upserts: None if unknown.
         marks: the marker before this commit and its own, if this commit has rows for the target; otherwise the last
@@ -159,9 +159,9 @@ class ClockRecord(CommitModel):
 
 
 class SourceRecord(CommitModel):
-    """The offsets of a source, and the schema of its first read.
+    """The committed offsets of one source, and the schema it had when it was first read.
 
-    `offsets` is None if only Spark's checkpoint knows where reading continues.
+    `offsets` is None if only Spark's checkpoint records how far the source was read.
     """
 
     offsets: Annotated[Offsets | None, PlainValidator(parse_offsets), PlainSerializer(_encode_offsets)] = None
@@ -188,10 +188,10 @@ class StageState(CommitModel):
     name: str
     # identity
     fingerprint: Fingerprint
-    emission: Emission = Field(default_factory=dict)  # settings of emission that the state depends on
+    emission: Emission = Field(default_factory=dict)  # emission settings that the state depends on
     # its window or join, so that the state can be read without a config
     described: Description = Field(default_factory=dict)
-    # hashes of texts that may hold secrets: SQL, queries of sources
+    # hashes of texts that may contain secrets: SQL, queries of sources
     texts: Mapping[str, str] = Field(default_factory=dict)
     # progress in event time
     clocks: Mapping[str, ClockRecord] = Field(default_factory=dict)  # by input: a source or a stage
@@ -199,7 +199,7 @@ class StageState(CommitModel):
     # no later result has an earlier event time; None in states older than this field
     output_watermark_us: Time | None = None
     flushed_us: Time = NO_WATERMARK  # the watermark that --flush set
-    gone_us: Time = NO_WATERMARK  # horizon that earlier configs have reached, see `windows.logic`
+    gone_us: Time = NO_WATERMARK  # horizon that earlier configs reached, see `windows.logic`
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
     # contents
@@ -253,8 +253,8 @@ class Commit(CommitModel):
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
-    state_id: Id = ""  # set at the first start: targets recognise by it that a state was started over
-    branch: Id = ""  # set when a restored copy continues on its own: replaces `state_id` for targets
+    state_id: Id = ""  # set at the first start: lets targets recognise that a state was started over
+    branch: Id = ""  # set when a restored copy is continued separately: replaces `state_id` for targets
     commit_id: Id = ""  # distinguishes commits of the same epoch in diverged histories
     epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
     committed_us: Time
@@ -272,8 +272,8 @@ class Commit(CommitModel):
     reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS stands for dead letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
-    tried: tuple[Name, ...] = ()  # name of the list of failed replays with their attempts, see `replay.attempts`
-    counters: Counted = Field(default_factory=dict)  # counters that belong to no stage
+    tried: tuple[Name, ...] = ()  # name of the list of failed replays and their attempts, see `replay.attempts`
+    counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
     @model_validator(mode="before")
     @classmethod
@@ -294,7 +294,7 @@ class Commit(CommitModel):
 
     @property
     def lineage(self) -> str:
-        """Return the id by which targets know the state."""
+        """Return the id by which targets recognise the state."""
         return self.branch or self.state_id
 
     @property
@@ -349,7 +349,7 @@ class Commit(CommitModel):
 
     @property
     def clocks(self) -> dict[str, ClockRecord]:
-        """Return the clock of each source, as the first stage that reads it has it."""
+        """Return the clock of each source, as recorded by the first stage that reads it."""
         clocks = {n: c for s in reversed(self.stages) for n, c in s.clocks.items()}
         return {n: clocks.get(n, ClockRecord()) for n in self.sources}
 

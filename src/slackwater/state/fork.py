@@ -1,11 +1,11 @@
-"""Forks: copies of a pipeline's state that continue from the same offsets as another pipeline.
+"""Forks: a fork copies a pipeline's state, so that another pipeline can continue from the same offsets.
 
     user-sessions    … 40 ─ 41 ─ 42 ─ 43 ─▶ its target
                              └─ fork
     sessions-2              41 ─ 42 ─▶ another target, without the results emitted up to 41
 
-Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can distinguish
-both.
+Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can tell them
+apart.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PATIENCE_S = 5.0  # how long to wait for a runner to publish its latest commit
 
 
 def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit:
-    """Copy a state as that of the pipeline `name`, even while it runs; return the commit of the copy.
+    """Copy a state to the pipeline `name`, even while the original is running. Return the commit of the copy.
 
-    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished output
-    and as `StateStore.fork` does.
+    Only the lock of the new pipeline is taken. Raises StartError for an invalid name, StateError for unpublished
+    output, and all errors of `StateStore.fork`.
     """
     if not re.fullmatch(NAME, name):
         raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
@@ -54,11 +54,11 @@ def name_taken_error(name: str, epoch: int, place: str) -> StateError:
 def forked_commit(
     commit: Commit, name: str, rename_list: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
-    """Return a commit as that of the pipeline `name`, without output.
+    """Return the commit as one of the pipeline `name`, without output.
 
     Args:
         rename_list: maps the name of a list to its name in the copy.
-        renames: keep the targets, because they already hold the rows of this pipeline under its former name.
+        renames: keep the targets, because they hold this pipeline's rows under its old name.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {
@@ -88,8 +88,8 @@ def _rename_lists(source: SourceRecord, rename_list: Callable[[str], str]) -> So
 
 
 def checkpoint_sources(commit: Commit) -> list[str]:
-    """Return the sources that only Spark's checkpoint can continue.
+    """Return the sources that only Spark's checkpoint can resume.
 
-    A fork does not copy it, so a fork with such sources cannot run.
+    A fork does not copy the checkpoint, so a fork with such sources cannot run.
     """
     return [n for n, s in commit.sources.items() if s.offsets is None and commit.clocks[n].rows]

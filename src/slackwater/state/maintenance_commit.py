@@ -1,4 +1,4 @@
-"""Commits that change a state without reading rows. The caller holds the runner's lock.
+"""Commits that change a state without reading rows. The caller must hold the runner's lock.
 
 with edit_state(store) as commit:                              the latest commit, locked and published
     store.commit(next_maintenance_commit(commit, clock, …))    the same state as the next epoch, with changes
@@ -36,7 +36,7 @@ def missing_state_error() -> StartError:
 
 
 def check_published(commit: Commit, published: int) -> None:
-    """Raise StateError if the output of a commit is not published yet: the next commit must not overtake it."""
+    """Raise StateError if the output of a commit is unpublished: the next commit must not overtake it."""
     if commit.staged and published < commit.epoch:
         raise pending_epoch_error(commit.pipeline, commit.epoch)
 

@@ -1,9 +1,9 @@
 """Migrations of state from earlier formats: one chain of pure functions over the record of a commit, for all stores.
 
-    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without a gap
+    record in format 1 ── step 1 ──▶ format 2 ── step 2 ──▶ …        always forward, without gaps
 
-A store reads an old record through the chain, and its next commit writes the new format. A migration also names the
-statements that alter Postgres tables. Files need none, because every segment stores its own schema.
+A store reads an old record through the chain, and its next commit uses the new format. A migration also provides the
+statements that alter Postgres tables. Files do not need any, because every segment stores its own schema.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slackwater.errors import StateError
 
 Record = dict[str, Any]  # a commit as parsed JSON
 UNBOUNDED = 2**31 - 1
-UNNAMED = ("stage 1", "stage 2")  # names of stages that format 2 stored without names
+UNNAMED = ("stage 1", "stage 2")  # names of the unnamed stages in format 2
 
 
 class StateTables(Protocol):
@@ -45,14 +45,14 @@ _PLAIN = ("count", "sum", "min", "max", "avg", "first", "last", "stddev", "var")
 def migrate_to_2(record: Record) -> Record:
     """Add the fields `emission` and `described`, as far as the fingerprint determines them.
 
-    Assumed values are listed in `described["assumed"]`. The next start replaces them with the values of the config.
+    Assumed values are listed in `described["assumed"]`. The next start replaces them with the config's values.
     """
     emission = {"updates": False, "retain_us": 0} | record.get("emission", {})
     return {**record, "emission": emission, "described": record.get("described") or _describe_window(record, emission)}
 
 
 def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
-    """Apply a change to the record and to the second stage, which a record before format 3 holds as `then`."""
+    """Apply a change to the record, and to the second stage, which records before format 3 nest as `then`."""
 
     def both(record: Record) -> Record:
         then = record.get("then")
@@ -99,9 +99,7 @@ def _typed(text: str) -> tuple[str, str]:
 
 
 def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
-    """Return an aggregation and its columns from a text such as `sum amount bigint`; None if settings are missing in
-    it.
-    """
+    """Parse a text such as `sum amount bigint` to an aggregation and its columns; None if settings are missing."""
     agg, _, rest = text.partition(" ")
     if (agg, rest) == ("count", "*"):
         return {"agg": agg}, {}
@@ -127,7 +125,7 @@ def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
 
 # -- format 3: a commit holds its stages ---------------------------------------------------------------------------------
 
-# fields that formats 2 and 3 share: of a stage, and of the commit
+# fields that formats 2 and 3 share: those of a stage, and those of the commit
 _OF_STAGE = [
     "fingerprint",
     "emission",
@@ -164,8 +162,8 @@ def migrate_to_3(record: Record) -> Record:
     """Move the stages of a commit into one list.
 
     The second stage was nested in the first as `then`. Sources keep their offsets, and each stage gets the clocks of
-    its inputs. The first of two stages takes the name by which the second reads it; other stages get the name of an
-    unnamed stage.
+    its inputs. The first of two stages takes the name by which the second one reads it. Other stages get the default
+    name.
     """
     then = record.get("then")
     name = "transform" if then is None else next(iter(then.get("sources", {})), UNNAMED[0])
@@ -193,8 +191,7 @@ def _stage(name: str, record: Record) -> Record:
 
 
 def with_targets(record: Record) -> Record:
-    """Convert a record of early format 3 with one target: `destination` described the target of the last stage and of
-    dead letters.
+    """Convert a record of early format 3, whose `destination` described the target of the last stage and dead letters.
 
     No released version wrote such records.
     """
@@ -235,7 +232,7 @@ def migration_route(version: int, label: str) -> list[int]:
 
     Raises StateError if there is no such route. `label` names the state in messages.
     """
-    versions = list(range(max(version, 0), FORMAT))  # a damaged record may hold any number
+    versions = list(range(max(version, 0), FORMAT))  # a damaged record may contain any number
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
             f"{label} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "

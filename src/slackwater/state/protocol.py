@@ -30,7 +30,7 @@ OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
 class StageLogic(Protocol):
-    """The logic of a stage: a window, a join or `NoState`. Each store chooses the storage layout by its class."""
+    """The logic of a stage: a window, a join or `NoState`. Stores choose the storage layout by its class."""
 
     @property
     def pipeline(self) -> str: ...
@@ -54,9 +54,9 @@ class StateReader(Protocol):
         ...
 
     def nearest(self, after: int, count: int) -> Int64s | None:
-        """Return the `count` smallest `__due` after the time `after`, in microseconds.
+        """Return the `count` smallest values of `__due` after `after`, in microseconds.
 
-        Replaced versions may be included. None if the store would have to read all rows for it.
+        Values of replaced versions may be included. None if the store would have to read all rows.
         """
         ...
 
@@ -76,10 +76,10 @@ class Snapshot:
     Args:
         published: the last epoch whose output reached all targets, -1 for none.
         rows_of: see `reader`.
-        read_list: returns the lines of a list that the commit refers to.
+        read_list: returns the lines of a list that the commit references.
         buffers_of: see `buffers`.
         reached: the targets that received this epoch after the commit.
-        check: raises StateError, as a start would, if something else changed the tables of the state.
+        check: raises StateError, as a start would, if something else has changed the state's tables.
     """
 
     commit: Commit
@@ -100,7 +100,7 @@ class Snapshot:
         return self.buffers_of(shard, logic, stage)
 
     def reader(self, shard: int, logic: KeyedState, stage: int = 0) -> StateReader:
-        """Return the reader of one shard of a stage."""
+        """Return a reader for one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
 
@@ -131,7 +131,7 @@ class ShardState(Protocol):
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units and return the segments of the shard.
 
-        Nothing is visible until a commit names the returned segments. It may run twice for one epoch.
+        Nothing is visible until a commit references the returned segments. May run twice for the same epoch.
 
         Args:
             rows: new versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
@@ -143,7 +143,7 @@ class ShardState(Protocol):
     def replace_rows(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the shard by `rows`, sorted by `__h`, after a reshard or a migration.
+        """Replace the contents of the shard with `rows`, sorted by `__h`, after a reshard or a migration.
 
         `before`: the previous rows of these keys, sorted by `__h`, if they differ from `rows`.
         """
@@ -158,7 +158,7 @@ class ShardState(Protocol):
         ...
 
     def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Stage the changes of an epoch to the buffers, like `stage`.
+        """Stage an epoch's changes to the buffers, as `stage` does for units.
 
         Rows that have expired at `watermark` may be dropped.
         """
@@ -183,8 +183,8 @@ Publish = Callable[[Any], None]  # its argument is the store's connection
 class StateStore(Protocol):
     """Durable state of one pipeline. Methods raise LockHeldError and StateError.
 
-    Call `open` first, except for `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and to read
-    rows or outputs.
+    Call `open` first. Only `peek`, `epochs`, `stored_record`, `runner`, `runs`, `pipelines`, `fork`, and reading rows
+    or outputs work without it.
     """
 
     @property
@@ -193,15 +193,15 @@ class StateStore(Protocol):
         ...
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
-        """Open the latest commit for reading; None if there is no state. It stays readable within the block.
+        """Open the latest commit for reading; None if there is no state. It remains readable within the block.
 
-        It takes no lock, does not block a runner and changes nothing. Raises StartError, StateError. `epoch`: an
+        This takes no lock, does not block a runner and changes nothing. Raises StartError, StateError. `epoch`: an
         earlier commit, if it is still kept (see `epochs`).
         """
         ...
 
     def epochs(self) -> list[int]:
-        """Return the epochs of the kept commits, ascending."""
+        """Return the epochs of the commits that are kept, ascending."""
         ...
 
     def stored_record(self) -> StoredRecord | None:
@@ -209,7 +209,7 @@ class StateStore(Protocol):
         ...
 
     def runner(self) -> str | None:
-        """Return the name of the process that runs the pipeline; None if it does not run."""
+        """Return the name of the process that runs the pipeline, or None if it is not running."""
         ...
 
     def runs(self) -> tuple[Run, ...]:
@@ -225,9 +225,9 @@ class StateStore(Protocol):
         ...
 
     def start_over(self) -> str | None:
-        """Take the lock and begin with an empty state, instead of `open`.
+        """Take the lock and begin with an empty state. Call this instead of `open`.
 
-        An existing state is put aside, readable or not. Return its new location, or None if there was none.
+        An existing state is put aside, whether readable or not. Return its new location, or None if there was none.
         """
         ...
 
@@ -236,13 +236,13 @@ class StateStore(Protocol):
         ...
 
     def put_aside(self) -> str:
-        """Rename the state, so that the pipeline has none. Return its new location."""
+        """Rename the state, so that the pipeline no longer has one. Return the new location."""
         ...
 
     def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
         """Create the storage of a stage before the first epoch.
 
-        `begins`: the latest commit does not contain this stage.
+        `begins`: whether the stage is new, so that the latest commit does not contain it.
         """
         ...
 
@@ -251,7 +251,7 @@ class StateStore(Protocol):
         ...
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> ShardState:
-        """Return a shard with these segments, for the work of an epoch."""
+        """Return a shard with these segments, for use in an epoch."""
         ...
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
@@ -259,11 +259,11 @@ class StateStore(Protocol):
         ...
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
-        """Read the staged output of several shards, from an object store in parallel."""
+        """Read the staged output of several shards; in parallel if the state is in an object store."""
         ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        """Stage lines of text that offsets refer to; return the name of the list."""
+        """Stage lines of text that offsets refer to, and return the name of the list."""
         ...
 
     def read_list(self, name: str) -> list[str]:
@@ -273,13 +273,13 @@ class StateStore(Protocol):
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         """Commit an epoch atomically, and return the commit as it is stored.
 
-        Its segments change if staged rows are merged.
+        The segments differ if staged rows were merged.
 
         Args:
             commit: the next epoch. `commit.reached` names the targets that `publish` writes to.
             publish: writes output to targets in the store's transaction. Pass it only if `shares_transaction` is
-                true; other stores ignore it. If a target refuses the rows, the epoch is committed without them, with
-                an empty `reached`.
+                true; other stores ignore it. If a target rejects the rows, the epoch is committed without
+                writing to targets, with an empty `reached`.
 
         Raises:
             FencedError: the epoch does not follow the latest one, or another runner committed it or took over.
@@ -288,11 +288,11 @@ class StateStore(Protocol):
         ...
 
     def fork(self, name: str, epoch: int | None = None, renames: bool = False) -> Commit | None:
-        """Copy the latest commit, or that of `epoch`, as the state of the pipeline `name`. See `state.fork`.
+        """Copy the latest commit, or the one of `epoch`, to the state of the pipeline `name`. See `state.fork`.
 
         Return None while the output of that commit is unpublished, because both pipelines would publish it. Raises
-        StateError if the commit does not exist or `name` has a state, LockHeldError if `name` is running. `renames`:
-        the targets belong to the new name.
+        StateError if the commit does not exist or `name` already has a state, and LockHeldError if `name` is running.
+        `renames`: whether the targets go to the new name.
         """
         ...
 
@@ -309,15 +309,15 @@ class StateStore(Protocol):
         ...
 
     def delivered_targets(self) -> frozenset[str]:
-        """Return the targets that are recorded to hold the latest commit."""
+        """Return the targets on record as holding the latest commit."""
         ...
 
     def mark_delivered(self, epoch: int, target: str) -> None:
-        """Record that one of several targets holds this epoch, the latest, so that it is not written there again."""
+        """Record that one of several targets holds the latest epoch, so that it is not written there again."""
         ...
 
     def discard_attempt(self, epoch: int) -> None:
-        """Delete the staged files of an epoch that failed before its commit. Nothing happens if it was committed."""
+        """Delete the staged files of an epoch that failed before its commit. Does nothing if the epoch was committed."""
         ...
 
     def collect_garbage(self) -> None:
@@ -325,7 +325,7 @@ class StateStore(Protocol):
         ...
 
     def remove(self) -> None:
-        """Delete the pipeline's state and release the lock. Needs `open` and `prepare`."""
+        """Delete the pipeline's state and release the lock. Requires `open` and `prepare`."""
         ...
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class StateStore(Protocol):
 
 
 def epoch_not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
-    """Return the error for a commit that does not exist or is no longer kept."""
+    """Return the error for a commit that does not exist or is not kept any more."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )

@@ -1,6 +1,6 @@
 """Types of the fields of a commit record: numbers, names, counters, fingerprints and descriptions.
 
-A state directory or a database row may be damaged or foreign although its checksum is right. Every value is therefore
+A state directory or database row may be damaged or foreign even if its checksum is right. Therefore every value is
 checked against these types when the record is read.
 """
 
@@ -25,7 +25,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
 
-LIMIT = 1 << 62  # largest time; the values that stand for infinity are smaller
+LIMIT = 1 << 62  # largest time; the values that represent infinity are smaller
 MAX_DEPTH = 40  # of nested lists and mappings
 CLOSED = ConfigDict(extra="forbid")
 
@@ -42,11 +42,11 @@ Side = Literal["left", "right"]
 
 
 class RecordError(ValueError):
-    """A commit record with an invalid value. The message names the field."""
+    """A commit record contains an invalid value. The message names the field."""
 
 
 def _check_type(text: str) -> str:
-    from slackwater.core import schema  # imports Polars; commands that read no state start without it
+    from slackwater.core import schema  # imports Polars; commands that do not read state start without it
 
     if not schema.is_type(text):
         raise ValueError("it is not a column type")
@@ -68,7 +68,7 @@ Column = Annotated[str, AfterValidator(_check_column)]
 
 
 def check_json(value: Any, path: tuple[str, ...] = ()) -> None:
-    """Check that a record is JSON with finite numbers, integers of 64 bits and valid Unicode. Raises RecordError."""
+    """Check that a record is JSON with finite numbers, 64-bit integers and valid Unicode. Raises RecordError."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             check_json(key, path)
@@ -105,7 +105,7 @@ def _is_encodable(text: str) -> bool:
 
 @with_config(CLOSED)
 class LatenessCounters(TypedDict, total=False):
-    """How late the late rows were, see `core.lateness_histogram`."""
+    """How late the late rows were; see `core.lateness_histogram`."""
 
     rows: Amount
     late: dict[Annotated[str, Field(pattern=r"^([0-9]|[1-3][0-9]|4[0-5]|never)$")], Amount]
@@ -114,9 +114,9 @@ class LatenessCounters(TypedDict, total=False):
 
 @with_config(CLOSED)
 class CounterTable(TypedDict, total=False):
-    """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each.
+    """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each counter.
 
-    A new counter must be declared in both.
+    New counters must be declared in both.
     """
 
     rows_in: Amount
@@ -154,7 +154,7 @@ class WindowFingerprint(TypedDict):
     duration_ms: Lasting | None
     hop_ms: Lasting | None
     offset_ms: Annotated[StrictInt, Field(ge=-LIMIT // 1000, le=LIMIT // 1000)]
-    gap_ms: Lasting | str | None  # a text is an expression, evaluated per row
+    gap_ms: Lasting | str | None  # a string is an expression, evaluated per row
     max_session_duration_ms: Lasting | None
     keys: list[Column]
     aggregations: dict[str, str]
@@ -201,7 +201,7 @@ _Fingerprint = Annotated[
 
 @with_config(CLOSED)
 class EmissionTable(TypedDict, total=False):
-    """Settings of emission that the state depends on."""
+    """The emission settings that the state depends on."""
 
     updates: StrictBool
     retain_us: Duration
@@ -218,7 +218,7 @@ class WindowDescription(TypedDict, total=False):
 class DescriptionTable(TypedDict, total=False):
     """A stage as in a config, without SQL, and the types of the columns that it reads.
 
-    `assumed` lists keys that a state of an older format does not store.
+    `assumed` lists keys that states in older formats do not store.
     """
 
     window: WindowDescription
@@ -277,7 +277,7 @@ def describe_misfit(error: ValidationError) -> str:
 
 
 def _field_path(path: Sequence[str]) -> str:
-    """Return the path of a field as the beginning of a message; empty for the record itself."""
+    """Format the path of a field as the prefix of a message; empty for the record itself."""
     text = " ".join(".".join(path)[:200].split())
     return f"{text.encode(errors='replace').decode()}: " if path else ""
 

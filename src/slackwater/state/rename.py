@@ -1,4 +1,4 @@
-"""Renaming a state: a fork under the new name, after which the old name has no state."""
+"""Renaming of a state: a fork under the new name, after which the old name has no state any more."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slackwater.state.protocol import StateStore
 
 
 def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
-    """Rename a state to `name`, which must not have a state. Return its commit, and the location of the former state.
+    """Rename a state to `name`, which must not be in use. Return its commit, and the location of the old state.
 
-    Raises StateError for unpublished output or a source that only Spark's checkpoint can continue; LockHeldError.
+    Raises StateError if output is unpublished or only Spark's checkpoint can resume a source, and LockHeldError.
     """
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):

@@ -1,9 +1,10 @@
 """The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
 
-    start, with the lock held     ──▶ save_run(run)              no end yet: it runs, or it was killed
+    start, with the lock held     ──▶ save_run(run)              no end yet: it is running, or was killed
     end, before the lock is freed ──▶ save_run(run with its end) replaces the entry above
 
-Nothing depends on the history: a damaged one counts as empty, and a run continues if its entry cannot be written.
+Nothing depends on the history: if it is damaged, it counts as empty, and a run continues if its entry cannot be
+written.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 class Run(BaseModel):
     """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch` is the last epoch committed before the run, -1 for none. The fields of its end are None while it runs. They
-    stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` says why it
-    failed.
+    `epoch` is the last epoch committed before the run, -1 for none. The fields for its end are None while it runs, and
+    stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` is the reason for
+    a failure.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -48,18 +49,18 @@ class Run(BaseModel):
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line of at most MOST_TEXT characters."""
+    """Format a text as one line of at most MOST_TEXT characters."""
     line = " ".join(text.split()).encode(errors="replace").decode()
     return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
 
 
 def with_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
-    """Return the history with this run added or replaced; at most MOST_RUNS entries."""
+    """Return the history with this run added or replaced, limited to MOST_RUNS entries."""
     return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
 
 
 def encode_runs(runs: Sequence[Run]) -> str:
-    """Return the history as JSON, one run per line."""
+    """Format the history as JSON, one run per line."""
     return "".join(run.model_dump_json(exclude_none=True) + "\n" for run in runs)
 
 

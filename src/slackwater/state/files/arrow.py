@@ -1,4 +1,4 @@
-"""Frames as Arrow files: written to the disk with a checksum, read memory-mapped."""
+"""Frames as Arrow files: written to disk with a checksum, and read memory-mapped."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidd
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
-    """Write a frame as one uncompressed record batch and sync it to the disk.
-
-    Return its size in bytes and its checksum.
+    """Write a frame as one uncompressed record batch and sync it to disk. Return its size in bytes and its checksum.
 
     Raises EpochError if it cannot be written.
     """
@@ -30,7 +28,7 @@ def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
 
 
 def encode_frame(frame: pl.DataFrame) -> Any:
-    """Return a frame as the bytes of an Arrow file, in a buffer."""
+    """Serialize a frame to the Arrow file format and return the buffer."""
     sink = pa.BufferOutputStream()
     _encode(frame, sink)
     return sink.getvalue()
@@ -44,7 +42,7 @@ def _encode(frame: pl.DataFrame, sink: Any) -> None:
 
 
 class _CountingWriter:
-    """A file that records the size and the checksum of what is written to it. It does not copy the buffers of columns."""
+    """A file that tracks the size and checksum of what is written to it, without copying the buffers of columns."""
 
     closed = False
 
@@ -60,14 +58,14 @@ class _CountingWriter:
         self.file.flush()
 
     def close(self) -> None:
-        """Leave the file open; its owner closes it."""
+        """Do nothing: the owner of the file closes it."""
 
 
 def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows, with new buffers for list columns whose lists are all empty.
+    """Return the same rows, with fresh buffers for list columns whose lists are all empty.
 
-    Polars returns such columns as an empty slice that begins behind the end of its buffer. Arrow then writes the
-    columns that follow at wrong positions.
+    Polars returns such columns as an empty slice that begins after the end of its buffer. Arrow would then write the
+    following columns at wrong positions.
     """
     lists = [c for c, t in frame.schema.items() if isinstance(t, pl.List) and not frame[c].list.len().sum()]
     fresh = (_rebuild_empty(frame[c]) for c in lists)
@@ -75,21 +73,21 @@ def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _rebuild_empty(lists: pl.Series) -> pl.Series:
-    """Return a column of empty or NULL lists on new buffers."""
+    """Rebuild a column of empty or NULL lists on fresh buffers."""
     if lists.null_count() == len(lists):
         return pl.Series(lists.name, [None], dtype=lists.dtype).new_from_index(0, len(lists))
     return pl.Series(lists.name, lists.to_list(), dtype=lists.dtype)
 
 
 def write_synced(path: Path, content: Any) -> None:
-    """Write a file and sync it to the disk. Raises EpochError if that fails."""
+    """Write a file and sync it to disk. Raises EpochError if that fails."""
     with _open_synced(path) as file:
         file.write(content)
 
 
 @contextmanager
 def _open_synced(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file and sync it to the disk at the end. A file that fails is deleted. Raises EpochError."""
+    """Open a new file, and sync it to disk at the end. If anything fails, the file is deleted. Raises EpochError."""
     created = False
     try:
         # do not follow a symbolic link of this name
@@ -117,7 +115,7 @@ def file_checksum(content: Any) -> str:
 
 
 def verify_file(path: Path, expected: str, size: int | None = None, shown: str = "") -> None:
-    """Raise StateError if a file is missing, truncated or changed. `shown` replaces the path in messages."""
+    """Raise StateError if a file is missing, truncated or changed. `shown` is used instead of the path in messages."""
     if damage := find_damage(path, expected, size):
         try:
             path.open("rb").close()
@@ -130,7 +128,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
 
 
 def find_damage(path: Path, expected: str, size: int | None = None) -> str:
-    """Describe the damage of a file: missing, truncated or changed. Empty if it is intact."""
+    """Describe how a file is damaged: missing, truncated or changed. Empty if it is intact."""
     try:
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
@@ -144,7 +142,7 @@ def find_damage(path: Path, expected: str, size: int | None = None) -> str:
 
 
 def read_arrow(path: Path, expected: str, shown: str = "") -> pl.DataFrame:
-    """Read a file of `write_arrow` with its checksum. Raises StateError if it is damaged."""
+    """Read a file written by `write_arrow` and verify its checksum. Raises StateError if it is damaged."""
     try:  # map it only once: many shards have many small files
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()

@@ -1,8 +1,8 @@
-"""Merging of piled-up segments in a thread of the driver's process, while epochs go on.
+"""Background merging of segments, in a thread of the driver's process while epochs continue.
 
     commit 12   [a][b][c][d][e][f][g][h]       eight of one size: the thread writes [m]
     epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for it
-    epoch  14   [m][i][j]                      a shard that is opened later has [m] instead
+    epoch  14   [m][i][j]                      shards opened later have [m] instead
 
 A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread falls
 behind, the task that writes a shard merges it (`FilesShard.stage`) once twice as many segments have piled up.
@@ -24,12 +24,12 @@ from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import NoState, StageLogic
 from slackwater.windows.state_rows import KeyedState
 
-StageShard = tuple[int, int]  # number of a stage, shard
+StageShard = tuple[int, int]  # stage number, shard
 
 
 @singledispatch
 def merge_segments(logic: StageLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
-    """Merge the piled-up segments of a shard."""
+    """Merge the segments of a shard that have piled up."""
     raise_unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
 
 
@@ -54,11 +54,11 @@ class BackgroundMerger:
     def __init__(self, storage: Storage) -> None:
         # set at the start
         self._storage = storage
-        self._logics: dict[int, StageLogic] = {}  # by number of stage
+        self._logics: dict[int, StageLogic] = {}  # by stage number
         # changes with every commit
-        self._watermarks: list[int] = []  # per stage, of the latest commit
+        self._watermarks: list[int] = []  # by stage, as of the latest commit
         self._thread: ThreadPoolExecutor | None = None
-        # with the epoch in the names of the files that they write
+        # with the epoch in the names of the files they write
         self._running: dict[StageShard, tuple[int, Future[list[SegmentMerge]]]] = {}
         self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
@@ -68,11 +68,11 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs whose files may be merged segments without a reference yet. They are not garbage."""
+        """Return the epochs whose files may be merged segments that no commit references yet. These are not garbage."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
-        """Return the segments of a shard with finished merges applied. Raises the error of a failed merge."""
+        """Return the segments of a shard with finished merges applied. If a merge failed, its error is raised here."""
         for merge in self._collect_finished((stage, shard)):
             metas = merge.apply(metas, self._watermarks[stage])
         return metas
@@ -85,9 +85,9 @@ class BackgroundMerger:
         return self._done.get(stage_shard, (0, []))[1]
 
     def schedule_merges(self, commit: Commit) -> None:
-        """Start merges of what has piled up in a new commit, and drop merges that it contains.
+        """Start merging what has piled up in a new commit, and drop merges that the commit contains.
 
-        Errors of merging are raised later by `apply_merges`, because they do not put the commit in doubt.
+        Errors of merging are raised later by `apply_merges`, because they do not affect the commit.
         """
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         segments = {
@@ -97,7 +97,7 @@ class BackgroundMerger:
         }
         for stage_shard, (_, merges) in [*self._done.items()]:
             metas, watermark = segments.get(stage_shard, ()), self._watermarks[stage_shard[0]]
-            if all(merge.apply(metas, watermark) == metas for merge in merges):  # applied already, or outdated
+            if all(merge.apply(metas, watermark) == metas for merge in merges):  # already applied, or outdated
                 del self._done[stage_shard]
         for stage_shard, metas in segments.items():
             if stage_shard[0] in self._logics and stage_shard not in self._running and stage_shard not in self._done:

@@ -31,7 +31,10 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class JoinSegment:
-    """One file of rows of a side, or of row ids. It is opened on first use, and stays readable after it was deleted."""
+    """One file with rows of a side, or with row ids.
+
+    It is opened on first use, and remains readable after it was deleted.
+    """
 
     storage: Storage
     meta: SegmentMeta
@@ -146,7 +149,7 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Use these open tables, by file name: they stay readable after the files were deleted."""
+        """Use these open tables, by file name. They remain readable after the files were deleted."""
         for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
         return self
@@ -164,7 +167,7 @@ class JoinWriter:
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Return the segments after these changes, without expired ones.
 
-        Segments that the background merge has left are merged here.
+        Segments that the background merge has not reached are merged here.
         """
         segments: list[SegmentMeta] = []
         for side in self.logic.sides:
@@ -180,7 +183,7 @@ class JoinWriter:
         return after
 
     def merges(self, metas: Sequence[SegmentMeta], watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments of each side and kind, once `fan` of one size class have piled up."""
+        """Merge the newest segments of each side and kind, once `fan` segments of a size class have piled up."""
         candidates = [
             self._merge(side, suffix, [m for m in metas if m.kind == side.name + suffix], watermark, fan)
             for side in self.logic.sides
@@ -208,7 +211,7 @@ class JoinWriter:
 
 
 def meta_of(side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
-    """Return the metadata of rows of a side. `suffix` is "" for rows, "+" or "-" for ids.
+    """Return the metadata for rows of a side. `suffix` is "" for rows, and "+" or "-" for ids.
 
     Rows of an outer side are due until they expire, because they may be emitted without a partner.
     """

@@ -21,7 +21,7 @@ from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files.arrow import find_damage
 
 BYTES = 20 << 30
-TRIM_EVERY = 64  # files that a process adds between two checks of the total size
+TRIM_EVERY = 64  # files that a process adds between checks of the total size
 
 _added = 0
 

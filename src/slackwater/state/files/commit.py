@@ -33,9 +33,9 @@ class CommitLog:
         return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
     def epochs_to_the_last(self) -> list[int]:
-        """Return the stored epochs, including those that the listing of an object store does not show yet.
+        """Return the stored epochs, including those that an object store's listing does not show yet.
 
-        It costs at least one additional request. Raises StateError.
+        This costs at least one additional request. Raises StateError.
         """
         epochs = self.epochs()
         while self.storage.is_remote and self.storage.has(self.file(following := epochs[-1] + 1 if epochs else 0)):
@@ -87,12 +87,12 @@ class CommitLog:
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
         """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError, EpochError.
 
-        `writer` is a token of the runner. It distinguishes a commit of this runner, whose response was lost, from
-        another runner's.
+        `writer` is a token of the runner. It tells a commit of this runner whose response was lost from one of another
+        runner.
         """
         text, storage = commit.model_dump_json(), self.storage
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
-        # in an object store the lease shows whether another runner took over
+        # in an object store, the lease shows whether another runner took over
         if latest >= 0 and not storage.is_remote and not storage.has(self.file(latest)):
             raise FencedError(f"epoch {latest} is gone from {storage.root}: another runner went on; this one stops")
         try:

@@ -1,4 +1,4 @@
-"""Forks of a files store: both states share immutable files by hard links, or by copies if links cannot be made."""
+"""Forks of a files store: both states share immutable files as hard links, or as copies if links are not possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 ATTEMPTS = 5
-FORKING = "forking"  # marker file that exists while a fork is made
+FORKING = "forking"  # marker file that exists while a fork is in progress
 
 
 class ForkOrigin(Protocol):
@@ -71,8 +71,8 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
 def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
     """Copy the files of a commit, and append their names to `copied`. Return None while its output is unpublished.
 
-    If a runner deletes one of the files meanwhile, the commit is no longer kept. The copy then starts again with a
-    later one.
+    If a runner deletes one of the files in the meantime, that commit is no longer kept. Copying then restarts with a
+    later commit.
     """
     missing = ""
     for _ in range(ATTEMPTS):

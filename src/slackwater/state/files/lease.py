@@ -1,13 +1,13 @@
 """The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
 
     runner   put if absent ── replace if unchanged ── replace ── … ── released
-    another  reads the lease. It takes over if the lease is released, its process is gone, it expired
-             LEASE_S + SKEW_S ago by the local clock, or it did not change for as long while it was watched
+    another  reads the lease. It takes over if the lease was released, its process is gone, it expired
+             LEASE_S + SKEW_S ago by the local clock, or it did not change for that long while being watched
              ──▶ replace if unchanged
 
-The store decides between two that try at the same time. A runner that stalled longer than its lease renews it before it
-commits, and again after the commit if that took longer. It stops if it finds the lease of another runner. Clocks only
-decide how long a start waits: an epoch is one object that is put if absent, so it is safe whatever the clocks show.
+If two runners try at the same time, the store decides. A runner that stalled for longer than its lease renews it before
+it commits, and again after a commit that took longer. It stops if it finds another runner's lease. Clocks only affect
+how long a start waits. Commits are safe whatever the clocks show, because an epoch is one object that is put if absent.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from slackwater.state.files.object_client import ObjectClient
 
 LEASE_S = 30.0  # how long a lease is valid after its last renewal
 RENEW_S = 10.0
-ANSWER_S = 5.0  # timeout of a request: several must fit into the rest of a lease
-SKEW_S = 5.0  # largest clock difference that never lets a start take over early; beyond it the store decides
+ANSWER_S = 5.0  # timeout of a request: several must fit into the remaining time of a lease
+SKEW_S = 5.0  # largest clock difference with which no start takes over early; beyond it, the store decides
 RELEASE_S = 5.0  # how long `close` waits for the release
 LOOK_S = 1.0  # how often a waiting start reads the lease
 
 log = logging.getLogger("slackwater")
-_held: set[str] = set()  # tokens of leases of this process
+_held: set[str] = set()  # tokens of the leases that this process holds
 
 
 class Lease:
@@ -46,7 +46,7 @@ class Lease:
         self._client, self._file = client, file
         self.token = uuid.uuid4().hex
         self._version = ""
-        self._until = 0.0  # by the monotonic clock of this process
+        self._until = 0.0  # on the monotonic clock of this process
         self._lost = ""
         self._renewing = threading.Lock()
         self._ended = threading.Event()
@@ -91,7 +91,7 @@ class Lease:
         return parse_lease(bytes(stored.content)), stored.version
 
     def _encode(self, held: bool) -> bytes:
-        """Return the content of the lease; every call returns different bytes."""
+        """Return the content of the lease. Every call returns different bytes."""
         until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
         fields = {
             "token": self.token,
@@ -103,7 +103,7 @@ class Lease:
         return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
-        """Renew the lease, or note that another runner holds it. Raises the client's errors if that is unknown."""
+        """Renew the lease, or notice that another runner holds it. If neither is certain, raises the client's error."""
         with self._renewing:
             if self._lost or self._ended.is_set():
                 return
@@ -125,7 +125,7 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Release the lease within RELEASE_S; otherwise it expires."""
+        """Release the lease within RELEASE_S; otherwise it expires by itself."""
         self._ended.set()
         release = threading.Thread(target=self._release, daemon=True)
         release.start()
@@ -166,7 +166,7 @@ def lease_holder(client: ObjectClient, file: str) -> str | None:
 
 
 def parse_lease(content: bytes) -> dict[str, Any]:
-    """Parse a lease. A damaged one counts as held, and expires if it does not change."""
+    """Parse a lease. A damaged lease counts as held, and expires if it does not change."""
     try:
         lease = json.loads(content)
     except ValueError:
@@ -201,7 +201,7 @@ def _is_alive(content: dict[str, Any]) -> bool:
 
 
 def _machine() -> dict[str, Any]:
-    """Return what identifies this process among those of all machines, as far as the system provides it."""
+    """Return what identifies this process across machines, as far as the system provides it."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         processes = str(Path("/proc/self/ns/pid").readlink())

@@ -1,9 +1,9 @@
-"""The lock of a pipeline in a file system: a file locked by flock for the life of a runner, which names its process.
+"""The lock of a pipeline in a file system: a file locked by flock for a runner's lifetime, which names its process.
 
     state/<pipeline>/        locked as well, so that deleting the file below does not admit a second runner
                      lock    "process 4711 on host"
 
-Some network file systems cannot lock directories. There a runner checks before each commit that the file was not
+Some network file systems cannot lock directories. A runner there checks before each commit that the file was not
 replaced.
 """
 
@@ -19,7 +19,7 @@ from typing import TextIO
 
 from slackwater.errors import ExhaustedError, FencedError, LockHeldError, StateError, is_forbidden
 
-LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds it for a moment
+LOCK_S = 0.2  # how long a start waits for the lock, because `lock_holder` holds it briefly
 
 
 class Flock:
@@ -31,7 +31,7 @@ class Flock:
         self._path, self._file, self._directory = path, file, directory
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if the locked directory was replaced, or the locked file if the directory is not locked."""
+        """Raise FencedError if the locked directory (or, if it is not locked, the locked file) was replaced."""
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent
         try:
@@ -104,7 +104,7 @@ def lock_holder(path: Path) -> str | None:
 
 
 def _open_directory(path: Path) -> int | None:
-    """Return a descriptor of a directory; None if this user may not read it."""
+    """Open a directory and return its descriptor; None if this user may not read it."""
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -112,9 +112,9 @@ def _open_directory(path: Path) -> int | None:
 
 
 def _try_lock(descriptor: int, end: float) -> bool:
-    """Lock a descriptor.
+    """Lock a descriptor. Return False if another process still holds the lock at `end`, on the monotonic clock.
 
-    Return False if another process holds the lock until `end` of the monotonic clock. Raises OSError.
+    Raises OSError.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""When piled-up segments are merged, and how a merge replaces its inputs."""
+"""The policy for merging segments that have piled up, and how a merge replaces its inputs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from slackwater.state.commit import SegmentMeta
 
-FAN = 8  # segments of one size class before they are merged into one of the next
-MOST = 2 * FAN  # of one size class before an epoch merges them itself, because the background merge is behind
+FAN = 8  # number of segments of a size class that are merged into one of the next class
+MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself, because the background merge lags
 
 
 def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
     """Return how many of the newest segments to merge into one; 0 for none.
 
-    A size class spans a factor of FAN. Once `fan` segments of one class have piled up, they and the smaller ones after
-    them are merged into one of the next class. So a row is rewritten about once per class, and a shard has few
+    A size class spans a factor of FAN. Once `fan` segments of a class have piled up, they and the smaller ones after
+    them are merged into one of the next class. So each row is rewritten about once per class, and a shard has few
     segments.
     """
     classes = [int(math.log(max(m.rows, 1), FAN)) for m in metas]
@@ -30,13 +30,13 @@ def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
 
 @dataclass(frozen=True)
 class SegmentMerge:
-    """Adjacent segments of one shard, merged into one segment, or into none if all of their rows have expired."""
+    """Adjacent segments of one shard, merged into one segment, or into none if all their rows have expired."""
 
     inputs: tuple[SegmentMeta, ...]
     outputs: tuple[SegmentMeta, ...]
 
     def apply(self, metas: tuple[SegmentMeta, ...], watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments with the inputs replaced by the outputs; unchanged if other merges have replaced inputs.
+        """Return the segments with the inputs replaced by the outputs, or unchanged if another merge replaced inputs.
 
         Inputs that have expired at this watermark may be missing: their rows have expired in the outputs as well.
         """

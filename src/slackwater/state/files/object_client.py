@@ -1,7 +1,7 @@
-"""A client of an object store that counts requests and raises errors with a remedy.
+"""An object-store client that counts requests and raises errors with a remedy.
 
-A put whose response was lost may have succeeded, and its retry then finds the object. So a refused writer reads the
-object and compares it with its own bytes. Different writers never put the same bytes, because each writes its token.
+A put whose response was lost may have succeeded, and its retry then finds the object. So a rejected writer reads the
+object and compares it with its own bytes. Different writers never put equal bytes, because each includes its token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXTRA = "needs the package obstore, which is not installed; pip install 'slackwa
 PATIENCE_S = 60.0  # how long a request is retried
 ANSWER_S = 20.0  # timeout of one attempt; it must leave time for retries
 CLIENT = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "pool_idle_timeout", "proxy_url")
-PART = 16 << 20  # bytes of a part; objects larger than two parts are fetched in ranges and put in parts
+PART = 16 << 20  # bytes per part; objects larger than two parts are fetched in ranges and put in parts
 _AT_ONCE = 500  # objects per delete request
 
 
@@ -37,7 +37,7 @@ class StoredObject(NamedTuple):
 
 @dataclass
 class ObjectClient:
-    """A client of everything below one URL. It may be used by several threads; a forked process must create its own."""
+    """A client for everything below one URL. Several threads may use it; a forked process must create its own."""
 
     url: str
     options: Mapping[str, str] = field(repr=False)
@@ -80,7 +80,7 @@ class ObjectClient:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def put(self, file: str, content: Any) -> None:
-        """Write an object whose name is unique, so that retries are harmless. Raises EpochError."""
+        """Write an object whose name is unique, which makes retries harmless. Raises EpochError."""
         self.requests["put"] += 1
         large = len(content) > 2 * PART
 
@@ -93,22 +93,23 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
 
     def create(self, file: str, content: bytes) -> str | None:
-        """Put an object if it does not exist. Return its version, None if another one exists. Raises EpochError."""
+        """Put an object if it does not exist. Return its version, or None if another one exists. Raises EpochError."""
         return self._conditional(file, content, "create")
 
     def replace(self, file: str, content: bytes, version: str) -> str | None:
-        """Put an object if it has this version.
+        """Put an object if its current version is `version`.
 
-        Return the new version, None if it has another one or is missing. Raises EpochError.
+        Return the new version, or None if the object has another version or is missing. Raises EpochError.
         """
         return self._conditional(file, content, json.loads(version))
 
     def rewrite(self, file: str, content: bytes, version: str | None) -> str | None:
-        """Put an object if it has this version (None: no object), or the content of an earlier `rewrite` whose response
-        was lost.
+        """Put an object if it has this version (None: no object).
 
-        Return the new version, None if another writer has replaced it. Raises EpochError, StateError: the content may
-        be stored then.
+        This also succeeds if an earlier `rewrite`, whose response was lost, has already put this content.
+
+        Return the new version, or None if another writer has replaced the object. Raises EpochError or StateError, in
+        which case the content may or may not be stored.
         """
         while True:
             try:
@@ -124,7 +125,7 @@ class ObjectClient:
             return new_version
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
-        """Return the version of the object that this request wrote, or an earlier attempt whose response was lost."""
+        """Return the version written by this request, or by an earlier attempt whose response was lost."""
         ends = time.monotonic() + PATIENCE_S
         while True:
             self.requests["put"] += 1
@@ -191,7 +192,7 @@ class ObjectClient:
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the objects below a folder and their sizes in bytes.
 
-        It costs one request per thousand. Raises StateError.
+        This costs one request per thousand objects. Raises StateError.
         """
         prefix = f"{folder}/" if folder else ""
         try:
@@ -214,7 +215,7 @@ class ObjectClient:
         return folders, files
 
     def delete(self, files: Collection[str]) -> None:
-        """Delete objects; missing ones are ignored. Raises StateError."""
+        """Delete objects, ignoring missing ones. Raises StateError."""
         remaining = sorted(files)
         while remaining:
             chunk, remaining = remaining[:_AT_ONCE], remaining[_AT_ONCE:]
@@ -251,7 +252,7 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be copied", StateError) from None
 
     def _retry(self, work: Callable[[], object], is_transient: Callable[[str], bool] | None = None) -> None:
-        """Run an idempotent request, and retry it after transient errors. obstore itself retries only some of them."""
+        """Run an idempotent request, retrying it after transient errors. obstore itself retries only some of them."""
         is_transient = is_transient or _is_transient
         ends = time.monotonic() + PATIENCE_S
         while True:
@@ -265,7 +266,7 @@ class ObjectClient:
                 time.sleep(0.1)
 
     def _wrap_error(self, error: Exception, problem: str, kind: Callable[[str], SlackwaterError]) -> SlackwaterError:
-        """Return an error with one line of the store's message and a remedy."""
+        """Wrap an error: one line of the store's message, and a remedy."""
         if isinstance(error, SlackwaterError):
             return error
         text = str(error)
@@ -284,7 +285,7 @@ class ObjectClient:
 
 
 def _version(attributes: Mapping[str, Any]) -> str:
-    """Return what a conditional put compares: S3 and Azure use the ETag, Google the version."""
+    """Return the value that a conditional put compares: the ETag on S3 and Azure, the version on Google."""
     return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 

@@ -1,12 +1,12 @@
 """State in an object store, below a URL: s3://bucket/prefix, gs://bucket/prefix, abfss://container@account.dfs…/prefix.
 
-    segment, output   put once, under a unique name; read from a memory-mapped copy in the local cache
+    segment, output   put once, under a unique name; read via a memory-mapped copy in the local cache
     manifest          put if absent: that is the commit
     published         put if this runner wrote the stored version
     lock              the lease
 
 An epoch costs one put per file that a shard writes, one for the manifest, one for `published` and one for a list of
-read files. A runner does not read what it knows already. Files of other machines are fetched once.
+read files. A runner does not read what it already knows. Files written on other machines are fetched once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent
 
 AT_ONCE = 16  # parallel requests
-MOVED = "moved"  # marker object that exists while a state that was put aside is deleted from its former location
+MOVED = "moved"  # marker object that exists while a state that was put aside is deleted from its old location
 
 _clients: dict[tuple[object, ...], tuple[ObjectClient, FileCache]] = {}
 _making = threading.Lock()
@@ -38,7 +38,7 @@ _making = threading.Lock()
 
 @dataclass(frozen=True)
 class ObjectStorage:
-    """A `Storage` in an object store. It can be pickled for workers, with the options to reach the store."""
+    """A `Storage` in an object store. It can be pickled for workers, including the options to reach the store."""
 
     url: str  # location of the states of all pipelines
     name: str
@@ -46,9 +46,9 @@ class ObjectStorage:
 
     @classmethod
     def from_url(cls, url: str, name: str, options: Mapping[str, str]) -> ObjectStorage:
-        """Return the storage of a pipeline below a URL, and check its options. Raises StartError."""
+        """Return the storage of a pipeline below a URL, after checking its options. Raises StartError."""
         storage = cls(url.rstrip("/"), name, tuple(sorted((str(k), str(v)) for k, v in options.items())))
-        _ = storage.client  # raises for wrong options here and not at the first request
+        _ = storage.client  # raises errors about wrong options here instead of at the first request
         return storage
 
     @property
@@ -133,7 +133,7 @@ class ObjectStorage:
         return damage
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Compare the files with a listing of sizes. Their checksums are verified when they are fetched."""
+        """Compare the files with a listing of sizes. Checksums are verified when the files are fetched."""
         sizes = {
             f"{folder}/{n}": s
             for folder in {f.file.partition("/")[0] for f in files}
@@ -142,7 +142,7 @@ class ObjectStorage:
         for file in files:
             size = sizes.get(file.file)
             if size is None:
-                if self.has(file.file):  # a listing may lag behind
+                if self.has(file.file):  # a listing may be outdated
                     continue
                 raise self._damage_error(file, "is missing")
             if file.bytes is not None and size != file.bytes:
@@ -150,7 +150,7 @@ class ObjectStorage:
                     file, "is truncated" if size < file.bytes else "is longer than what was written"
                 )
 
-    # -- files that say what there is ----------------------------------------------------------------------------
+    # -- files that are listed by name ------------------------------------------------------------------------------
 
     def read(self, file: str) -> VersionedContent:
         stored = self.client.get(file)
@@ -207,8 +207,8 @@ class ObjectStorage:
     def put_aside(self, name: str) -> str:
         """Copy the state to another name and delete it here.
 
-        Commits are copied last, so that an interrupted copy is not a state. The next start completes an interrupted
-        deletion.
+        Commits are copied last, so that an interrupted copy is not mistaken for a state. The next start completes an
+        interrupted deletion.
         """
         aside = self.sibling(name)
         files = [f for f in self.client.sizes("") if f not in ("lock", MOVED)]
@@ -221,7 +221,7 @@ class ObjectStorage:
         return aside.root
 
     def _clear(self) -> None:
-        """Delete everything except the lease; the marker of this deletion goes last."""
+        """Delete everything except the lease. The marker for this deletion is deleted last."""
         self.delete([f for f in self.client.sizes("") if f not in ("lock", MOVED)])
         self.delete([MOVED])
 

@@ -1,4 +1,4 @@
-"""Long lists that a commit refers to by name: one text file each, with the checksum in its name."""
+"""Long lists that a commit references by name: one text file each, with the checksum in its name."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def read_list(storage: Storage, name: str) -> list[str]:
 
 
 def list_file(name: str) -> FileRef:
-    """Return the file of a list; its name ends with the checksum."""
+    """Return the file of a list. Its name ends with the checksum."""
     return FileRef(name, PurePosixPath(name).stem.rpartition("-")[2])

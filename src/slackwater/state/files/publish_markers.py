@@ -1,5 +1,7 @@
-"""Small files next to the commits: the last epoch that all targets hold, the targets that already hold an epoch that
-others miss, and the history of runs. Each has a checksum except the history.
+"""Small files next to the commits: the last published epoch, the targets that hold the latest epoch, and the runs.
+
+The last published epoch is the last one that all targets hold. Until all targets hold an epoch, a second file lists
+those that already do. Each file has a checksum, except the history of runs.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 @dataclass
 class MarkerFile:
-    """A small file that only the runner writes. In an object store the runner caches what it wrote, to save requests."""
+    """A small file that only the runner writes. In an object store, the runner caches what it wrote to save requests."""
 
     storage: Storage
     file: str
@@ -42,13 +44,13 @@ class MarkerFile:
         return None if stored is None else stored.content
 
     def read_cached(self) -> bytes | None:
-        """Return the content as the runner that holds the lock knows it."""
+        """Return the content as cached by the runner that holds the lock."""
         if not (self._is_known and self.storage.is_remote):
             return self.read()
         return None if self._known is None else self._known.content
 
     def write(self, content: bytes) -> None:
-        """Replace the content. Raises EpochError, FencedError if another runner wrote it meanwhile."""
+        """Replace the content. Raises EpochError, or FencedError if another runner has written it in the meantime."""
         if self.storage.is_remote and not self._is_known:
             self.read()
         version = self.storage.replace(self.file, content, None if self._known is None else self._known.version)
@@ -64,7 +66,7 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     if content is None:
         return -1
     text = content.decode(errors="replace")
-    match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions wrote no checksum
+    match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions did not write a checksum
     if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
             f"{marker.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
@@ -74,7 +76,7 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
 
 
 def read_marker(marker: MarkerFile, held: bool = False) -> int:
-    """Return the last published epoch, -1 for none. `held`: read the runner's cache. Raises StateError."""
+    """Return the last published epoch, -1 for none. `held`: use the runner's cache. Raises StateError."""
     try:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
@@ -93,7 +95,7 @@ def write_marker(marker: MarkerFile, epoch: int) -> None:
 def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
     """Return the targets that hold this epoch.
 
-    A damaged file counts as empty: most targets ignore an epoch that they hold.
+    A damaged file counts as empty: most targets ignore an epoch that they already hold.
     """
     record = None
     try:
@@ -119,7 +121,7 @@ def mark_delivered(marker: MarkerFile, epoch: int, target: str) -> None:
 def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     """Return the recorded runs, oldest first, without damaged lines.
 
-    `held`: read the runner's cache. Raises StateError.
+    `held`: use the runner's cache. Raises StateError.
     """
     try:
         content = marker.read_cached() if held else marker.read()

@@ -1,7 +1,7 @@
 """Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped. The newest version of a unit wins.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-                 units are found by binary search, newest first; due rows by a scan of one column
+                 units are found by binary search, newest segment first; due rows by scanning one column
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from slackwater.windows.state_rows import (
 
 @dataclass(frozen=True)
 class SegmentColumns:
-    """The columns of a segment that decide what is due, as arrays over the file."""
+    """The columns of a segment that determine what is due, as arrays over the file."""
 
     h: Int64s
     kind: NDArray[np.int8]
@@ -55,7 +55,7 @@ class Segment:
 
     @cached_property
     def table(self) -> pa.Table:
-        """Return the open file. It is opened on first use, and stays readable after it was deleted."""
+        """Return the open file. It is opened on first use, and remains readable after it was deleted."""
         return open_file(self._storage, file_ref(self.meta))
 
     @cached_property
@@ -71,7 +71,7 @@ class Segment:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the begin and end positions of the unit of each hash; they are equal if it does not exist."""
+        """Return where the unit of each hash begins and ends; both are equal if it does not exist."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -80,9 +80,7 @@ class Segment:
         return begin, end
 
     def units_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the begin and end positions of the units that contain rows at these positions (ascending), each unit
-        once.
-        """
+        """Return where the units with rows at these positions (ascending) begin and end, each unit once."""
         begin = run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
             return rows, rows + 1
@@ -91,14 +89,14 @@ class Segment:
 
 
 class SegmentReader:
-    """Reads the units of one shard as of a commit from its segments."""
+    """Reads the units of one shard from its segments, as of a commit."""
 
     def __init__(self, storage: Storage, metas: Sequence[SegmentMeta], schema: dict[str, pl.DataType]) -> None:
         self.schema, self._storage = schema, storage
         self.segments = [Segment(storage, m) for m in metas if m.rows]
 
     def with_schema(self, schema: dict[str, pl.DataType]) -> SegmentReader:
-        """Return a reader of the same open files with another schema."""
+        """Return a reader with another schema for the same open files."""
         reader = SegmentReader(self._storage, (), schema)
         reader.segments = self.segments
         return reader
@@ -146,7 +144,7 @@ class SegmentReader:
         return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
-        """Return the columns OUTLINE of all visible rows. Other columns are not read."""
+        """Return the columns OUTLINE of all visible rows, without reading other columns."""
         frames = [pl.DataFrame(schema={n: HIDDEN[n] for n in OUTLINE})]
         seen: Int64s = np.empty(0, dtype=np.int64)
         for segment in reversed(self.segments):
@@ -205,9 +203,9 @@ class FilesShard:
     def stage(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Return the segments with `rows` added as the newest, without expired ones.
+        """Return the segments, with `rows` added as the newest one and without expired ones.
 
-        Segments that the background merge has left are merged.
+        Segments that the background merge has not reached are merged here.
         """
         metas = list(self.metas)
         while metas and metas[0].dead <= watermark:
@@ -220,7 +218,7 @@ class FilesShard:
         return segments
 
     def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
-        """Merge the newest segments, once `fan` of one size class have piled up."""
+        """Merge the newest segments, once `fan` segments of a size class have piled up."""
         count = merge_plan(self.metas, fan)
         if not count:
             return []
@@ -239,7 +237,7 @@ class FilesShard:
     def replace_rows(
         self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Write exactly `rows` and return the segments of the shard."""
+        """Replace the contents of the shard by `rows`, and return its new segments. `before` is not needed here."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
@@ -257,7 +255,8 @@ class FilesShard:
     def _merge(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
         """Merge segments into one frame.
 
-        Expired rows are only dropped from the oldest segments: otherwise older versions would reappear.
+        Expired rows are only dropped from the oldest segments. Elsewhere, dropping them would make older versions
+        visible.
         """
         if oldest:
             return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
@@ -277,7 +276,7 @@ def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Drop from each frame the units that a later frame contains. Frames are ordered oldest first."""
+    """Drop from each frame the units that a later frame contains. The frames are ordered oldest first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
     for frame in reversed(frames):

@@ -1,6 +1,7 @@
-"""Reading commits of a files store without its lock, while a runner may go on.
+"""Lock-free reading of commits in a files store, while a runner may continue.
 
-All files of a commit are opened at once, so that they stay readable when the runner's garbage collection deletes them.
+All files of a commit are opened together, so that they remain readable when the runner's garbage collection deletes
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from slackwater.state.protocol import Snapshot, epoch_not_kept
 
 
 class SnapshotReader:
-    """Opens commits of a log. It remembers which segments it has verified."""
+    """Opens commits of a log. It remembers which segments it has already verified."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log, self._storage = log, log.storage
@@ -39,7 +40,7 @@ class SnapshotReader:
                 earlier_epochs, epochs = epochs, self._log.epochs()
                 if epochs[-1:] == earlier_epochs[-1:]:
                     raise
-                # a runner has committed meanwhile and deleted files of the former commit: open the new one
+                # a runner has committed in the meantime and deleted files of the previous commit: open the new one
         yield snapshot
 
     def _open_kept(self, epoch: int, epochs: Sequence[int]) -> Snapshot:

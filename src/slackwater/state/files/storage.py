@@ -1,8 +1,8 @@
-"""The storage of a state's files. The files store only uses this protocol.
+"""The protocol for storing a state's files, which is all that the files store uses.
 
                    directory (`directory.py`)           prefix of an object store (`objects.py`)
 file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
-commit             hard link: refused if it exists      put if absent
+commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
 lock               flock (`lock.py`)                    a lease (`lease.py`)
 """
@@ -21,7 +21,7 @@ from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files import arrow
 
-NAMED = ("segments", "outputs", "offsets")  # folders of files that commits refer to
+NAMED = ("segments", "outputs", "offsets")  # folders of files that commits reference
 
 
 class FileRef(NamedTuple):
@@ -45,13 +45,13 @@ class VersionedContent(NamedTuple):
 
 
 class StorageLock(Protocol):
-    """The lock of a runner. `token` identifies the runner; empty if the storage does not need it."""
+    """The lock of a runner. `token` identifies the runner; it is empty if the storage does not need one."""
 
     @property
     def token(self) -> str: ...
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if another runner holds the lock. `doing` says in the message what this runner must not do."""
+        """Raise FencedError if another runner holds the lock. `doing` tells the user what this runner must not do."""
         ...
 
     def close(self) -> None: ...
@@ -101,19 +101,19 @@ class Storage(Protocol):
         ...
 
     def local_path(self, file: FileRef) -> Path:
-        """Return a local file with this content. It stays readable while it is open. Raises StateError."""
+        """Return a local file with this content. It remains readable while it is open. Raises StateError."""
         ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
-        """Fetch files in parallel, if that is faster than one by one."""
+        """Fetch files in parallel, if that is faster than one at a time."""
         ...
 
     def find_damage(self, file: FileRef) -> str:
-        """Describe the damage of a file: missing, truncated or changed. Empty if it is intact."""
+        """Describe how a file is damaged: missing, truncated or changed. Empty if it is intact."""
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of these files is missing or damaged, as far as a start checks."""
+        """Raise StateError if one of these files is missing or damaged, as far as a start verifies them."""
         ...
 
     # -- commits and markers
@@ -125,14 +125,14 @@ class Storage(Protocol):
         ...
 
     def replace(self, file: str, content: bytes, version: str | None) -> str:
-        """Replace the version `version` of a file (None: no file) and return the new version.
+        """Replace version `version` of a file (None: the file must not exist), and return the new version.
 
         Raises FencedError if the file has another version.
         """
         ...
 
     def sizes(self, folder: str) -> Mapping[str, int]:
-        """Return the files of a folder, by name in it, with their sizes in bytes."""
+        """Return the files in a folder, by name, with their sizes in bytes."""
         ...
 
     def has(self, file: str) -> bool: ...
@@ -152,7 +152,7 @@ class Storage(Protocol):
     def holder(self) -> str | None: ...
 
     def is_fresh(self) -> bool:
-        """Return whether the location holds nothing at all."""
+        """Return whether the location contains nothing at all."""
         ...
 
     def copy_from(self, origin: Storage, file: str) -> None:
@@ -160,7 +160,7 @@ class Storage(Protocol):
         ...
 
     def put_aside(self, name: str) -> str:
-        """Rename the state to a name without a state, and return the new location.
+        """Rename the state to an unused name, and return the new location.
 
         The caller holds the lock. Raises StateError.
         """

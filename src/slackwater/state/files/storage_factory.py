@@ -1,4 +1,4 @@
-"""The storage for a path or URL."""
+"""Selection of the storage for a path or URL."""
 
 from __future__ import annotations
 

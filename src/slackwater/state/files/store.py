@@ -1,14 +1,14 @@
 """The files store: one directory per pipeline, on a local disk, any mounted file system, or in an object store.
 
 state/<pipeline>/
-  lock                      held for the life of a runner (flock, or a lease in an object store); names its process
+  lock                      held for the lifetime of a runner (flock, or a lease in an object store); names its process
   manifests/000000012.json  one per epoch, created only if absent: that is the commit; its last line is a checksum
   segments/…                state rows (Arrow), referenced by manifests
   outputs/…                 staged output (Arrow), kept until it is published
   published                 the last epoch that reached all targets, with a checksum
-  reached                   the targets that hold an epoch while others do not, with a checksum
-  runs                      the history of runs, a line of JSON each; can be lost
-  checkpoint/…              Spark's plan of the next epoch; can be lost
+  reached                   the targets that already hold an epoch that others lack, with a checksum
+  runs                      the history of runs, one line of JSON each; expendable
+  checkpoint/…              Spark's plan of the next epoch; expendable
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FETCHED_AT_ONCE = 16  # staged files fetched in parallel from an object store
 class FilesStore:
     """A `StateStore` in a directory or below the URL of an object store. Nothing is created or changed before `open`.
 
-    `options` configure the access to an object store, see `config.target.StateStore`. They are never stored in the
+    `options` configure access to an object store, see `config.target.StateStore`. They are never stored in the
     state.
     """
 
@@ -65,13 +65,14 @@ class FilesStore:
         self._merger = BackgroundMerger(self.storage)
         self._named: dict[
             int, frozenset[str]
-        ] = {}  # files of the commits that this process has read or written, by epoch
+        ] = {}  # the files of the commits that this process has read or written, by epoch
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def checkpoint(self) -> Path:
-        """Return a directory next to the state; for an object store a temporary one, which suffices for sources that
-        can seek.
+        """Return a directory next to the state for Spark's checkpoints.
+
+        For an object store, it is a temporary directory, which suffices for sources that can seek.
         """
         if not self.storage.is_remote:
             return Path(self.root) / "checkpoint"
@@ -99,8 +100,8 @@ class FilesStore:
     def _clear_attempts(self) -> None:
         """Delete the files of epochs that were never committed. The holder of the lock is the only writer.
 
-        Not in an object store: there the commit of a runner that lost its lease may still arrive. Its files become
-        garbage later.
+        This is skipped in an object store, where the commit of a runner that lost its lease may still arrive. There,
+        such files become garbage later.
         """
         if self.storage.is_remote:
             return
@@ -125,7 +126,7 @@ class FilesStore:
             marker.invalidate()
 
     def _read_latest(self) -> Commit | None:
-        """Return the latest commit, and check that it belongs to the state around it."""
+        """Return the latest commit, after checking that it belongs to the surrounding state."""
         epochs = self._log.epochs_to_the_last()
         latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published_epoch(), latest.epoch if latest else -1)
@@ -144,7 +145,7 @@ class FilesStore:
         return latest
 
     def check_published(self, published: int, latest: int) -> None:
-        """Raise StateError if a published epoch has no commit."""
+        """Raise StateError if there is no commit for a published epoch."""
         if published > latest:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
@@ -153,7 +154,7 @@ class FilesStore:
             )
 
     def check_begins(self) -> None:
-        """Raise StateError if there are files of later epochs but no commit."""
+        """Raise StateError if there are files of later epochs, but no commit."""
         if self.storage.has(FORKING):
             raise StateError(
                 f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.storage.name}, or remove the "
@@ -187,7 +188,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Check all segments and offset lists once per start. Later ones are written by this process."""
+        """Verify all segments and offset lists, once per start. This process writes all later ones."""
         self.storage.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:
@@ -218,7 +219,7 @@ class FilesStore:
         self._merger.add_stage(stage, logic)
 
     def drop_stages(self, stages: range) -> None:
-        """Do nothing: garbage collection deletes files without a reference."""
+        """Do nothing: garbage collection deletes files that are not referenced."""
 
     def shard(self, shard: int, shards: int, epoch: int, metas: tuple[SegmentMeta, ...], stage: int = 0) -> FilesShard:
         return FilesShard(self.storage, shard, epoch, self._merger.apply_merges(stage, shard, metas))
@@ -255,7 +256,10 @@ class FilesStore:
         return commit
 
     def create_state(self, commit: Commit) -> None:
-        """Begin a state with this commit, of any epoch, whose files exist. Call it after an `open` that returned None."""
+        """Create a state with this commit, of any epoch, whose files already exist.
+
+        Call it after an `open` that returned None.
+        """
         self._verify(commit)
         self._put(commit)
         self.mark_published(commit.epoch)
@@ -272,7 +276,7 @@ class FilesStore:
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner holds the state.
 
-        `doing` says in the message what this runner must not do.
+        `doing` tells the user what this runner must not do.
         """
         if self._lock is not None:
             self._lock.confirm(doing)
@@ -293,10 +297,10 @@ class FilesStore:
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")
-        # a listing may lag behind, so add the commits of this process
+        # a listing may be outdated, so add the commits of this process
         epochs = sorted({*self.epochs(), *(e for e in self._named if e > self._latest - KEPT_EPOCHS)})
         self.storage.delete([self._log.file(e) for e in epochs[:-KEPT_EPOCHS]])
-        try:  # records of many shards are long: do not read those that this process wrote
+        try:  # records with many shards are long: do not re-read those that this process wrote
             known_files, recent = self._named, epochs[-KEPT_EPOCHS:]
             files_by_epoch = {e: known_files[e] if e in known_files else _files_of(self._log.read(e)) for e in recent}
         except StateError as error:
@@ -312,7 +316,7 @@ class FilesStore:
         return fork_state(self, FilesStore(self.storage, name), epoch, renames)
 
     def remove(self) -> None:
-        """Delete the state and release the lock. Needs `open`."""
+        """Delete the state and release the lock. Requires `open`."""
         self._merger.close()
         self.storage.remove()
         self.close()
@@ -328,13 +332,13 @@ class FilesStore:
 
 
 def _files_of(commit: Commit) -> frozenset[str]:
-    """Return the names of all files that a commit refers to."""
+    """Return the names of all files that a commit references."""
     staged = (o.file for o in (*commit.output, *commit.letters))
     return frozenset([*(m.file for m in commit.metas), *staged, *commit.lists])
 
 
 class InMemoryStore(FilesStore):
-    """A files store in a temporary directory that is deleted with the process."""
+    """A files store in a temporary directory, which is deleted when the process ends."""
 
     def __init__(self, pipeline: str) -> None:
         home = tempfile.TemporaryDirectory(prefix="slackwater-", ignore_cleanup_errors=True)

@@ -1,4 +1,4 @@
 """State as tables that anyone can SELECT from.
 
-Local files are only caches of staged rows. Module names match those in `state/files`.
+Local files only cache staged rows. Module names match those in `state/files`.
 """

@@ -3,8 +3,9 @@
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
     left         -7  09:00:01         4  true     o1                   12.50  NULL                  (outer sides only)
 
-Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind; the commit moves them.
-Expired rows follow from their event time, so they are not marked: each commit deletes them.
+Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind. The commit moves them from
+there. Whether a row has expired depends only on its event time, so rows are not marked. Each commit deletes expired
+ones.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _FAR = 2**62
 
 @dataclass(frozen=True)
 class JoinTable:
-    """The table of a join's rows, and the names of both sides' columns in it."""
+    """The table for a join's rows, with its names for both sides' columns."""
 
     tables: TableNames
     logic: JoinLogic
@@ -54,7 +55,7 @@ class JoinTable:
         return {"__kh": "key_hash", "__ts": "event_time", "__id": "row_id", "__matched": "matched", **columns}
 
     def types(self) -> dict[str, str]:
-        """Map the columns of the table to their types, without the columns that all state tables have."""
+        """Map the columns of the table to their types, except the columns that all state tables share."""
         types = {
             "side": "text NOT NULL",
             "key_hash": "bigint NOT NULL",
@@ -67,7 +68,7 @@ class JoinTable:
         return types
 
     def check(self, where: str) -> None:
-        """Raise StartError for a column that Postgres cannot store and return unchanged."""
+        """Raise StartError for a column that Postgres cannot store without changing its values."""
         client.check_names(list(self.types()), where)
         for side in self.logic.sides:
             for f in side.fields:
@@ -98,7 +99,7 @@ class JoinTable:
         return f"CREATE UNLOGGED TABLE {self.staged} (token text NOT NULL, {columns})"
 
     def frame(self, side: JoinSide, rows: pl.DataFrame, token: str) -> pl.DataFrame:
-        """Convert buffered rows to rows of the staged table. A side that is not outer does not record matches."""
+        """Convert buffered rows to rows of the staged table. Sides that are not outer do not record matches."""
         rows = rows.with_columns(rows["__ts"].cast(pl.Datetime("us", "UTC")))
         if "__matched" in rows.columns and not side.outer:
             rows = rows.with_columns(pl.lit(None, pl.Boolean).alias("__matched"))
@@ -107,13 +108,13 @@ class JoinTable:
 
 
 def shard_condition(column: str, shard: int, shards: int) -> str:
-    """Return the SQL condition that a hash belongs to a shard."""
+    """Return the SQL condition for hashes that belong to a shard."""
     return f"mod(mod({column}, {shards}) + {shards}, {shards}) = {shard}"
 
 
 @dataclass(frozen=True)
 class PostgresBuffers:
-    """The `Buffers` of one shard: the committed table, and the rows staged in this epoch."""
+    """The `Buffers` of one shard: the committed table, plus the rows staged in this epoch."""
 
     url: str
     table: JoinTable
@@ -214,7 +215,7 @@ class PostgresBuffers:
 def stage_changes(
     url: str, table: JoinTable, metas: Sequence[SegmentMeta], changes: Changes
 ) -> tuple[SegmentMeta, ...]:
-    """COPY the changes of an epoch to the buffers of a shard. Each side and kind has a token, which the commit names."""
+    """COPY an epoch's changes to the buffers of a shard. Each side and kind has a token, which the commit references."""
     staged = list(metas)
     try:
         with client.arrow_cursor(url) as cursor:
@@ -236,7 +237,7 @@ def stage_changes(
 def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta, ...]:
     """Return the new segments of a shard after a reshard.
 
-    The shard follows from the hash, so the rows stay where they are.
+    The hash determines the shard, so the rows themselves are not touched.
     """
     return tuple(
         meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
@@ -246,7 +247,7 @@ def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta
 
 
 def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageState, epoch: int) -> int:
-    """Move the staged rows into the state table and return how many rows it gained.
+    """Move the staged rows into the state table, and return how many rows it gained.
 
     Raises EpochError if staged rows are missing.
     """
@@ -282,7 +283,7 @@ def apply_staged(db: psycopg.Connection[Any], table: JoinTable, state: StageStat
 
 
 def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageState) -> dict[tuple[str, int], int]:
-    """Delete the expired rows and return their number per side and shard."""
+    """Delete the expired rows, and return their number by side and shard."""
     expired: dict[tuple[str, int], int] = {}
     shard = f"mod(mod(key_hash, {state.shards}) + {state.shards}, {state.shards})::integer"
     for side in table.logic.sides:

@@ -1,7 +1,7 @@
-"""Postgres for the store and the target: connections, identifiers, column types, and frames in and out.
+"""Postgres for the store and the target: connections, identifiers, column types, and transfer of frames.
 
-Workers send frames in Arrow through ADBC. The driver's commit shares a transaction, so it sends them as CSV through
-psycopg's COPY.
+Workers send frames in Arrow format through ADBC. The driver writes within the commit's transaction, so it sends frames
+as CSV through psycopg's COPY.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """Return the Postgres type of a column, as `format_type` spells it. Types with structs become jsonb."""
+    """Return the Postgres type of a column, spelled as by `format_type`. Types with structs become jsonb."""
     if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
     if not field.is_scalar:
@@ -65,7 +65,7 @@ def sql_type(field: Field) -> str:
 
 
 def sql_type_of(dtype: pl.DataType) -> str:
-    """Return the Postgres type for a Polars column."""
+    """Return the Postgres type for a Polars column type."""
     if isinstance(dtype, pl.List):
         return f"{sql_type_of(dtype.inner)}[]"  # type: ignore[arg-type]
     if isinstance(dtype, pl.Decimal):
@@ -87,7 +87,7 @@ def sql_type_of(dtype: pl.DataType) -> str:
 
 
 def quote_name(name: str) -> str:
-    """Return a name as an SQL identifier."""
+    """Quote a name as an SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -96,7 +96,7 @@ def quote_names(names: Sequence[str]) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raise StartError for a name that is too long for Postgres or contains U+0000."""
+    """Raise StartError if a name is too long for Postgres or contains U+0000."""
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
@@ -106,7 +106,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
-    """Convert a time in µs for psycopg; None for None or a time beyond Python's calendar."""
+    """Convert a time in µs for psycopg; None for None, or for a time outside Python's calendar."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:
@@ -114,7 +114,7 @@ def to_datetime(us: int | None) -> dt.datetime | None:
 
 
 def time_literal(us: int) -> str:
-    """Return a time in µs as an SQL literal; beyond the calendar it is infinite."""
+    """Return a time in µs as an SQL literal. Times outside the calendar become infinite."""
     moment = to_datetime(us)
     if moment is None:
         return f"'{'-' if us < 0 else ''}infinity'::timestamptz"
@@ -122,7 +122,7 @@ def time_literal(us: int) -> str:
 
 
 def _parse_url(url: str) -> dict[str, Any] | None:
-    """Parse a URL or connection string; None if it is invalid, or if an unescaped character shifted its parts."""
+    """Parse a URL or connection string. None if it is invalid, or was misread because of an unescaped character."""
     from psycopg import conninfo
 
     try:
@@ -163,7 +163,7 @@ def types_of(connection: psycopg.Connection[Any], table: str) -> dict[str, str]:
 
 
 def error_reason(error: BaseException) -> str:
-    """Return the first line of an error of Postgres or its client."""
+    """Return the first line of an error raised by Postgres or its client."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     return text.replace("[libpq] ", "").removesuffix(". Vendor code: 0").strip()
@@ -217,7 +217,7 @@ def copy_frame(connection: psycopg.Connection[Any], table: str, frame: pl.DataFr
 
 
 def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
-    """Return a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for types with structs."""
+    """Format a value as text for COPY: `{"a","b"}` for an array of scalars, JSON for types with structs."""
     if not is_nested(kind):
         return _scalar(value, kind)
     if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
@@ -236,9 +236,9 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 
 @contextmanager
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
-    """Open an ADBC cursor in autocommit mode. Database errors are raised as ConnectionError with one line.
+    """Open an ADBC cursor in autocommit mode. Database errors become one-line ConnectionErrors.
 
-    `snapshot`: exported by an open transaction; the cursor reads the database as that transaction does.
+    `snapshot`: one exported by an open transaction; the cursor sees the same data as that transaction.
     """
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -265,9 +265,9 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
-    """Borrow a connection like that of `open_connection` from the idle ones, or open one.
+    """Borrow an idle connection like one of `open_connection`, or open one.
 
-    The caller leaves no transaction open.
+    The caller must not leave a transaction open.
     """
     import psycopg
 
@@ -292,7 +292,7 @@ _lock = threading.Lock()
 
 
 def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
-    """Return an idle connection to this address that still works; None if there is none."""
+    """Return an idle connection to this address that still works, or None."""
     with _lock:
         key = (os.getpid(), url, kind)
         position = next((n for n in reversed(range(len(_idle))) if _idle[n][0] == key), None)
@@ -314,9 +314,9 @@ def _take_idle(url: str, kind: str, broken: type[Exception]) -> Any | None:
 
 
 def _return_idle(url: str, kind: str, connection: Any) -> Any | None:
-    """Keep a connection idle.
+    """Keep a connection for reuse.
 
-    Return a connection for the caller to close: the one that was idle longest, if there are too many.
+    If there are now too many idle connections, return the one that has been idle longest, for the caller to close.
     """
     with _lock:
         _idle.append(((os.getpid(), url, kind), clock.monotonic(), connection))
@@ -337,7 +337,7 @@ def close_idle() -> None:
 
 
 def append_frame(cursor: Any, schema: str, table: str, frame: pl.DataFrame) -> None:
-    """COPY a frame into a table."""
+    """Append a frame to a table with COPY."""
     arrow = rebuild_empty_lists(frame).to_arrow(compat_level=pl.CompatLevel.oldest())
     cursor.adbc_ingest(table, arrow, mode="append", db_schema_name=schema)
 

@@ -1,4 +1,4 @@
-"""The columns of a stage's table, by the kind of its state: units of windows and keys, or buffers of a join."""
+"""The columns of a stage's table, which depend on the kind of its state: units of windows and keys, or join buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.windows.state_rows import KeyedState
 
 @singledispatch
 def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
-    """Map the columns of a stage's table to their types, without the columns that all state tables have."""
+    """Map the columns of a stage's table to their types, except the columns that all state tables share."""
     raise_unregistered(logic, "slackwater.state.postgres.columns.column_types")
 
 
@@ -36,7 +36,7 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 
 @singledispatch
 def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
-    """Raise StartError for a column that Postgres cannot store and return unchanged."""
+    """Raise StartError for a column that Postgres cannot store without changing its values."""
     raise_unregistered(logic, "slackwater.state.postgres.columns.check_columns")
 
 
@@ -52,4 +52,4 @@ def _(logic: JoinLogic, tables: TableNames, where: str) -> None:
 
 @check_columns.register
 def _(logic: NoState, tables: TableNames, where: str) -> None:
-    """Accept it: a stage without state has no columns."""
+    """Do nothing: a stage without state has no columns."""

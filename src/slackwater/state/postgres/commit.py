@@ -1,7 +1,7 @@
 """The commit of one epoch in Postgres, as one transaction:
 
 fence ─ changed columns ─ merge of staged rows, if it is due ─ target, if it is in this database ─ record, offsets
-                          └ deletion of expired rows
+                        └ deletion of expired rows
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
 class RefusedError(Exception):
-    """The target, which shares the transaction, did not accept the rows."""
+    """Raised if the target, which shares the transaction, rejected the rows."""
 
 
 def separate_refusals(publish: Publish) -> Publish:
-    """Wrap `publish`: errors of the target become RefusedError, so that they differ from errors of the state or the
-    connection.
-    """
+    """Wrap `publish` so that errors of the target become RefusedError, unlike errors of the state or the connection."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
         try:
@@ -55,16 +53,17 @@ def separate_refusals(publish: Publish) -> Publish:
 class Transaction:
     """The transaction of one commit. `run` raises FencedError, EpochError and psycopg's errors.
 
-    Without `stages` only the record changes, see `state.maintenance_commit`. Tables change within the transaction: a
-    failed commit leaves them and their views unchanged. `location` is the location of the store, for messages.
+    Without `stages`, only the record changes (see `state.maintenance_commit`). Tables are altered within the
+    transaction, so a failed commit leaves them and their views unchanged. `location` is the location of the store, for
+    messages.
     """
 
     db: psycopg.Connection[Any]
     tables: TableNames
     stages: Sequence[StageLogic]
     location: str
-    altering: Sequence[str] = ()  # statements that change the tables of the state
-    named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit names
+    altering: Sequence[str] = ()  # statements that alter the tables of the state
+    named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit references
 
     def run(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
         """Run the transaction: fence, merge, publish to targets in this database, and write the record.
@@ -113,7 +112,7 @@ class Transaction:
         return commit.model_copy(update={"stages": tuple(moved)})
 
     def _fence(self, commit: Commit) -> None:
-        """Claim the epoch. It fails if the previous epoch is not the latest."""
+        """Claim the epoch. Fails if the previous epoch is not the latest one."""
         t = self.tables
         if commit.epoch == 0:
             cursor = self.db.execute(
@@ -164,11 +163,9 @@ class RowChange:
     alters: bool = False
 
     def run(self, state: StageState) -> Changed:
-        """Merge staged rows into the state and delete expired ones.
+        """Merge staged rows into the state, and delete expired ones.
 
-        Return the resulting segments, and how many rows the table gained.
-
-        Raises EpochError.
+        Return the resulting segments, and how many rows the table gained. Raises EpochError.
         """
         return self._run(self.logic, state)
 
@@ -184,7 +181,7 @@ class RowChange:
             return state.segments, 0
         gained = version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
         if version_merge.staged_segments(state.segments):
-            # also rows of failed epochs; not TRUNCATE, because it takes effect in older snapshots
+            # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
             self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
         gained -= self._forget(logic, state.watermark_us)
         size = self._size()
@@ -202,7 +199,7 @@ class RowChange:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
-        """Return the number of rows of the table. It counts them only if no commit has recorded their number."""
+        """Return the number of rows in the table. They are only counted if no commit has recorded their number."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()
@@ -213,7 +210,7 @@ class RowChange:
         return int(row[0]) if row else 0
 
     def _forget(self, logic: KeyedState, watermark: int) -> int:
-        """Delete the units whose rows have all expired, and return the number of deleted rows."""
+        """Delete units whose rows have all expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0
         rule = logic.expiry_bounds(watermark)
@@ -232,5 +229,5 @@ class RowChange:
 
 
 def rows_of(offsets: Offsets | None) -> dict[str, str]:
-    """Return a source's offsets as text per partition of a Kafka topic; other sources have one entry."""
+    """Return a source's offsets as text, by Kafka partition; other sources have a single entry."""
     return {"": "null"} if offsets is None else offsets.positions()

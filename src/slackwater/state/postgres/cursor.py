@@ -1,4 +1,4 @@
-"""Cursors that treat `%` within quotes as a character, and as a placeholder only outside of quotes.
+"""Cursors that treat a `%` within quotes as a plain character, and as a placeholder only outside of quotes.
 
 SELECT "rate%" FROM "100%s"."t" WHERE k = %s       one placeholder
 """

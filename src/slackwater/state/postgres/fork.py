@@ -1,5 +1,6 @@
-"""Forks in Postgres: copies of a pipeline's tables and rows, in one transaction that sees one commit and does not block
-a runner.
+"""Forks in Postgres: copies of a pipeline's tables and rows.
+
+One transaction sees exactly one commit and does not block a runner.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from slackwater.state.protocol import epoch_not_kept
 def fork_tables(
     url: str, tables: TableNames, name: str, epoch: int | None, location: str, renames: bool = False
 ) -> Commit | None:
-    """Copy a commit to another pipeline, see `StateStore.fork`."""
+    """Copy a commit to another pipeline; see `StateStore.fork`."""
     new = replace(tables, pipeline=name)
     try:
         with closing(client.open_connection(url, "state store")) as db:
@@ -105,7 +106,7 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    Tables of the new name without a state were left by a failed start.
+    If there are tables under the new name but no state, a failed start left them there.
     """
     if not table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")

@@ -1,7 +1,7 @@
-"""Copies of staged rows on the machine that staged them, so that readers need not fetch them from the database.
+"""Copies of staged rows on the machine that staged them, which save readers from fetching them from the database.
 
-A copy is found by its token and verified by its checksum; the commit records both. Missing copies are fetched from the
-database.
+A copy is found by its token and verified by its checksum, both of which the commit records. Missing copies are fetched
+from the database.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import open_arrow
 from slackwater.state.files.cache import FileCache
 
-MOST_BYTES = 256 << 20  # limit for the tables that a process keeps open, mapped or fetched
+MOST_BYTES = 256 << 20  # limit for the tables that a process keeps open, whether mapped or fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()
-_mine: dict[tuple[str, str, int], set[str]] = {}  # per shard: tokens of the copies that this process wrote
+_mine: dict[tuple[str, str, int], set[str]] = {}  # tokens of the copies that this process wrote, by shard
 _lock = Lock()  # the driver emits in several threads
 
 
@@ -30,9 +30,9 @@ def _file(token: str) -> str:
 
 
 def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Collection[str]) -> None:
-    """Store a copy of staged rows. If that fails, readers fetch the rows.
+    """Store a copy of staged rows. If that fails, readers fetch the rows instead.
 
-    Earlier copies of the shard are deleted if they are no longer named: they were merged, or their epoch was not
+    Earlier copies of the shard are deleted if they are not in use any more: they were merged, or their epoch was not
     committed.
 
     Args:
@@ -72,7 +72,7 @@ def keep_table_open(token: str, table: pa.Table) -> pa.Table:
 
 
 def forget_copies(tokens: Collection[str]) -> None:
-    """Delete copies of rows that were merged or are no longer needed."""
+    """Delete copies of rows that have been merged or are no longer needed."""
     with _lock:
         for token in tokens:
             _open.pop(token, None)

@@ -1,4 +1,4 @@
-"""The lock of a pipeline: an advisory lock of its runner's connection, whose application_name names the process."""
+"""The lock of a pipeline: an advisory lock on its runner's connection, whose application_name identifies the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long lists that a commit refers to by name: one table row each."""
+"""Long lists that a commit references by name: one table row each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read_list(db: psycopg.Connection[Any], tables: TableNames, location: str, na
 
 
 def collect_garbage(db: psycopg.Connection[Any], tables: TableNames, epoch: int) -> None:
-    """Delete the lists of epochs up to this one that the latest commit does not refer to."""
+    """Delete lists of epochs up to this one that the latest commit does not reference."""
     row = db.execute(f"SELECT record FROM {tables.pipelines} WHERE pipeline_name = %s", (tables.pipeline,)).fetchone()
     if row is None:
         return

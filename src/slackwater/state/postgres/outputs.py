@@ -1,4 +1,4 @@
-"""Staged output: one row with an Arrow file each, until its epoch is published."""
+"""Staged output: one row with an Arrow file per output, until its epoch is published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Database errors as one line that names the state store."""
+"""Database errors reported in one line that names the state store."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class NamedStore(Protocol):
-    """A store with a location for messages."""
+    """A store that has a location for messages."""
 
     @property
     def _location(self) -> str: ...
 
 
 def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
-    """Wrap a method of a store: database errors are raised as EpochError with one line."""
+    """Wrap a method of a store so that database errors become one-line EpochErrors."""
 
     @wraps(method)
     def reporting(self: NamedStore, *arguments: Any) -> T:

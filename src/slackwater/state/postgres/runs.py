@@ -1,4 +1,4 @@
-"""The history of runs in Postgres: one row per run, which anyone can SELECT from."""
+"""The history of runs in Postgres: one row per run, in a table that anyone can SELECT from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slackwater.state.runs import MOST_RUNS, Run, parse_runs
 
 
 def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:
-    """Insert a run, or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
+    """Insert a run or replace its entry, and delete the oldest entries. Raises psycopg's errors."""
     # Postgres cannot store U+0000 in text
     error = None if run.error is None else run.error.replace("\0", "�")
     values = (tables.pipeline, run.started_us, run.runner, run.epoch, run.ended_us, run.outcome, run.last_epoch, error)

@@ -1,6 +1,4 @@
-"""Table setup at the start of a pipeline: shared tables, and those of each stage, in the current format and with
-current names.
-"""
+"""Table setup at the start of a pipeline: the shared tables and those of each stage, with current format and names."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from slackwater.windows.state_rows import KeyedState
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
-    """Create the schema, and the tables that all of its pipelines share."""
+    """Create the schema, and the tables that all its pipelines share."""
     if db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (t.schema,)).fetchone() is None:
         db.execute(f"CREATE SCHEMA IF NOT EXISTS {client.quote_name(t.schema)}")
     with db.transaction():
@@ -35,7 +33,7 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
 
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
-    """Migrate the tables of an older format and the record, in one transaction before the first epoch."""
+    """Migrate tables and record from an older format, in one transaction before the first epoch."""
     latest = latest_commit(db, tables, location)
     assert latest is not None
     commit, _, version = latest
@@ -64,11 +62,11 @@ class SchemaSetup:
 
     @property
     def continues(self) -> bool:
-        """Return whether the table of the stage must exist already."""
+        """Return whether the stage's table must already exist."""
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StageLogic) -> list[str]:
-        """Set up the tables and return the statements with which the next commit alters them.
+        """Set up the tables, and return the statements by which the next commit alters them.
 
         Raises StartError, StateError and psycopg's errors.
         """
@@ -125,7 +123,7 @@ class SchemaSetup:
     def _add_columns(self, table: JoinTable) -> None:
         """Add new columns now: workers read them before the next commit, and other readers ignore them.
 
-        An empty column of another type was added by a start that did not commit. It is replaced.
+        An empty column of another type was left by a start that did not commit. It is replaced.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):
@@ -139,12 +137,12 @@ class SchemaSetup:
             self.db.execute(statement)
 
     def _rename(self) -> None:
-        """Give the state its current name and comment. Raises StateError if another owner has the name."""
+        """Give the state its current name and comment. Raises StateError if the name has another owner."""
         with self.db.transaction():
             table_ownership.rename_tables(self.db, self._existing_names(), self.tables)
 
     def _begin(self, statements: Sequence[str]) -> None:
-        """Create the table of a new state, and drop what a failed start left."""
+        """Create the table of a new state, and drop what a failed start left behind."""
         with self.db.transaction():
             current = self._existing_names()
             if current.stage in current.former:  # left by a state whose record was deleted
@@ -155,13 +153,13 @@ class SchemaSetup:
             table_ownership.sign_table(self.db, self.tables, "state")
 
     def _existing_names(self) -> TableNames:
-        """Return the tables under their existing names."""
+        """Return the tables under the names that they have now."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
     def _empty_staged(self, logic: KeyedState) -> None:
-        """Empty the table of staged rows. `open` has already merged the rows that the latest commit names.
+        """Empty the table of staged rows. `open` has already merged the rows that the latest commit references.
 
-        A table with the expected columns is kept, because others may be reading it.
+        A table with the expected columns is kept, because others may be reading from it.
         """
         t = self.tables
         existing_columns = client.columns_of(self.db, t.staged)

@@ -1,4 +1,4 @@
-"""One shard of the Postgres store in a worker: units by hash, due units, and COPY into the staged table.
+"""One shard of the Postgres store, in a worker: units by hash, due units, and COPY into the staged table.
 
 state table ──────────┐  rows of a unit, unless a newer version is staged
 staged table, tokens ─┴▶ rows that the operator reads
@@ -43,9 +43,9 @@ _TOKEN = "__token"  # hidden: the token of a staged row
 
 @dataclass(frozen=True)
 class PostgresShard:
-    """A `ShardState` in Postgres. `metas` are the committed table (empty token), then staged versions (tokens).
+    """A `ShardState` in Postgres. `metas` are the committed table (empty token), followed by staged versions (tokens).
 
-    `snapshot`: read as of this exported snapshot of the database, for readers that do not hold the lock.
+    `snapshot`: an exported snapshot of the database to read from, for readers that do not hold the lock.
     """
 
     url: str
@@ -73,7 +73,7 @@ class PostgresShard:
             [_number_rows(rows.filter(pl.col("__kind") != TOMBSTONE)), _removed_positions(rows, before)]
         )
         names = self.tables.columns(logic)
-        # rename last: keys may have names that are also columns of the table
+        # rename last: keys may be named like columns of the table
         frame = (
             versions.with_columns(pl.col(c).cast(pl.Datetime("us")).dt.replace_time_zone("UTC") for c in TIMES)
             .rename({**names, _ORDINAL: "ordinal"})
@@ -95,7 +95,7 @@ class PostgresShard:
     ) -> tuple[SegmentMeta, ...]:
         """Return the new segments after a reshard or a migration.
 
-        The shard follows from the hash, so unchanged rows stay where they are.
+        The hash determines the shard, so unchanged rows are not touched.
         """
         if before is not None:
             removed = before.unique("__h", keep="first").join(rows.select("__h"), on="__h", how="anti")
@@ -138,7 +138,10 @@ class PostgresShard:
 
 
 def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add the position of each row in its unit; rows are sorted by unit. (unit, ordinal) is the key of the table."""
+    """Number the rows of each unit by position; `rows` is sorted by unit.
+
+    (unit, ordinal) is the primary key of the table.
+    """
     unit = rows["__h"].to_numpy()
     position = np.arange(len(unit))
     first = np.flatnonzero(np.diff(unit, prepend=unit[:1] - 1))
@@ -148,7 +151,7 @@ def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _removed_positions(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-    """Return TOMBSTONE rows for the positions that a new version no longer has."""
+    """Return TOMBSTONE rows for positions that a new version no longer has."""
     if before.is_empty():
         return _number_rows(rows.clear())
     old = _number_rows(before.filter(pl.col("__h").is_in(rows["__h"].unique().implode())))
@@ -201,14 +204,14 @@ class PostgresReader:
         return self._overlay(self._staged_versions.outline() if self._staged_versions else None, below)
 
     def _overlay(self, newest: pl.DataFrame | None, below: pl.DataFrame) -> pl.DataFrame:
-        """Lay the newest staged rows over rows of the state table."""
+        """Overlay the newest staged rows on rows of the state table."""
         return below if newest is None else _concat_sorted(newest, self._staged_versions.select_unstaged(below))
 
     def _has_rows(self) -> bool:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """Fetch from the state table all rows of the units with a row that meets the conditions.
+        """Fetch all rows of units in the state table that contain a row that meets the conditions.
 
         `shard_only`: only this shard. `only`: only these columns.
         """
@@ -220,14 +223,14 @@ class PostgresReader:
         )
         condition = " AND ".join([*conditions, *in_shard]) or "true"
         if conditions and shard_only:
-            # read the whole unit although only one of its rows may be due
+            # read the whole unit, even if only one of its rows is due
             condition = f"unit IN (SELECT unit FROM {t.state} WHERE {condition})"
         columns, schema = self._columns(only)
         frame = self._query(f"SELECT {columns} FROM {t.state} r WHERE {condition}", schema)
         return frame.sort("__h", _ORDINAL).drop(_ORDINAL)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
-        """Fetch the rows of these tokens, of all units or of these hashes. Tokens without rows are left out."""
+        """Fetch the staged rows of these tokens, for all units or these hashes. Tokens without rows are omitted."""
         columns, schema = self._columns()
         tokens = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"
@@ -245,7 +248,7 @@ class PostgresReader:
 
     @cached_property
     def _required(self) -> dict[str, str]:
-        """Map the columns without NULL to their names in the table."""
+        """Map the columns that cannot be NULL to their names in the table."""
         table_columns = self.state.tables.columns(self.logic)
         return {_ORDINAL: "ordinal", **{c: n for c, n in table_columns.items() if c in (*HIDDEN, "__end")}}
 
@@ -257,7 +260,7 @@ class PostgresReader:
             frame = client.fetch_frame(cursor, query, schema)
         if self.state.trusts_copies:  # otherwise `slackwater state verify` checks all rows itself
             validation.check_rows(frame, self.state.tables.state, self._required)
-        if "__rev" in schema:  # rows from before windows had revisions
+        if "__rev" in schema:  # rows stored before windows had revisions
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame
 
@@ -267,7 +270,7 @@ def _array(hashes: Int64s) -> str:
 
 
 def _concat_sorted(newest: pl.DataFrame, below: pl.DataFrame | None) -> pl.DataFrame:
-    """Concatenate rows of different units and sort them by unit. The order within a unit is kept."""
+    """Concatenate rows of different units, sorted by unit. The order within each unit is kept."""
     frame = newest if below is None else below if newest.is_empty() else pl.concat([newest, below])
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):

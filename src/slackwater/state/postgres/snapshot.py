@@ -1,6 +1,6 @@
-"""Reading the Postgres store without its lock: the latest record, and the rows as of it.
+"""Lock-free reading of the Postgres store: the latest record, and the rows as of that record.
 
-REPEATABLE READ, READ ONLY ──┬─ record     one view of the database for all of them,
+REPEATABLE READ, READ ONLY ──┬─ record     the same view of the database for all of them,
 exported snapshot            └─ rows       on as many connections as there are readers
 """
 
@@ -30,7 +30,7 @@ from slackwater.windows.state_rows import KeyedState
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
     """Return the stored record of a pipeline and its last published epoch; None if the pipeline has no row.
 
-    Raises StateError for a format that cannot be migrated.
+    Raises StateError if the format cannot be migrated.
     """
     row = db.execute(
         f"SELECT published_epoch, state_version, record FROM {tables.pipelines} WHERE pipeline_name = %s",
@@ -77,9 +77,9 @@ def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
 
 @contextmanager
 def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
-    """Open a commit for reading, see `StateStore.peek`.
+    """Open a commit for reading; see `StateStore.peek`.
 
-    An open transaction keeps its rows from VACUUM within the block.
+    Within the block, an open transaction protects its rows from VACUUM.
     """
     try:
         with client.borrow_connection(url, "state store") as db, db.transaction():

@@ -1,8 +1,8 @@
-"""The staged versions of a shard's rows, newest last. They overlay the state table.
+"""The staged versions of a shard's rows, newest last, which overlay the state table.
 
- [token c]   newest      each sorted by unit, from a copy on this machine (`local_cache.py`),
+  [token c]   newest      each sorted by unit, from a copy on this machine (`local_cache.py`),
  [token b]               or fetched from the staged table
- [token a]
+[token a]
 ═══════════ state table
 """
 
@@ -26,7 +26,7 @@ from slackwater.windows.state_rows import DueQuery, Int64s
 Fetch = Callable[
     [Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]
 ]  # returns rows by token, of all units or of these hashes
-FEW = 1_000  # below this number of units only their rows are fetched
+FEW = 1_000  # below this number of units, only their rows are fetched
 
 
 class _StagedVersion(Segment):
@@ -47,7 +47,7 @@ class StagedVersions:
     Args:
         metas: all segments of the shard.
         fetch: reads rows from the database.
-        is_local: use copies on this machine.
+        is_local: whether to use copies on this machine.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class StagedVersions:
         return bool(self._metas)
 
     def units(self, hashes: Int64s) -> tuple[pl.DataFrame, Int64s]:
-        """Return the newest rows of these units (sorted, unique), and the units without a staged version."""
+        """Return the newest rows of these units (sorted, unique), and the units that have no staged version."""
         if not self._metas:
             return self._reader([]).units(hashes), hashes
         reader = self._reader_for(hashes) if len(hashes) < FEW else self._all()
@@ -77,7 +77,7 @@ class StagedVersions:
         return self._all().outline()
 
     def select_unstaged(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the rows of the state table that have no newer staged version."""
+        """Return the rows of the state table for which there is no newer staged version."""
         if not self._metas or rows.is_empty():
             return rows
         hashes = rows["__h"].to_numpy()
@@ -97,7 +97,7 @@ class StagedVersions:
         return self._whole
 
     def _reader_for(self, hashes: Int64s) -> SegmentReader:
-        """Return a reader of few units. It fetches only their rows of tokens without a local copy."""
+        """Return a reader for few units. For tokens without a local copy, it fetches only the rows of these units."""
         if self._whole is not None:
             return self._whole
         tables_by_token = {m.file: self._find_copy(m) for m in self._metas}
@@ -134,7 +134,7 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
-    """Return which of these units have a version in one of the segments."""
+    """Return a mask of these units that have a version in one of the segments."""
     covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)

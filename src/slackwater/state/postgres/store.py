@@ -4,12 +4,12 @@
     slackwater_offsets            one row per (pipeline, source, partition): offset and watermark
     slackwater_outputs, …_lists   staged output and long offset lists, until published or superseded
     slackwater_runs               one row per run of a pipeline: start, end and outcome
-    slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages …#2
+    slackwater_state_<pipeline>   one row per (group key, open window), typed like the input; later stages: …#2
     slackwater_staged_<pipeline>  rows that workers COPY during an epoch. Versions of windows count once a commit
-                                  names them; they are merged every few epochs. Rows of joins are unlogged.
+                                  references them; they are merged every few epochs. Rows of joins are unlogged.
 
 Workers COPY into the staged table on their own connections. The driver's transaction checks the expected epoch, and
-names the staged rows or merges them. It also writes the output if the target is in the same database.
+references the staged rows or merges them. It also writes the output if the target is in the same database.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ PATIENCE_S = 30.0  # how long a lost connection is retried
 class PostgresStore:
     """A `StateStore` in one schema of a database. Nothing is created before `open`.
 
-    `path`: directory of Spark's checkpoints; by default a temporary one, which suffices for sources that can seek.
+    `path`: the directory for Spark's checkpoints. The default is a temporary one, which suffices for sources that can
+    seek.
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:
@@ -69,7 +70,7 @@ class PostgresStore:
         self.tables = TableNames(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
         self._stages: dict[int, StageLogic] = {}
-        self._altering: dict[int, list[str]] = {}  # per stage: statements with which the next commit alters its table
+        self._altering: dict[int, list[str]] = {}  # by stage: the statements by which the next commit alters its table
         self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
         self._version = FORMAT
@@ -104,7 +105,7 @@ class PostgresStore:
             raise
 
     def start_over(self) -> str | None:
-        """Rename the tables and the record in one transaction, see `StateStore.start_over`."""
+        """Rename the tables and the record in one transaction; see `StateStore.start_over`."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
         try:
             self._connect()
@@ -185,7 +186,7 @@ class PostgresStore:
         return commit
 
     def _migrate(self) -> None:
-        """Migrate the tables before the first epoch, so that reading alone changes nothing."""
+        """Migrate the tables before the first epoch. Merely reading a state never changes it."""
         if self._version != FORMAT:
             schema_setup.migrate_tables(self._db, self.tables, self._location)
             self._version = FORMAT
@@ -204,7 +205,7 @@ class PostgresStore:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
-        """Connect and take the pipeline's lock, which ends with this connection."""
+        """Connect, and take the pipeline's lock, which ends with this connection."""
         self._disconnect()
         self._connection = lock.connect_locked(self._url, self.tables, self._location)
 
@@ -215,7 +216,7 @@ class PostgresStore:
 
     @report_database_errors
     def remove(self) -> None:
-        """Delete the state and release the lock. Needs `prepare`."""
+        """Delete the state and release the lock. Requires `prepare`."""
         with self._db.transaction():
             for stage in self._stages:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
@@ -361,7 +362,7 @@ class PostgresStore:
                     (self._pipeline, epoch),
                 )
         except psycopg.Error as error:
-            # harmless: a target ignores an epoch that it holds
+            # harmless: a target ignores an epoch that it already holds
             log.warning(
                 "%s: epoch %d is published and could not be noted: %s",
                 self._pipeline,
@@ -382,7 +383,7 @@ class PostgresStore:
                 (json.dumps(sorted(self._reached)), self._pipeline, epoch),
             )
         except psycopg.Error as error:
-            # mostly harmless: most targets ignore an epoch that they hold
+            # mostly harmless: most targets ignore an epoch that they already hold
             log.warning(
                 '%s: epoch %d is in target "%s" and that could not be noted: %s',
                 self._pipeline,
@@ -392,7 +393,7 @@ class PostgresStore:
             )
 
     def discard_attempt(self, epoch: int) -> None:
-        """Do nothing: staged rows count only once a commit names them."""
+        """Do nothing: staged rows only count once a commit references them."""
 
     @report_database_errors
     def collect_garbage(self) -> None:

@@ -1,6 +1,6 @@
 """Checks of the state tables at each start: they must have the rows and columns that the latest commit recorded.
 
-One count and one catalog query per stage. `slackwater state verify` reads every row.
+These cost one count and one catalog query per stage. `slackwater state verify` reads every row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.tables import TableNames
 
-# columns without NULL in any state; columns of users never have these names
+# columns that cannot be NULL in any state; columns of users never have these names
 REQUIRED = {
     "unit", "key_hash", "kind", "window_start", "last_event", "closes_at", "reaches_to_us", "side", "event_time", "row_id"
 }  # fmt: skip
@@ -25,7 +25,7 @@ REQUIRED = {
 def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
     """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
 
-    A missing table is left to `prepare`. States from before tables were recorded pass.
+    Missing tables are left to `prepare`. States that predate the recording of tables pass.
     """
     current = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):
@@ -41,7 +41,7 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
 
 
 def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe the differences between a table and its record: found and expected."""
+    """Describe how a table differs from its record: found and expected."""
     types = client.types_of(db, table)
     for name, type_ in record.columns.items():
         expected = type_.removesuffix(" NOT NULL")
@@ -51,7 +51,7 @@ def table_differences(db: psycopg.Connection[Any], table: str, record: TableReco
 
 
 def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe the differences in the number of rows and in columns with NULL."""
+    """Describe differences in the number of rows, and columns that contain NULL."""
     existing_columns = client.columns_of(db, table)
     required = [c for c in record.columns if c in REQUIRED and c in existing_columns]
     counts = "".join(f", count({client.quote_name(c)})" for c in required)

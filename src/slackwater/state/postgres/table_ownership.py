@@ -1,10 +1,12 @@
-"""Which pipeline owns a table. It is checked before a table is dropped, renamed or reused: a name alone proves nothing.
+"""Table ownership: which pipeline owns a table.
+
+It is checked before a table is dropped, renamed or reused, since a name alone proves nothing.
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
 
-Tables of earlier versions have no comment. The default of their column `pipeline_name` names the owner of a state, and
-a view belongs to the owner of the table that it reads. They get current names and comments when their pipeline starts.
+Tables of earlier versions have no comment. For a state, the default of the column `pipeline_name` is the owner; a view
+belongs to the owner of the table that it reads. Such tables get current names and comments when their pipeline starts.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from slackwater.errors import StateError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.tables import TableNames
 
-STAGES = range(MOST_STAGES)  # all stage numbers in which tables to put aside are searched
+STAGES = range(MOST_STAGES)  # all stage numbers for which tables to put aside are searched
 KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in an order in which they can be dropped
 _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A relation with a name of the pipeline. `owner` describes another owner; None for this pipeline."""
+    """A relation whose name is one of the pipeline's. `owner` describes another owner; None means this pipeline."""
 
     name: str  # quoted SQL name
     owner: str | None
 
 
 def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
-    """Return the owner of the table with this name; None if no such table exists."""
+    """Return the owner of the table with this name, or None if there is no such table."""
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     row = db.execute(
         "SELECT c.relkind::text, obj_description(c.oid, 'pg_class'), pg_get_expr(d.adbin, d.adrelid), c.relpersistence::text,"
@@ -62,7 +64,7 @@ def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
-    """Return the owner of a view: that of the state table which it reads."""
+    """Return the owner of a view, which is the owner of the state table that it reads."""
     state = find_owner(db, tables, "state")
     if state is None or state.owner is not None:
         return "somebody else, as it does not read this pipeline's table" if state is None else state.owner
@@ -75,7 +77,7 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -
 
 
 def _literal(default: str | None) -> str | None:
-    """Return the text of a literal such as `'orders'::text`."""
+    """Return the value of a literal such as `'orders'::text`."""
     match = re.fullmatch(r"'((?:[^']|'')*)'::text", default or "")
     return match[1].replace("''", "'") if match else None
 
@@ -83,7 +85,7 @@ def _literal(default: str | None) -> str | None:
 def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> str | None:
     """Return a table of the pipeline as a quoted SQL name; None if it is missing.
 
-    Raises StateError if another owner has the name.
+    Raises StateError if the name has another owner.
     """
     owned = find_owner(db, tables, table_kind)
     if owned is None or owned.owner is None:
@@ -95,12 +97,12 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
-    """Return whether no other owner has one of the pipeline's names."""
+    """Return whether none of the pipeline's names has another owner."""
     return all((owned := find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
 def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
-    """Drop the pipeline's own tables, if they exist. Raises StateError before any change if one has another owner."""
+    """Drop the pipeline's own tables, if they exist. Raises StateError, before any change, if one has another owner."""
     names = {table_kind: find_table(db, tables, table_kind) for table_kind in KINDS if table_kind in which}
     for table_kind, name in names.items():
         if name is not None:
@@ -108,14 +110,14 @@ def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) ->
 
 
 def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> None:
-    """Write the owner of a table into its comment."""
+    """Record the owner of a table in its comment."""
     comment = tables.comment(table_kind).replace("'", "''")
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     db.execute(f"COMMENT ON {KINDS[table_kind]} {name} IS '{comment}'")
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """Return the tables under their existing names. A state that no start has renamed yet has former names."""
+    """Return the tables under the names that they have now. If no start has renamed the state yet, these are old names."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -131,7 +133,7 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
 def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
     """Rename the state of a stage, or move it to another pipeline.
 
-    Views and unlogged staged rows are dropped. Needs a transaction.
+    Views and unlogged staged rows are dropped. Requires a transaction.
 
     Raises StateError if one of the names has another owner.
     """
@@ -159,7 +161,10 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 
 
 def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
-    """Rename the table of staged rows with the state. An unlogged one is dropped, because no commit names its rows."""
+    """Rename the table of staged rows together with the state.
+
+    An unlogged one is dropped: no commit references its rows.
+    """
     name = find_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()
     if name is None or row != ("p",):
@@ -172,7 +177,7 @@ def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNa
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Rename the indexes of a state, because a name chosen by Postgres could be that of another pipeline's table."""
+    """Rename the indexes of a state: a name chosen by Postgres could equal that of another pipeline's table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
         " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
@@ -190,7 +195,7 @@ def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
 
 
 def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> None:
-    """Rename everything that the pipeline owns in this schema."""
+    """Rename everything in this schema that belongs to the pipeline."""
     for shared in tables.shared_tables:
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     current = current_names(db, tables, len(STAGES))

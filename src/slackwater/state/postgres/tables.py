@@ -35,9 +35,9 @@ MARK = "#"  # never part of a pipeline's name: separates the name from suffixes
 class TableNames:
     """The quoted SQL names of a pipeline's tables, and their columns.
 
-    Tables of later stages carry the number of the stage.
+    Table names of later stages include the number of the stage.
 
-    `former`: stages whose tables still have the names of earlier versions. A start renames them.
+    `former`: stages whose tables still have names from earlier versions. A start renames them.
     """
 
     schema: str
@@ -86,9 +86,9 @@ class TableNames:
         return self._named(self.name_of("windows"))
 
     def name_of(self, table_kind: str, index: str = "") -> str:
-        """Return `slackwater_state_<pipeline>`, of a later stage `…#2`, of an index `…#pkey`.
+        """Return `slackwater_state_<pipeline>`; `…#2` for a later stage, and `…#pkey` for an index.
 
-        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. A long name is truncated and
+        Names of two pipelines never collide, because a pipeline's name cannot contain `#`. Long names are truncated and
         made unique by a hash.
         """
         if self.stage in self.former and not index:
@@ -101,9 +101,9 @@ class TableNames:
         return name + tail
 
     def _former_name_of(self, table_kind: str) -> str:
-        """Return the name of earlier versions.
+        """Return the name that earlier versions used.
 
-        The second stage of `orders` and a pipeline `orders.2` had the same name.
+        There, the second stage of `orders` and a pipeline `orders.2` had the same name.
         """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
@@ -154,7 +154,7 @@ class TableNames:
         ]
 
     def types(self, logic: KeyedState) -> dict[str, str]:
-        """Map the columns of the table to their types, without the columns that all state tables have."""
+        """Map the columns of the table to their types, except the columns that all state tables share."""
         types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
         return {column: types[name] for name, column in self.columns(logic).items()}
@@ -174,7 +174,7 @@ class TableNames:
         )
 
     def create_empty(self) -> str:
-        """Return the statement that creates the empty table of a stage without state, so that every stage has a table."""
+        """Return the statement that creates an empty table for a stage without state, so that every stage has a table."""
         columns = (
             f"pipeline_name text NOT NULL DEFAULT {self._literal}, key_hash bigint NOT NULL, epoch bigint NOT NULL"
         )
@@ -185,9 +185,7 @@ class TableNames:
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
     def complete_state(self, logic: KeyedState) -> str:
-        """Return a statement that adds the columns of revisions to a table from before; empty if the window has no
-        revisions.
-        """
+        """Return a statement that adds missing revision columns to a table; empty if the window has no revisions."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
         added = [
@@ -197,8 +195,9 @@ class TableNames:
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
     def alter_state(self, logic: KeyedState, existing_columns: Sequence[str]) -> list[str]:
-        """Return the statements that change a table with these columns, and its view, to those of a changed window;
-        empty if equal.
+        """Return the statements that alter a table with these columns, and its view, for a changed window.
+
+        Empty if nothing changes.
         """
         types = self.types(logic)
         expected_columns = {*types, *_READABLE.values(), *_OWN}
@@ -216,7 +215,7 @@ class TableNames:
         ]
 
     def create_staged(self, logic: KeyedState) -> list[str]:
-        """Return the statements that create the table of versions that are not merged yet."""
+        """Return the statements that create the table for versions that are not merged yet."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
             f'CREATE TABLE {self.staged} (token text COLLATE "C" NOT NULL, {columns}, ordinal integer NOT NULL, epoch bigint NOT'
@@ -232,9 +231,9 @@ class TableNames:
         return f"ALTER TABLE {self.staged} {', '.join(added)}" if added else ""
 
     def newest(self, columns: str) -> str:
-        """Return the SQL of all rows as of the latest commit: the staged versions that it names, else the state table.
+        """Return the SQL for all rows as of the latest commit: the staged versions it references, or the state table.
 
-        `columns`: columns of both tables.
+        `columns`: columns that both tables have.
         """
         return (
             "WITH named AS (SELECT m.meta ->> 'file' AS token, m.place FROM"

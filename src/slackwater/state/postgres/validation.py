@@ -1,8 +1,8 @@
 """Checks of state rows that are read from a table.
 
-Foreign changes lead to one clear refusal instead of an error in a library.
+Foreign changes lead to one clear error instead of an error inside a library.
 
-table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
+    table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _WAYS = (
 
 @contextmanager
 def reading(table: str) -> Iterator[None]:
-    """Fetch rows of a table within this block.
+    """Guard the block that fetches rows of a table.
 
-    Raises EpochError for a connection error, StateError for unexpected values.
+    Raises EpochError for a connection error, and StateError for unexpected values.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def reading(table: str) -> Iterator[None]:
 
 
 def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> None:
-    """Raise StateError for NULL in one of these columns, a time beyond the calendar, or an unknown kind.
+    """Raise StateError for NULL in one of these columns, a time outside the calendar, or an unknown kind.
 
     `names` maps columns of the frame to columns of the table.
     """

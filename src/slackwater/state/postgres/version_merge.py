@@ -1,12 +1,12 @@
-"""Merging of staged versions into the state: the newest version of each unit, in a transaction of the caller.
+"""Merging of staged versions into the state: the newest version of each unit, within the caller's transaction.
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
               token b  unit 7  v 3
     record    [state] [a] [b]                       [state]
 
-A commit of many rows only lists their tokens and does not change the state table; readers overlay the newer versions.
-So a unit that changes in eight epochs is written to the table once.
+A commit of many rows only lists their tokens and leaves the state table unchanged. Readers overlay the newer versions.
+So a unit that changes in eight epochs is written to the table only once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from slackwater.windows.state_rows import TOMBSTONE
 log = logging.getLogger("slackwater")
 
 FEW_ROWS = 10_000  # up to this many rows are merged in every commit
-MOST_ROWS = 4_000_000  # beyond this many rows are merged
-MOST_TOKENS = 16  # of a shard; every search for due rows reads all of them
+MOST_ROWS = 4_000_000  # beyond this many rows, they are merged
+MOST_TOKENS = 16  # per shard; every search for due rows reads all of them
 _SORTING = "64MB"
 
 Segments = Sequence[Sequence[SegmentMeta]]
@@ -47,7 +47,7 @@ def should_merge(segments: Segments) -> bool:
 
 
 def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[SegmentMeta], epoch: int) -> None:
-    """Raise EpochError if staged rows that a commit will name are missing."""
+    """Raise EpochError if staged rows that a commit will reference are missing."""
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
@@ -114,7 +114,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
 
 
 def merged_commit(commit: Commit) -> Commit:
-    """Return the commit as it is after all of its staged rows were merged."""
+    """Return the commit as it will be after all its staged rows are merged."""
     stages = tuple(
         s.model_copy(update={"segments": tuple(collapsed_segments(metas) for metas in s.segments)})
         if staged_segments(s.segments)
@@ -127,7 +127,7 @@ def merged_commit(commit: Commit) -> Commit:
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
     """Return the segments of a shard after its staged rows were merged.
 
-    `size`: its share of the table in bytes, if known.
+    `size`: the shard's share of the table in bytes, if known.
     """
     if not metas:
         return ()
@@ -145,7 +145,7 @@ def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) ->
 
 
 def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> Commit:
-    """Check the tables, and merge the rows that the latest commit names.
+    """Check the tables, and merge the rows that the latest commit references.
 
     Raises StateError.
     """
@@ -166,7 +166,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
 
 
 def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commit) -> Commit:
-    """Merge the staged rows of all stages; return the commit with the new numbers of rows."""
+    """Merge the staged rows of all stages; return the commit with the new row counts."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
         commit = with_gained_rows(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
@@ -176,7 +176,7 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
 
 
 def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
-    """Return the commit with the number of rows that the table of a stage has after a merge."""
+    """Return the commit with the row count that a stage's table has after a merge."""
     stages = list(commit.stages)
     if (table := stages[number].table) is not None:
         update = {"table": table.model_copy(update={"rows": table.rows + gained})}
@@ -192,7 +192,7 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
-    """Delete local copies of merged rows and vacuum the staged tables after a commit.
+    """After a commit, delete local copies of merged rows and vacuum the staged tables.
 
     Return the tokens that are still staged.
 
