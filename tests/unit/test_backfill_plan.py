@@ -74,7 +74,7 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
         ),
     ],
 )  # fmt: skip
-def test_what_is_refused(more: dict[str, Any], into: str | None, problem: str) -> None:
+def test_mistakes_of_a_backfill_are_refused(more: dict[str, Any], into: str | None, problem: str) -> None:
     settings = {k: v for k, v in more.items() if not (k == "commit_group" and v is None)}
     spec = pipeline(**settings) if "commit_group" not in more else _without_group(**settings)
     with pytest.raises(StartError, match=problem):
@@ -116,7 +116,7 @@ def test_the_distance_that_a_backfill_reads_beyond_its_range(lengths: dict[str, 
     assert reach_us(sw.Window(**TUMBLING)) == 60_000_000
 
 
-def test_records_are_found_by_their_own_time_give_or_take_the_slack() -> None:
+def test_records_are_read_by_their_kafka_time_with_slack() -> None:
     span = BackfillRange(since_us=10_000_500, until_us=20_000_500, reach_us=1_000_000, slack_us=2_000_000)
     assert span.rows_us == (9_000_500, 21_000_500)
     assert span.records_ms == (7000, 23_001)

@@ -40,7 +40,7 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
         ("ab", "axb", 0, "axb"),
     ],
 )
-def test_what_was_merged_takes_the_place_of_its_parts_or_of_none(
+def test_a_merged_segment_replaces_all_of_its_parts_or_none(
     parts: str, current: str, watermark: int, after: str
 ) -> None:
     segments = SegmentMerge(metas(parts), metas("M")).apply(metas(current), watermark)
@@ -102,7 +102,7 @@ def test_an_epoch_merges_the_segments_that_were_not_merged_in_the_background(
     assert len(piled(store, range(15, 16), segments)) == 1
 
 
-def test_what_merging_meets_ends_the_next_epoch(store: FilesStore) -> None:
+def test_an_error_of_the_background_merge_ends_the_next_epoch(store: FilesStore) -> None:
     segments = piled(store, range(7))
     (Path(store.root) / segments[0].file).write_bytes(b"damaged")
     shard = store.shard(0, 1, 7, segments)

@@ -64,7 +64,7 @@ def test_undecodable_csv_is_described(text: str, said: str) -> None:
     assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
 
 
-def test_what_has_no_text_says_nothing() -> None:
+def test_undecodable_binary_formats_have_no_description() -> None:
     assert describe_undecodable(source("parquet"), "PAR1") == ""
     assert describe_undecodable(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
 
@@ -84,7 +84,7 @@ def test_the_bad_event_time_of_a_record_is_described(column: str, row: dict[str,
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
-def test_lines(tmp_path: Path, name: str) -> None:
+def test_the_line_of_a_bad_csv_row_is_found(tmp_path: Path, name: str) -> None:
     text = "user,n,ts\nann,1,2024-03-01T09:00:00Z\n\nbob,two,x\nbob,two,x\ncid,,2024-03-01 10:00:00.5Z"
     file = tmp_path / name
     file.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
@@ -114,7 +114,7 @@ def test_a_record_that_spark_wrote_again_is_recognised_by_its_values(tmp_path: P
     assert find_lines_in_file(spec, str(file), [Record("ann,true,1.5,soon"), Record("ann,true,1.6,soon")]) == [1, None]
 
 
-def test_lines_of_json(tmp_path: Path) -> None:
+def test_the_line_of_a_bad_json_record_is_found(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "x": 1}\r\n{broken\r\n{"x": 2.0, "user": "ann", "more": []}\r\n')
     spec = source(schema="user STRING, x DOUBLE")

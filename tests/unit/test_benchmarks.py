@@ -148,7 +148,7 @@ def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
     assert epochs(heard, Told()) == [{"rows": 3}]
 
 
-def test_what_has_no_goal_is_neither_met_nor_missed() -> None:
+def test_a_case_without_a_goal_is_neither_met_nor_missed() -> None:
     case = compared() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
     assert row_of(lines(case), "faster native store", CASE.name).split()[-1] == "-"
     assert row_of(lines(case), "Times the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
@@ -159,7 +159,7 @@ def test_a_small_epoch_has_a_goal_in_seconds() -> None:
     assert epoch_line.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
 
 
-def test_what_was_not_measured_is_told() -> None:
+def test_failed_cases_are_reported() -> None:
     report_lines = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
     assert report_lines[-2:] == [
         "\nFAILED, not measured: tiny-2k",
@@ -167,7 +167,7 @@ def test_what_was_not_measured_is_told() -> None:
     ]
 
 
-def test_what_is_kept_of_a_release_has_the_figures_and_not_the_runs(tmp_path: Path) -> None:
+def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
     of_release = figures.without_runs(whole(compared()))
     assert "runs" not in json.dumps(of_release)
     assert compare.measured(of_release) == compare.measured(whole(compared()))
@@ -175,7 +175,7 @@ def test_what_is_kept_of_a_release_has_the_figures_and_not_the_runs(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["latest", "../x", "", ".x"])
-def test_what_is_kept_has_the_name_of_a_release(
+def test_a_kept_report_needs_the_name_of_a_release(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["run", "--keep", name])
@@ -242,7 +242,7 @@ def look(epoch: int, **changed: float) -> flat.Look:
     )
 
 
-def test_what_grows_over_the_epochs_is_seen_and_what_is_flat_is_too() -> None:
+def test_growth_over_the_epochs_is_measured() -> None:
     looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
     growth = flat.growth(looks)
     assert growth["open_files"] == (9, 36, 4)  # the first four are compilers at work

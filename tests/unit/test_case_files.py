@@ -141,7 +141,7 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
         case_file.tested_config(other, None)
 
 
-def test_what_a_path_means(tmp_path: Path) -> None:
+def test_case_files_are_found_by_path(tmp_path: Path) -> None:
     one = written(tmp_path, "[[steps]]\nrows = []")
     late = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     (tmp_path / "other.toml").write_text(PIPELINE)

@@ -130,7 +130,7 @@ class FakeEngine:
         return status
 
 
-def test_what_to_try_is_called_as_the_shell_knows_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_demo_prints_the_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Behind `make demo` no environment is active: then the command is called by its path."""
     bin_dir = tmp_path / "my env" / "bin"
     bin_dir.mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_what_to_try_is_called_as_the_shell_knows_it(monkeypatch: pytest.MonkeyP
     assert program() == "slackwater"
 
 
-def test_what_demo_kafka_keeps_stays_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_kafka_with_keep_runs_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = demo_kafka.inspection_hints(Path("/tmp/x/demo-kafka.toml"), "127.0.0.1:1", "postgresql://a@b/c?d=e&f")
     assert "export KAFKA=127.0.0.1:1 WAREHOUSE_URL='postgresql://a@b/c?d=e&f'\n" in shown
     assert " show /tmp/x/demo-kafka.toml\n" in shown

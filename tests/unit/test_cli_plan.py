@@ -94,7 +94,7 @@ def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     )
 
 
-def test_what_needs_a_rebuild_is_refused_by_plan_and_start_in_the_same_words(say: Say) -> None:
+def test_plan_and_start_refuse_a_needed_rebuild_in_the_same_words(say: Say) -> None:
     ran(SESSION, STORY)
     text = SESSION.replace('"1h"', '"30m"').replace('"max"', '"min"')
     code, lines = say(text)
@@ -175,7 +175,7 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     assert compare.compare_config(toml.loads(SESSION), bare).changes == ()
 
 
-def test_what_is_not_published_goes_out_by_the_former_config_first(say: Say) -> None:
+def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Say) -> None:
     ran(SESSION, STORY, flush=True)
     assert latest().staged
     (Path("state/law/published")).write_text("0")
@@ -230,7 +230,7 @@ def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
     ]
 
 
-def test_where_sources_begin() -> None:
+def test_starting_offsets_are_set_per_source() -> None:
     two = kafka("a", "b")
     assert starting(two, None) == [None, None]
     assert starting(two, "latest") == ["latest", "latest"]
@@ -253,7 +253,7 @@ def test_where_sources_begin() -> None:
         ('{"a": {"a": 3}}', '--from: source "a": expected offsets per topic and partition'),
     ],
 )
-def test_what_is_wrong_about_offsets(text: str, message: str) -> None:
+def test_invalid_offsets_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         starting(kafka("a"), text)
 

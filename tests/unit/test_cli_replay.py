@@ -65,7 +65,7 @@ def test_a_range_of_epochs(text: str | None, expected: tuple[int | None, int | N
 
 
 @pytest.mark.parametrize("text", ["..", "a..b", "-1", "3-7", ""])
-def test_what_is_no_range_is_refused(text: str) -> None:
+def test_an_invalid_range_of_epochs_is_refused(text: str) -> None:
     with pytest.raises(StartError, match=r"is not a range of epochs; expected A\.\.B, A\.\., \.\.B or one number"):
         parse_epoch_range(text)
 
@@ -75,7 +75,7 @@ def test_a_range_that_is_empty_is_refused() -> None:
         parse_epoch_range("7..3")
 
 
-def test_what_is_said() -> None:
+def test_the_summary_of_a_replay() -> None:
     outcome = ReplayResult(1200, Counter({"too old": 2, "gone": 5}), 1, Counter({"late": 700, "supersede": 3}))
     assert list(summary_lines(outcome, "orders", dry=False)) == [
         "orders: 1,200 letters applied: 700 windows written, 3 deleted",

@@ -77,7 +77,7 @@ def shown(status: Status) -> str:
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def test_moments_and_distances() -> None:
+def test_times_and_ages_are_formatted() -> None:
     assert format_time(0) == "1970-01-01 00:00:00Z"
     assert format_time(-1_000_000) == "1969-12-31 23:59:59Z"
     assert format_time(None) == "none yet"

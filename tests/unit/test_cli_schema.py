@@ -34,7 +34,7 @@ def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp
     assert places == f"the keys are documented in {page}windows, {page}aggregations, {page}target-and-dead-letters"
 
 
-def test_what_is_about_no_key_names_no_place(slackwater: Command, tmp_path: Path) -> None:
+def test_errors_without_a_key_have_no_link(slackwater: Command, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("name = = 5\n")
     assert "documented" not in slackwater("check", "p.toml").err
     assert "documented" not in slackwater("check", "absent.toml").err

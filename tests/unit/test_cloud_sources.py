@@ -124,7 +124,7 @@ def test_mistakes_of_pubsub(subscription: str, beside: dict[str, Any], keys: lis
         (pubsub_options("night", project="p", topic="t"), "Databricks"),
     ],
 )
-def test_what_to_install(reader: CloudReader, advice: str) -> None:
+def test_a_missing_cloud_connector_names_its_package(reader: CloudReader, advice: str) -> None:
     unknown = Exception(f"[DATA_SOURCE_NOT_FOUND] Failed to find the data source: {reader.format}. Make sure …")
     error = reader.missing_connector_error(unknown)
     assert error is not None and advice in str(error) and "\n" not in str(error)

@@ -20,7 +20,7 @@ def test_every_kind_of_connection_has_both() -> None:
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
-def test_what_can_be_read_or_written_is_what_a_run_knows_how_to(kind: str) -> None:
+def test_connections_agree_with_the_connectors_of_a_run(kind: str) -> None:
     connection, system = CONNECTIONS[kind], CONNECTOR_TYPES[kind]
     assert (system.source is not Connector.source) == connection.READS
     for method in ("target", "letters"):
@@ -44,7 +44,7 @@ def test_a_dataframe_adds_no_columns() -> None:
     assert metadata_columns(None) == ()
 
 
-def test_what_a_config_tells_costs_no_libraries_of_systems() -> None:
+def test_connector_info_loads_no_client_libraries() -> None:
     heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
     code = f"import sys, slackwater.config.connector_info; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -308,7 +308,7 @@ def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
     assert fired(60, lambda m, g: g.update(behind=86_400.0 - 180.0 * m)) == set()
 
 
-def test_what_was_published_at_last_is_well_again() -> None:
+def test_no_alert_fires_after_a_short_publishing_failure() -> None:
     def change(minute: int, minute_state: dict[str, Any]) -> None:
         if 20 <= minute < 22:
             minute_state["waiting"] = AWAY

@@ -222,7 +222,7 @@ def test_the_schema_refuses_what_compose_would(key: str, value: Any) -> None:
     assert list(COMPOSE.iter_errors(document))
 
 
-def test_what_is_mounted_is_there_and_what_is_named_is_declared() -> None:
+def test_mounted_files_exist_and_named_volumes_are_declared() -> None:
     home, named = DEPLOY / "compose", set(deployed.composed()["volumes"])
     for name, service in deployed.services().items():
         for volume in service.get("volumes", []):

@@ -58,7 +58,7 @@ def test_patterns_match_as_in_hadoop(pattern: str, yes: list[str], no: list[str]
 
 
 @pytest.mark.parametrize("pattern", ["{a", "[a", "a\\", "[z-a]"])
-def test_what_is_no_pattern_is_said(pattern: str) -> None:
+def test_an_invalid_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"not closed|stands before nothing|is not a pattern"):
         globs.matches_pattern(pattern, "a")
 
@@ -106,7 +106,7 @@ def test_partition_folders_are_read_and_other_folders_next_to_them_refused(tmp_p
         listed_files(tmp_path, "t")
 
 
-def test_what_a_stream_of_spark_has_not_committed_is_not_there(tmp_path: Path) -> None:
+def test_uncommitted_files_of_a_spark_stream_are_not_listed(tmp_path: Path) -> None:
     tree(tmp_path, "t/a", "t/b", "t/c", "t/d", "t/_spark_metadata/.3.crc")
 
     def log(number: str, *actions: tuple[str, str]) -> None:

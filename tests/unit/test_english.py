@@ -64,7 +64,7 @@ def test_a_phrase_is_rejected(line: str, name: str) -> None:
 @pytest.mark.parametrize(
     "line", ["there is no state yet", "There is no key", "it is no longer read", "tests/merged_beside.py", "amend it"]
 )
-def test_a_sentence_of_the_field_passes(line: str) -> None:
+def test_a_correct_sentence_passes(line: str) -> None:
     assert list(english.phrases("page.md", line)) == []
 
 

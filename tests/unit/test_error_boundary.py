@@ -190,7 +190,7 @@ print(logging.getLogger().handlers, logging.getLogger().filters)
 """
 
 
-def test_what_the_bridge_logs_to_the_root_neither_appears_nor_configures_logging() -> None:
+def test_log_lines_of_py4j_neither_appear_nor_configure_logging() -> None:
     """`logging.error` gives a root without handlers one, and every later line would come twice."""
     done = subprocess.run([sys.executable, "-c", ROOT], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("[] []\n", "of the user\nof the user, too\n")

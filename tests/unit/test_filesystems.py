@@ -47,7 +47,9 @@ def table(kind: str, query: str) -> str:
         (GOOD.replace('"in/*.jsonl"', '"s3a://bucket/in/*.jsonl"'), "s3a", "org.apache.hadoop:hadoop-aws:3."),
     ],
 )  # fmt: skip
-def test_what_spark_lacks_for_a_source_is_one_line(slackwater: Command, text: str, scheme: str, package: str) -> None:
+def test_a_missing_filesystem_connector_of_a_source_is_one_line(
+    slackwater: Command, text: str, scheme: str, package: str
+) -> None:
     (line,) = notes(slackwater, text)
     name = "clicks" if 'name = "clicks"' in text else "events"
     assert line.startswith(
@@ -63,7 +65,7 @@ def test_check_notes_an_address_that_spark_does_not_know(slackwater: Command) ->
     assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in said
 
 
-def test_what_lies_on_this_machine_or_elsewhere_with_spark_lacks_nothing(
+def test_local_paths_and_an_external_spark_need_no_connector(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert notes(slackwater, GOOD) == []

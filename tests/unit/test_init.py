@@ -328,7 +328,7 @@ def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
+def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: int) -> None:
     rng = random.Random(seed)
     rows, jitter = drawn(rng)
     text = "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in rows)
@@ -354,7 +354,7 @@ def test_whatever_was_drawn_passes(slackwater: Command, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_was_drawn_passes_as_a_table(slackwater: Command, seed: int) -> None:
+def test_a_config_for_a_random_csv_passes_check(slackwater: Command, seed: int) -> None:
     rng = random.Random(1000 + seed)
     names = ["user", "ts", *rng.sample(["user name", "Price", "x`y", "plz", "flag", "", "price"], rng.randrange(5))]
     with Path("t.csv").open("w", newline="") as out:
@@ -557,7 +557,7 @@ def test_the_dead_letter_section_is_a_comment_if_unused(slackwater: Command) -> 
         ("a.jsonl", '\n{"u": "a", "ts": 17}\n', 'found 17 in "ts", line 2'),
     ],
 )
-def test_what_is_no_time_is_named_with_its_column_and_value(
+def test_an_invalid_time_is_named_with_its_column_and_value(
     slackwater: Command, name: str, content: str, problem: str
 ) -> None:
     Path(name).write_text(content)
@@ -608,7 +608,7 @@ def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:
         keep=2,
     ),
 )
-def test_real_files(
+def test_samples_of_real_data_are_recognised(
     slackwater: Command, shared_data: Path, name: str, kind: str, time: str, unit: str | None, key: str
 ) -> None:
     data = written(slackwater, "--sample", str(shared_data / name), "--kind", kind)

@@ -106,7 +106,7 @@ def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: 
     store.close()
 
 
-def test_what_is_said_of_changed_files() -> None:
+def test_the_warning_about_changed_files() -> None:
     assert 'source "s": 1 file changed after it was read, and is not read again: /a;' in changed_files_text(
         "s", ["/a"], 1
     )
@@ -131,7 +131,7 @@ def test_a_listed_uri_is_a_path(uri: str, path: str) -> None:
     assert readable_path(uri) == path
 
 
-def test_what_is_there_by_its_name_is_no_pattern(tmp_path: Path) -> None:
+def test_an_existing_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
     """A folder such as `in [1]`, or one file; the rest of a query may be a pattern, and a star always is."""
     folder = tmp_path / "in [1]"
     folder.mkdir()

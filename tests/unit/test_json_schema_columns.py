@@ -82,7 +82,7 @@ def test_references_to_other_subjects_are_followed_from_there() -> None:
         ),
     ],
 )
-def test_what_cannot_become_columns_is_told(text: str, expected: str) -> None:
+def test_a_schema_that_cannot_become_columns_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ValueError) as raised:
         schema_columns(text, {})
     assert str(raised.value) == expected

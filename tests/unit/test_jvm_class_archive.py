@@ -73,7 +73,7 @@ def test_a_jvm_that_cannot_use_the_archive_prints_nothing(held: bytes) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "1", "")
 
 
-def test_what_runs_without_a_jvm_leaves_none_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_archive_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fails.py").write_text("import sys\nprint('line')\nsys.exit('it went wrong')\n")
     (tmp_path / "nothing.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

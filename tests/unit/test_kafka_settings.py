@@ -55,6 +55,6 @@ def test_user_and_password_of_a_jaas_entry_are_taken() -> None:
     assert make_client(AdminClient, settings) is not None  # one that has nothing to do is falsy
 
 
-def test_what_is_given_for_librdkafka_comes_before_jaas() -> None:
+def test_librdkafka_options_override_jaas() -> None:
     settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS, "sasl.username": "other"}).settings()
     assert (settings["sasl.username"], settings["sasl.password"]) == ("other", "p=;w")

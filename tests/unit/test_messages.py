@@ -94,10 +94,10 @@ def test_an_error_links_to_the_docs_on_a_terminal(
 
 
 @pytest.mark.parametrize("name", [*reference.PAGES])
-def test_the_reference_is_as_the_code_is(name: str) -> None:
+def test_the_generated_reference_is_current(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == reference.PAGES[name](), "make reference"
 
 
 @pytest.mark.parametrize("name", [*pictures.PICTURES])
-def test_the_pictures_are_as_the_code_draws_them(name: str) -> None:
+def test_the_pictures_match_the_code_that_draws_them(name: str) -> None:
     assert (ROOT / "docs" / "learn" / name).read_text() == pictures.PICTURES[name](), "make reference"

@@ -36,7 +36,7 @@ def record(**fingerprint: Any) -> dict[str, Any]:
     return {"format": 1, "pipeline": "p", "epoch": 3, "fingerprint": SESSION | fingerprint}
 
 
-def test_there_is_a_step_from_every_format_to_the_next() -> None:
+def test_every_format_has_a_migration_to_the_next() -> None:
     assert list(STEPS) == list(range(1, FORMAT))
     assert all(step.description for step in STEPS.values())
 
@@ -83,7 +83,7 @@ def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: st
         {"aggregations": {"x": "Mean(value=price double; total double)"}},
     ],
 )
-def test_what_a_fingerprint_does_not_tell_is_left_to_the_next_start(fingerprint: dict[str, Any]) -> None:
+def test_an_incomplete_fingerprint_gives_no_description(fingerprint: dict[str, Any]) -> None:
     assert migrate_to_2(record(**fingerprint))["described"] == {}
 
 

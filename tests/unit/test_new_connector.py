@@ -102,7 +102,7 @@ def test_a_commit_stores_offsets_and_a_start_shows_them(tmp_path: Path) -> None:
     assert '"ticks": ticks of numbers, from tick 7;' in run_log.start_line(page(tmp_path), commit_at_tick(7))
 
 
-def test_where_it_goes_on_can_be_changed(tmp_path: Path) -> None:
+def test_the_offsets_of_a_source_can_be_reset(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     (move,) = reset_offsets.plan_moves(commit_at_tick(7), ["ticks=latest"], pipeline)
     assert move.after == TicksRead(10)

@@ -50,7 +50,7 @@ def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
     assert "Delivery: " in of_plan
 
 
-def test_why_shows_the_lanes_and_who_holds_them(tmp_path: Path) -> None:
+def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(3))
     answer = sw.why(file)

@@ -35,7 +35,7 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
         ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic of this name
     ],
 )
-def test_what_is_stored_is_read_and_stored_again_as_it_was(stored: Any, offsets: Any) -> None:
+def test_stored_offsets_survive_a_round_trip(stored: Any, offsets: Any) -> None:
     record = SourceRecord.model_validate({"offsets": stored})
     assert record.offsets == offsets
     assert json.loads(record.model_dump_json())["offsets"] == stored
@@ -62,7 +62,7 @@ def test_what_is_stored_is_read_and_stored_again_as_it_was(stored: Any, offsets:
         ({"clicks": {"0": 1 << 63}}, "clicks-0 has an offset that no topic has"),
     ],
 )
-def test_what_no_commit_holds_is_refused(stored: Any, message: str) -> None:
+def test_offsets_that_no_commit_stores_are_refused(stored: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_offsets(stored)
 
@@ -133,5 +133,5 @@ TABLE = TableOffsets("id", 12)
         (TABLE, TableOffsets("id", 14), [("versions", "version 12", "after version 14", "", False, True)]),
     ],
 )
-def test_what_going_on_elsewhere_means(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:
+def test_moving_offsets_is_described_as_changes(before: Offsets | None, after: Offsets, changes: list[Any]) -> None:
     assert after.changes(before) == [OffsetChange(*change) for change in changes]

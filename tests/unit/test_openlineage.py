@@ -238,7 +238,7 @@ def test_the_environment_variables_of_openlineage_are_used(
     assert len(said) == 1
 
 
-def test_what_could_not_be_sent_is_sent_later_and_told_once(receiver: Receiver, said: list[str]) -> None:
+def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, said: list[str]) -> None:
     receiver.status = 400
     observer, run_statuses = lineage(said), statuses()
     for status in run_statuses[:-1]:

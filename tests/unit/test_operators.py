@@ -123,7 +123,7 @@ def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
     assert _OPENED == [1]
 
 
-def test_what_tells_results_apart_and_what_a_row_that_goes_still_has() -> None:
+def test_identity_and_delete_keys_of_results() -> None:
     assert (window("tumbling").identity, window("tumbling").retraction) == (("u", "window_start"),) * 2
     assert window("session").retraction == ("u", "window_start", "session_id")
     assert (join().identity, join().retraction) == (None, ())
@@ -256,7 +256,7 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
             assert any(name.startswith(f"slackwater.{room}.") for name in answers), room
 
 
-def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is_new() -> None:
+def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
     """And what does not, as how its state is carried over, is refused by name: no default loses rows."""
 
     class New(NonWindowOperator):
@@ -285,7 +285,7 @@ def test_what_follows_from_having_no_windows_is_answered_for_an_operator_that_is
     )
 
 
-def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
+def test_a_keyed_operator_is_handled_wherever_all_operators_are() -> None:
     """So a new one registers nowhere. Where it has none, the question is about late rows, windows or sides, which it has not."""
     every = [cls for one in OPERATOR_TYPES for cls in one.operators]
     for name, question in questions():
@@ -294,7 +294,7 @@ def test_where_all_operators_are_asked_one_by_key_has_its_answer() -> None:
             assert question.dispatch(NthOfKey) is not bare, name
 
 
-def test_what_comes_out_at_once_is_never_late_and_never_waits() -> None:
+def test_immediate_operators_have_no_late_rows_and_no_due_rows() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
     none = StageCounts((2, 3), (0, 0))
     for immediate in (operator, rows()):
@@ -346,7 +346,7 @@ def test_every_package_handles_every_connection_it_may_meet() -> None:
     assert len(by_name) >= 4
 
 
-def test_what_a_room_does_not_know_is_an_error() -> None:
+def test_an_unregistered_type_is_an_error_in_every_package() -> None:
     for name, question in questions():
         bare = question.dispatch(object)
         room = ".".join(name.split(".")[:3])

@@ -110,7 +110,7 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]
     assert [line.split(" to ")[0] for line in said] == ["info: OpenTelemetry metrics"]
 
 
-def test_counters_are_counters_and_gauges_gauges(receiver: Receiver, said: list[str]) -> None:
+def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, said: list[str]) -> None:
     observer = started(said)
     observer.status(STATUS)
     observer.ended(None)
@@ -122,7 +122,7 @@ def test_counters_are_counters_and_gauges_gauges(receiver: Receiver, said: list[
     assert kinds["slackwater_streaming_state_bytes"].unit == "By"
 
 
-def test_what_waits_is_exported_before_there_is_a_status(
+def test_a_pending_epoch_is_exported_before_the_first_status(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")

@@ -156,7 +156,7 @@ def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
         assert value is not None and nothing is None and headers == []
 
 
-def test_who_upserts() -> None:
+def test_targets_that_upsert() -> None:
     table, letters = TargetTable("p", tuple(LOGIC.output), LOGIC.identity), TargetTable("p", tuple(LOGIC.output), None)
     assert not ConsoleTarget.upserts and not FilesTarget.upserts
     assert KafkaTarget({}, "t", table).upserts

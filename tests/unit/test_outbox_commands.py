@@ -163,7 +163,7 @@ def test_skipping_again_after_a_crash_duplicates_nothing(stuck: Path, monkeypatc
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
 
-def test_without_a_state_nothing_waits(
+def test_without_a_state_nothing_is_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(monkeypatch, "show", config(tmp_path)) != 0

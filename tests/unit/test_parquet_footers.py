@@ -53,7 +53,7 @@ def test_numbers_have_no_unit(tmp_path: Path, kind: Any) -> None:
     assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
-def test_polars_writes_what_is_needed(tmp_path: Path) -> None:
+def test_files_that_polars_writes_have_statistics(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pl.DataFrame({"ts": seconds_after_begin(1, 9, None)}).write_parquet(path, row_group_size=2)
     assert column_stats([path], "ts") == ColumnStats(3, 1, 1, BEGIN_US + 1_000_000, BEGIN_US + 9_000_000, str(path))
@@ -97,7 +97,7 @@ def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
         "by another calendar, it may be",
     ],
 )
-def test_what_they_do_not_say(tmp_path: Path, column: Any, how: Any) -> None:
+def test_columns_without_usable_footers_have_no_statistics(tmp_path: Path, column: Any, how: Any) -> None:
     path = written(tmp_path / "a", column, **how)
     good = written(tmp_path / "b", pa.array(seconds_after_begin(1)).cast(US))
     assert column_stats([path], "ts") is None

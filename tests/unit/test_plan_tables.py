@@ -106,7 +106,7 @@ def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, sa
     assert of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
 
 
-def test_what_a_start_refuses_is_told_in_its_words(table: Any, say: Say) -> None:
+def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Say) -> None:
     table.add_column("weight")
     code, lines = say()
     assert code == 1

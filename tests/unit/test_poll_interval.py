@@ -19,14 +19,14 @@ def test_the_poll_interval_grows_in_steps_and_resets_immediately() -> None:
     assert put[-2:] == [LONGEST_MS, SHORTEST_MS]
 
 
-def test_what_was_not_asked_yet_is_no_silence() -> None:
+def test_time_since_the_last_poll_does_not_count_as_silence() -> None:
     pace = PollInterval(lambda ms: None)
     assert pace.polled_until(100.0) == 100.0 - SHORTEST_MS / 1000
     pace.slow_down(60.0)
     assert pace.polled_until(100.0) == 100.0 - LONGEST_MS / 1000
 
 
-def test_where_the_pause_cannot_be_set_it_stays_what_it_is() -> None:
+def test_a_fixed_poll_interval_does_not_change() -> None:
     pace = PollInterval(None)
     pace.slow_down(60.0)
     assert pace.pause_ms == SHORTEST_MS

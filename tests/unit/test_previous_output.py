@@ -91,7 +91,7 @@ def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
         previous_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
-def test_what_is_not_of_this_pipeline_is_left_alone(tmp_path: Path) -> None:
+def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 1, writer="q")
     publish_epochs(tmp_path, 1, writer="p-q")
     publish_epochs(tmp_path, 1, writer="p-letters")
@@ -129,7 +129,7 @@ def test_kept_output_is_reported(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
 
-def test_without_a_state_and_of_letters_it_is_told_and_not_refused(tmp_path: Path) -> None:
+def test_output_without_a_state_and_old_letters_are_reported_but_not_refused(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     assert len(previous_output.check_previous_output(toml.load(config(tmp_path, state=False)), None)) == 1
     (tmp_path / "b").mkdir()

@@ -212,7 +212,7 @@ def test_compatible_schema_versions_are_read_by_the_newest(before: str, after: s
         ('syntax = "proto3"; import "gone.proto"; message T { int32 a = 1; }', None, "^gone.proto: File not found"),
     ],
 )  # fmt: skip
-def test_what_cannot_become_columns_is_said(text: str, name: str | None, error: str) -> None:
+def test_a_message_that_cannot_become_columns_is_refused(text: str, name: str | None, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         message_columns(decoder(from_texts(text, {}), name))
 
@@ -232,7 +232,7 @@ def test_frames_name_messages_of_the_file_itself() -> None:
         files.own_message_name("shop.Note")
 
 
-def test_what_a_registry_of_confluent_knows_by_itself() -> None:
+def test_imports_built_into_confluents_registry_are_known() -> None:
     text = """
         syntax = "proto3";
         import "confluent/meta.proto";

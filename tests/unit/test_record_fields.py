@@ -150,6 +150,6 @@ def test_a_column_in_a_fingerprint_is_parsed(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "k", " string", "k strnig", "x decimal(39,0)", f"x decimal({'9' * 5000},0)", "x " + "array<" * 9000, 5]
 )
-def test_what_is_not_a_column(text: object) -> None:
+def test_an_invalid_column_is_refused(text: object) -> None:
     with pytest.raises(TypeError, match="not a column"):
         field_of(text)

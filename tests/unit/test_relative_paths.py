@@ -145,7 +145,7 @@ def test_moved_directories_are_reported_once(home: Path) -> None:
         local_paths.check_moved_directories(loaded(home))
 
 
-def test_what_lies_there_of_others_is_no_matter(home: Path) -> None:
+def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
     (home / "elsewhere" / "out").mkdir()
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)

@@ -115,7 +115,7 @@ def test_settings_with_secret_names_are_masked() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "5", "30s", "1000", "true", "dev", "127.0.0.1:9092"])
-def test_what_is_in_every_other_line_is_no_secret(value: str) -> None:
+def test_common_short_values_are_not_masked(value: str) -> None:
     secrets.remember_secret(value, "${X}")
     assert secrets.mask_secrets(f"epoch 5 of 1000, {value}") == f"epoch 5 of 1000, {value}"
 

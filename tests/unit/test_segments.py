@@ -9,7 +9,7 @@ import polars as pl
 from slackwater.state.files.arrow import read_arrow, write_arrow
 
 
-def test_lists_that_are_all_empty_after_a_sort_do_not_shift_the_columns_behind_them(tmp_path: Path) -> None:
+def test_empty_lists_after_a_sort_do_not_shift_later_columns(tmp_path: Path) -> None:
     """Polars hands such a column out as a slice behind the end of its buffer; Arrow's writer trusts the offset."""
     lists = pl.Series("set", [[1.0], [2.0], [3.0], []], dtype=pl.List(pl.Float64)).slice(3).list.sort()
     frame = pl.DataFrame(

@@ -156,7 +156,7 @@ CONDITIONS = {
 
 
 @pytest.mark.parametrize("where", CONDITIONS)
-def test_what_is_allowed_means_what_it_means_to_polars(where: str) -> None:
+def test_allowed_conditions_mean_the_same_as_in_polars(where: str) -> None:
     data = {
         "k": ["a", "b", None],
         "n": [1, 2, 3],
@@ -314,7 +314,7 @@ def test_a_request_body_is_not_a_second_request(served: HttpServer, more: bytes)
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
+def test_input_that_is_not_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
     try:
         answer = raw(served, junk)
     except (ConnectionResetError, BrokenPipeError):  # it was closed before it had read everything
@@ -348,7 +348,7 @@ def test_a_long_path_is_refused(served: HttpServer) -> None:
     assert get(served, "/?a=" + "x" * 9000)[0] == 414
 
 
-def test_no_path_leads_out(served: HttpServer) -> None:
+def test_paths_outside_the_routes_are_404(served: HttpServer) -> None:
     for path in ("//../../../etc/passwd", "/%2e%2e/", "/fetch/", "/fetch/../"):
         assert get(served, path)[0] == 404
     assert raw(served, b"GET http://evil/fetch?key=k=u49 HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(

@@ -74,7 +74,7 @@ def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
     assert all(len(signatures) <= 1 for name, signatures in before.items() if not name.startswith("_"))
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_without_a_cache_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     real = jit.njit
 
     def without_a_place(*arguments: Any, **options: Any) -> Any:

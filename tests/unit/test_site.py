@@ -233,7 +233,7 @@ def test_how_to_pages_have_the_titles_that_people_search() -> None:
     assert expected <= titles
 
 
-def test_what_errors_and_keys_name_is_there() -> None:
+def test_links_to_the_docs_in_errors_and_keys_exist() -> None:
     """Places that the code names lead somewhere."""
     named = set[tuple[str, str]]()
     for path in (ROOT / "src").rglob("*.py"):

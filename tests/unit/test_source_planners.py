@@ -58,7 +58,7 @@ def test_new_files_are_planned_oldest_first_up_to_the_limit(tmp_path: Path) -> N
     assert names(planner) == ["f"]
 
 
-def test_what_is_part_of_the_state_is_not_planned(tmp_path: Path) -> None:
+def test_files_in_the_state_are_not_planned_again(tmp_path: Path) -> None:
     for name in ("a b", "100%", "ä"):
         put(tmp_path, name)
     first = FilesPlanner(source(str(tmp_path)), []).next()
@@ -113,7 +113,7 @@ def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("options", [{"latestFirst": "true"}, {"maxBytesPerTrigger": "1g"}, {"cleanSource": "delete"}])
-def test_what_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
+def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, str]) -> None:
     assert create_listing(source(str(tmp_path), options=options)) is None
     assert create_listing(source(str(tmp_path), options={"multiLine": "true"})) is not None
     assert create_listing(source("s3a://bucket/in")) is None
@@ -154,7 +154,7 @@ class Said:
         return answer
 
 
-def test_what_one_source_said_is_kept_while_another_does_not_answer() -> None:
+def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
     one, other = Said("first", None, "third"), Said(away, "second", "fourth")
     planners = Planners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
@@ -327,7 +327,7 @@ def test_the_end_of_the_input_ends_the_run_without_a_tick(monkeypatch: pytest.Mo
     assert run.asked == [1000.0] * 3, "no trigger is waited for"
 
 
-def test_what_is_stopped_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_loop_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS]))
     run._end()
     run.go()

@@ -80,7 +80,7 @@ def filled(table: Any, *sizes: int, first: int = 0) -> None:
 # -- what comes next ---------------------------------------------------------------------------------------------------
 
 
-def test_what_the_table_holds_comes_first_then_what_is_appended(table: Any) -> None:
+def test_the_current_rows_of_a_table_come_before_appended_rows(table: Any) -> None:
     filled(table, 4, 3)
     run = Run(table)
     assert run.epoch()
@@ -237,7 +237,7 @@ def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> No
     assert "\n" not in str(raised.value)
 
 
-def test_what_a_table_held_is_gone(table: Any) -> None:
+def test_an_expired_first_version_ends_the_run(table: Any) -> None:
     filled(table, 3)
     run = Run(table, max_files_per_trigger=1)
     run.epoch()
@@ -371,6 +371,6 @@ def test_a_position_survives_its_serialization() -> None:
         {"table": "t", "version": 1, "path": "/etc"},
     ],
 )
-def test_what_is_no_position_is_not_believed(stored: Any) -> None:
+def test_invalid_stored_offsets_are_refused(stored: Any) -> None:
     with pytest.raises(ValueError):
         parse_offsets(stored)

@@ -121,7 +121,7 @@ def test_from_one_to_several_and_back(tmp_path: Path) -> None:
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {"hours": "p"}
 
 
-def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: Any, tmp_path: Path) -> None:
+def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp_path: Path) -> None:
     test.target("minutes").down = True
     with pytest.raises(
         PublishError, match=r'^target "minutes": memory is down: it did not take epoch 1; if it never can be'
@@ -150,7 +150,7 @@ def test_while_an_epoch_waits_its_target_stays_and_the_others_may_change(test: A
     assert hours.repeated == 0
 
 
-def test_what_is_set_aside_is_what_is_missing(test: Any) -> None:
+def test_skipping_an_epoch_reads_only_the_unpublished_rows(test: Any) -> None:
     test.target("minutes").down = True
     with pytest.raises(PublishError):
         test.pipe(rows(121))

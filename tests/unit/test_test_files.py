@@ -81,7 +81,7 @@ def test_ci_runs_the_checks_and_every_case_of_every_test() -> None:
 
 
 @pytest.mark.parametrize("name", ["CI", "SLACKWATER_TEST_ALL"])
-def test_what_is_not_there_is_named_and_fails_where_everything_is_asked_for(
+def test_a_missing_service_skips_a_test_and_fails_it_if_all_are_required(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CI", raising=False)

@@ -393,7 +393,7 @@ def test_the_page_is_imported_lazily() -> None:
     assert process.stdout.strip() == "[]"
 
 
-def test_what_is_vendored_is_what_its_manifest_says() -> None:
+def test_vendored_files_match_their_checksums() -> None:
     home = resources.files("slackwater.ui") / "static"
     record = json.loads((home / "vendored.json").read_text())
     for entry in record["files"]:

@@ -55,7 +55,7 @@ def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
             assert is_there is (one not in ("closing", "joins") or one == blocks)
 
 
-def test_what_holds_a_stage_is_told_from_there_to_the_source(page: UiServer) -> None:
+def test_the_page_names_the_stages_and_the_source_that_hold_a_stage(page: UiServer) -> None:
     holders = {s: block(page, f"/stage/{s}/ui/top.json")["held"] for s in ("sessions", "minutes", "seen")}
     root = 'source "orders", partition o-1 (quiet for 45 s, since 2024-03-01 12:00:00Z)'
     assert str(holders["sessions"]).endswith(f"; {root.replace(' (', ' holds it (')}.")
@@ -117,7 +117,7 @@ def test_rows_and_sizes_are_those_of_the_stage(page: UiServer) -> None:
     ]  # type: ignore[index]
 
 
-def test_what_is_no_stage_is_not_there(page: UiServer) -> None:
+def test_an_unknown_stage_is_404(page: UiServer) -> None:
     for path in ("/stage/nobody/", "/stage/~9/", "/stage/nobody/ui/top.json", "/stage/nobody/ui/events", "/stage/"):
         assert get(page, path).status == 404, path
 

@@ -51,7 +51,7 @@ BLOCKS = st.dictionaries(
 
 
 @given(BLOCKS, BLOCKS)
-def test_what_is_sent_is_what_was_drawn(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
+def test_a_viewer_gets_exactly_the_rendered_blocks(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> None:
     one = build_update("1-a", first, None)
     two = build_update("2-b", second, one)
 

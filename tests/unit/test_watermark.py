@@ -73,7 +73,7 @@ def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
     assert holder({"fast": advance_clock(fast, SILENT, 60)}) is None
 
 
-def test_the_story_of_two_partitions() -> None:
+def test_two_partitions_through_six_epochs() -> None:
     """The drawing at the top, epoch by epoch: (what was heard, quiet time, watermark, global one, idle partitions)."""
     story = [
         (heard(a=100, b=None), 0, NEVER, NEVER, ()),

@@ -107,7 +107,7 @@ def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) ->
 
 
 @pytest.mark.parametrize("text", [TUMBLING, HOPPING])
-def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) -> None:
+def test_windows_with_early_results_are_shown_as_open(say: Say, text: str) -> None:
     """emit = "updates": what a reader has already is told of as what it is."""
     ran(text, STORY)
     before = why_json(say, "--key", "user=u1")["key"]["open"]
@@ -124,7 +124,7 @@ def test_windows_that_were_emitted_and_are_open_are_open(say: Say, text: str) ->
 
 
 @pytest.mark.parametrize("text", [SESSION, TUMBLING, HOPPING])
-def test_what_it_says_comes_true(say: Say, text: str) -> None:
+def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> None:
     """The event it asks for closes the window it names, and one a microsecond earlier does not."""
     ran(text, STORY)
     following = why_json(say)["next"][0]
@@ -198,7 +198,7 @@ def test_a_source_with_rows_holds_the_watermark(say: Say) -> None:
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
 
-def test_a_source_that_was_idle_and_has_not_caught_up(say: Say) -> None:
+def test_a_source_that_was_idle_and_is_still_behind(say: Say) -> None:
     ran(
         SESSION,
         [
@@ -264,7 +264,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
     store.close()
 
 
-def test_what_waits_to_be_published_is_told(say: Say) -> None:
+def test_why_reports_an_unpublished_epoch(say: Say) -> None:
     script = [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "9:00")})]
     ran(TUMBLING, script)
     Path("p.toml").write_text(TUMBLING)
@@ -386,7 +386,7 @@ def test_keys_of_every_type_are_found_as_people_write_them(
         assert key_report["key"]["user"] == "x,y"
 
 
-def test_without_a_count_there_is_no_number_of_rows(say: Say) -> None:
+def test_without_a_count_aggregation_the_number_of_rows_is_unknown(say: Say) -> None:
     ran(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
     report = why_json(say, "--key", "user=u1")
     assert {o["rows"] for o in [*report["next"], *report["key"]["open"]]} == {None}

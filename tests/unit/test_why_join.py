@@ -34,7 +34,7 @@ def ran(**more: Any) -> None:
     run_local(join, script, types, ("orders", "payments"), flush=False, state_dir="state", **more)
 
 
-def test_what_waits_and_until_when(say: Say) -> None:
+def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> None:
     ran()
     said = say()
     assert said[2].startswith("watermark  2024-03-01T09:07:00Z, ")

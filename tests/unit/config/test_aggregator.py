@@ -50,7 +50,7 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
         (variant(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_itself_is_one_line(aggregator: Any, line: str) -> None:
+def test_an_inconsistent_aggregator_is_refused_in_one_line(aggregator: Any, line: str) -> None:
     (problem,) = lines(aggregator)
     assert problem.startswith(f"Aggregation: agg: Mean: {line}")
     assert "\n" not in problem
@@ -120,7 +120,7 @@ def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> N
         Agg(spec, None, (Field("x", column),))
 
 
-def test_what_changed_since_it_was_configured_is_told_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aggregator_that_changed_since_the_check_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = sw.Aggregation(agg=Mean, columns={"value": "x"}, as_="y")
     monkeypatch.setattr(Mean, "output", "nothing")
     with pytest.raises(StartError, match=r'aggregation "y": Mean: output is "nothing", expected a Spark type'):

@@ -108,7 +108,7 @@ def test_a_topic_of_tumbling_windows_cannot_have_a_session_key() -> None:
     assert problems("kafka", TUMBLING, keys, window_start_column="begin", **REOPEN) == []
 
 
-def test_what_is_wrong_itself_is_not_judged_again() -> None:
+def test_an_invalid_section_is_not_checked_for_corrections() -> None:
     window = SESSION.model_copy(update=REOPEN)
     transform = Transform(window=SESSION).model_copy(update={"window": window})
     target = TargetSpec(connection="files")

@@ -142,7 +142,7 @@ def test_at_most_sixteen_targets() -> None:
         toml.loads(config_text(*targets))
 
 
-def test_what_changes_its_results_asks_each_target_whether_it_can_remove_them() -> None:
+def test_revised_results_need_a_target_that_replaces_rows() -> None:
     updates = 'emit = "updates"'
     into = 'connection = "db"\ntable = "hours"'
     toml.loads(config_text(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))

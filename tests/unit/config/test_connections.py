@@ -140,7 +140,7 @@ def test_a_duration_from_the_environment() -> None:
     assert pickle.loads(pickle.dumps(p)) == p
 
 
-def test_escapes() -> None:
+def test_dollar_signs_can_be_escaped() -> None:
     p = with_env('path = "state"', 'path = "$${A}/$x/a$$b/${B}"', B="b")
     assert p.state_store is not None
     assert p.state_store.path == "${A}/$x/a$$b/b"

@@ -245,7 +245,7 @@ def test_output_columns_choose_columns_and_their_order() -> None:
     assert output_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
 
-def test_what_a_connector_adds_stays_behind_unless_it_is_asked_for() -> None:
+def test_metadata_columns_are_left_out_unless_selected() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
     added = (metadata_columns("kafka"), metadata_columns("kafka"))
     left_names, right_names = output_names(join(output_right_columns=["_key"]), columns, columns, added)
@@ -321,7 +321,7 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
         ('event_time_column = "_event_ts"', 'time_mode = "processing"'),
     ],
 )
-def test_what_a_join_allows(old: str, new: str) -> None:
+def test_valid_settings_of_a_join(old: str, new: str) -> None:
     assert sw.loads(swap(old, new), env=ENV).transform.join is not None
 
 
@@ -350,7 +350,7 @@ def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
     assert not joined.target.upserts(target.kind, joined.transform.step)
 
 
-def test_whatever_stands_at_a_key_is_taken_or_refused_in_lines() -> None:
+def test_any_value_of_a_key_is_accepted_or_refused_in_lines() -> None:
     """Every key with a value of every TOML type: never an exception of another kind."""
     for key in [*sw.Join.PARSERS, "unknown", "how"]:
         for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):

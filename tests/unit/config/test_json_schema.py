@@ -69,7 +69,7 @@ def parsed(content: str) -> Any:
 
 
 @pytest.mark.parametrize(("content", "lines"), list(cases()))
-def test_it_refuses_each_mistake_that_a_schema_can_refuse(content: str, lines: list[str]) -> None:
+def test_the_schema_refuses_each_mistake_that_a_schema_can_express(content: str, lines: list[str]) -> None:
     data = parsed(content)
     if data is None:
         assert lines[0].startswith("is not valid TOML")
@@ -106,18 +106,18 @@ def right_configs() -> Iterator[Any]:
 RIGHT = list(right_configs())
 
 
-def test_there_are_configs_to_look_at() -> None:
+def test_the_tests_cover_configs_of_readme_docs_and_examples() -> None:
     named = [str(param.id) for param in RIGHT]
     assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
     assert any(n.startswith("examples/") for n in named) and any(n.startswith("mistakes_connections") for n in named)
 
 
 @pytest.mark.parametrize("content", RIGHT)
-def test_it_accepts_every_right_config(content: str) -> None:
+def test_the_schema_accepts_every_valid_config(content: str) -> None:
     assert problems(content) == []
 
 
-def test_it_accepts_what_comes_from_the_environment() -> None:
+def test_the_schema_accepts_environment_variables() -> None:
     content = mistakes.BASE
     for old, new in (
         ('format = "json"', 'format = "${X}"'),

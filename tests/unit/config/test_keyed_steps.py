@@ -66,7 +66,7 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
     assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
 
 
-def test_what_it_adds_has_a_name_of_its_own_and_is_there_for_the_next_stage() -> None:
+def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
     for check in (lambda p: sql_check.check_sql(p).problems, started):
         (line,) = check(pipeline(number_column="tags"))
         assert line.endswith('.nth: the SQL selects a column "tags", which this step adds; rename it in the SQL')

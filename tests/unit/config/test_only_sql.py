@@ -128,7 +128,7 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_check_says_of_it(changes: dict[str, str], said: str) -> None:
+def test_check_reports_mistakes_in_sql_alone(changes: dict[str, str], said: str) -> None:
     assert problems(config(**changes)) == [said]
 
 

@@ -224,7 +224,7 @@ def test_the_decorator_registers_by_name_once() -> None:
         sw.pipeline(name="x", sorce_query="q", **settings)
 
 
-def test_older_spellings() -> None:
+def test_old_names_of_keys_still_work() -> None:
     old = sw.Window(
         kind="tumbling",
         width_ms="1m",
@@ -313,7 +313,7 @@ def test_durations(value: int | str, ms: int) -> None:
 
 
 @pytest.mark.parametrize("value", [True, 1.5, None, "", "5", "s", "1.5s", "5 weeks", "1h30m", []])
-def test_no_durations(value: object) -> None:
+def test_invalid_durations_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         duration_ms(value)  # type: ignore[arg-type]
 

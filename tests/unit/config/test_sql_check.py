@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: " ".join(case.values())[:80] or "as it is")
-def test_what_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
+def test_sql_that_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
     assert sql_check.check_sql(pipeline(**case)).problems == []
 
 
@@ -33,7 +33,7 @@ def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, 
 
 
 @pytest.mark.parametrize(("case", "said"), UNREAD)
-def test_what_cannot_be_read_is_not_checked_and_never_refused(case: dict[str, str], said: str) -> None:
+def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], said: str) -> None:
     checked = sql_check.check_sql(pipeline(**case))
     assert checked.problems == []
     assert any(said in line for line in checked.unchecked), checked.unchecked
@@ -81,7 +81,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
         ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_known_is_said(case: dict[str, str], said: str) -> None:
+def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], said: str) -> None:
     findings = sql_check.check_sql(pipeline(**case))
     assert findings.problems == []
     assert [line for line in findings.unchecked if said in line], findings.unchecked
@@ -198,7 +198,7 @@ def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]
 
 
 @pytest.mark.parametrize("text", NO_DDL)
-def test_what_is_no_schema_is_refused(text: str) -> None:
+def test_an_invalid_schema_is_refused(text: str) -> None:
     with pytest.raises(ddl.DdlError, match=r".+"):
         ddl.parse_columns(text)
 

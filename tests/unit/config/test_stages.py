@@ -162,7 +162,7 @@ def test_the_watermark_delay_of_a_window_after_a_join(kind: str, event_time: str
         ({"upper_ms": "uper_ms"}, 'revenue: stages[0].join.uper_ms: unknown key; did you mean "upper_ms"?'),
     ],
 )
-def test_what_does_not_go_together_is_told_in_one_line(changes: dict[str, str], line: str) -> None:
+def test_conflicting_settings_are_refused_in_one_line(changes: dict[str, str], line: str) -> None:
     assert line in [
         p.removeprefix("config: ").replace("pipeline.toml: ", "revenue: ") for p in problems(config(**changes))
     ] or line in [f"revenue: {p.split(': ', 1)[1]}" for p in problems(config(**changes))]

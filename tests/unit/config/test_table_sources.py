@@ -39,7 +39,7 @@ KEY = "max_files_per_trigger = 100"
         ('event_time_column = "at"', "", 'source "clicks" reads a table, which has no event time of its own'),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_table_is_said(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_keys_that_do_not_fit_a_table_are_refused(tmp_path: Path, old: str, new: str, line: str) -> None:
     with pytest.raises(ConfigError) as raised:
         page(tmp_path, old, new)
     assert line in str(raised.value)

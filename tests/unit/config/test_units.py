@@ -71,6 +71,6 @@ def test_a_variable_has_a_default() -> None:
         assert 'gap = "${GAP:-30s}"' in sw.to_toml(pipeline)
 
 
-def test_windows_have_a_default_bound() -> None:
+def test_windows_have_a_default_limit() -> None:
     count = [sw.Aggregation(agg="count", as_="n")]
     assert sw.Window(kind="tumbling", duration="1m", aggregations=count).max_groups_per_window == 1_000_000
