@@ -25,7 +25,7 @@ from slackwater.maintenance import compact as compacting
 from slackwater.maintenance import row_checks
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import hot_keys
-from slackwater.maintenance.sizes import LARGE, forecast_growth, measure_sizes
+from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
 from slackwater.state.files.arrow import file_checksum, write_arrow
@@ -34,7 +34,6 @@ from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.script import LocalResult, run_local
 
 NAME, CUT = "law", 12
-HOUR_US = 3_600_000_000
 
 
 @dataclass
@@ -398,29 +397,6 @@ def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
     assert sorted(k.rows for k in hottest[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
     assert max(k.events or 0 for k in hottest) == counted["n.n"].max()
-
-
-def test_growth_is_foretold_by_the_kept_commits(directory: Place) -> None:
-    """The state grows by ten bytes an hour from commit to commit, over three hours, then shrinks by as much."""
-    directory.run("sessions", 0, 4)
-    store = directory.make()
-    base = [store.manifest(e) for e in store.epochs()]
-    meta = base[0].stages[0].segments[0][0]
-
-    def commits_with_sizes(sizes: list[int]) -> list[Commit]:
-        weights = [((meta.model_copy(update={"bytes": b}),), ()) for b in sizes]
-        return [with_stage(m, segments=w).model_copy(update={"committed_us": n * HOUR_US}) for n, (m, w) in enumerate(zip(base, weights, strict=True))]  # fmt: skip
-
-    grows, shrinks = (
-        forecast_growth(commits_with_sizes([100, 110, 120, 130])),
-        forecast_growth(commits_with_sizes([130, 120, 110, 100])),
-    )
-    assert grows is not None and shrinks is not None
-    assert (round(grows.bytes_per_hour, 6), grows.over_us) == (10, 3 * HOUR_US)
-    assert round(grows.hours or 0) == round((LARGE - 130) / 10)
-    assert (round(shrinks.bytes_per_hour, 6), shrinks.hours) == (-10, None)
-    assert forecast_growth(base[:1]) is None
-    assert forecast_growth([m.model_copy(update={"committed_us": n * 60_000_000}) for n, m in enumerate(base)]) is None
 
 
 def test_history_has_the_rows_of_each_epoch(place: Place) -> None:

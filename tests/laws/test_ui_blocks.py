@@ -293,13 +293,6 @@ def the_size_is_that_of_the_files(state: State, shape: str) -> None:
     assert [c.rows for c in block.commits] == [
         sum(s["rows"] for shard in m["stages"][0]["segments"] for s in shard) for m in manifests
     ]
-    times = [m["committed_us"] / 3.6e9 for m in manifests]
-    weights = [float(sum(s["bytes"] for shard in m["stages"][0]["segments"] for s in shard)) for m in manifests]
-    middle, mean = sum(times) / len(times), sum(weights) / len(weights)
-    spread = sum((t - middle) ** 2 for t in times)
-    if spread and block.bytes_per_hour is not None:
-        slope = sum((t - middle) * (w - mean) for t, w in zip(times, weights, strict=True)) / spread
-        assert block.bytes_per_hour == pytest.approx(slope, rel=1e-6, abs=1e-3)
 
 
 def the_pace_is_what_the_records_say(state: State, shape: str) -> None:

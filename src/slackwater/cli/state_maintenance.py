@@ -12,8 +12,8 @@ from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.request_costs import RequestCosts
-from slackwater.maintenance.sizes import HOUR_US, LARGE, Forecast, Sizes, measure_sizes
+from slackwater.maintenance.request_counts import RequestCounts
+from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport
 from slackwater.query.locate_state import locate_store
@@ -114,7 +114,7 @@ def _size_lines(measured: Sizes) -> list[str]:
         facts.append(["kept epochs", f"{span}; only the earlier ones hold {_count_and_size(measured.only_kept)}"])
         removed = "; a runner, or compact, removes it" if measured.garbage[0] else ""
         facts.append(["garbage", f"{_count_and_size(measured.garbage)}{removed}"])
-    facts += [["lists", _count_and_size(measured.lists)], ["forecast", _forecast_text(measured.forecast, in_tables)]]
+    facts.append(["lists", _count_and_size(measured.lists)])
     if measured.hot_shards:
         facts.append(["hot shards", _hot_shards_text(measured, several)])
     if measured.requests is not None:
@@ -130,31 +130,16 @@ def _size_lines(measured: Sizes) -> list[str]:
     return lines
 
 
-def _requests_text(costs: RequestCosts) -> str:
-    rates = f"{costs.per_shard:.1f} per shard and {costs.per_commit:.1f} per commit (means of {plural(costs.epochs, 'kept epoch')})"
-    if costs.dollars is None or costs.seconds is None:
+def _requests_text(counts: RequestCounts) -> str:
+    means = f"means of {plural(counts.epochs, 'kept epoch')}"
+    rates = f"{counts.per_shard:.1f} per shard and {counts.per_commit:.1f} per commit ({means})"
+    if counts.seconds is None:
         return rates
-    low, high = costs.dollars
-    cost = f"{low:,.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:,.2f} to {high:,.2f}"
-    return f"{rates}; at a commit every {format_age(int(costs.seconds * 1e6))} about ${cost} a month, at the prices of S3 Standard"
+    return f"{rates}, a commit every {format_age(int(counts.seconds * 1e6))}"
 
 
 def _count_and_size(pair: tuple[int, int]) -> str:
     return "none" if not pair[0] else f"{pair[0]:,} ({format_size(pair[1])})"
-
-
-def _forecast_text(forecast: Forecast | None, in_tables: bool) -> str:
-    if forecast is None:
-        return "needs kept commits that span an hour" + (", and a database keeps the latest only" if in_tables else "")
-    over = f"over {plural(forecast.commits, 'commit')} in {format_age(forecast.over_us)}"
-    if forecast.hours is None:
-        return f"shrinks by {format_size(-forecast.bytes_per_hour)} per hour, or stays ({over})"
-    until = (
-        f"{format_size(LARGE)} in {format_age(int(forecast.hours * HOUR_US))}"
-        if forecast.hours < 1e6
-        else f"{format_size(LARGE)} is far off"
-    )
-    return f"grows by {format_size(forecast.bytes_per_hour)} per hour ({over}): {until}"
 
 
 def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""`slackwater state sizes`: the size of a state by part, its forecast growth, and its largest keys."""
+"""`slackwater state sizes`: the size of a state by part, and its largest keys."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import psycopg
 
 from slackwater.errors import StartError, StateError
-from slackwater.maintenance import request_costs
 from slackwater.maintenance.hot_keys import HotKey, hot_keys
-from slackwater.maintenance.request_costs import RequestCosts
+from slackwater.maintenance.request_counts import RequestCounts, count_requests
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED
 from slackwater.state.files.store import FilesStore
@@ -21,9 +19,6 @@ from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
 
-LARGE = 1 << 30  # bytes from which a start warns
-HOUR_US = 3_600_000_000
-TREND_US = HOUR_US  # shortest time range of commits for a forecast
 HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; mean rows per shard below which no shard is hot
 
 
@@ -51,16 +46,6 @@ class TableSize:
     dead: int
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """The growth of a state over the kept commits. `hours` until it holds LARGE bytes; None if it does not grow."""
-
-    commits: int
-    over_us: int
-    bytes_per_hour: float
-    hours: float | None
-
-
 @dataclass
 class Sizes:
     """The sizes of a state: bytes, or pairs of (files, bytes)."""
@@ -76,8 +61,7 @@ class Sizes:
     waiting: tuple[int, int] = (0, 0)  # those of the outputs that are not published yet
     lists: tuple[int, int] = (0, 0)
     garbage: tuple[int, int] = (0, 0)  # files without a reference, except those of an epoch in progress
-    forecast: Forecast | None = None
-    requests: RequestCosts | None = None  # only for an object store
+    requests: RequestCounts | None = None  # only for an object store
     hot: list[HotKey] = field(default_factory=list)
     hot_shards: list[ShardSize] = field(default_factory=list)  # see `find_hot_shards`
 
@@ -140,9 +124,8 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     last = max(sizes.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
-    sizes.forecast = forecast_growth(commits)
     if store.storage.is_remote:
-        sizes.requests = request_costs.estimate_requests(commits, on_disk)
+        sizes.requests = count_requests(commits, on_disk)
 
 
 def retained_commits(store: StateStore) -> list[Commit]:
@@ -178,24 +161,6 @@ def _sum(files: dict[str, int], prefix: str) -> tuple[int, int]:
 def _epoch(name: str) -> int:
     number = name.partition("/")[2][:9]
     return int(number) if number.isdigit() else -1
-
-
-def forecast_growth(commits: Sequence[Commit]) -> Forecast | None:
-    """Fit a straight line to the sizes of the kept commits; None if they span less than TREND_US.
-
-    bytes            ● ─ ─ ─ LARGE
-               ●  ●
-        ●   ●
-        └─────────────▶ committed at
-    """
-    times = np.array([m.committed_us for m in commits], dtype=np.float64)
-    weights = np.array([m.state_bytes for m in commits], dtype=np.float64)
-    if len(commits) < 2 or times.max() - times.min() < TREND_US:
-        return None
-    hours = (times - times.min()) / HOUR_US
-    slope = float(((hours - hours.mean()) * (weights - weights.mean())).sum() / ((hours - hours.mean()) ** 2).sum())
-    until = max(LARGE - float(weights[-1]), 0.0) / slope if slope > 0 else None
-    return Forecast(len(commits), int(times.max() - times.min()), slope, until)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Block "How big will it be?": rows and bytes of the kept commits, and a linear trend through them."""
+"""Block "How large is the state?": rows and bytes of the kept commits, and rows by shard."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.maintenance.history import open_windows
-from slackwater.maintenance.sizes import HOUR_US, LARGE, forecast_growth
 from slackwater.state.commit import Commit, StageState
 
 
@@ -32,32 +31,16 @@ class ShardSpread:
 
 @dataclass(frozen=True)
 class StateGrowth:
-    """The block.
-
-    Args:
-        bytes_per_hour: growth of the state; None if the commits span less than an hour.
-        bound: a large size in bytes.
-        full_us: when the state will reach `bound` (µs UTC); None if it does not grow.
-    """
+    """Sizes of the state in its kept commits, oldest first, and the shards of the latest one."""
 
     commits: tuple[SizePoint, ...]
-    bytes_per_hour: float | None
-    bound: int
-    full_us: int | None
     shards: tuple[ShardSpread, ...] = ()
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
     """Build the block from the kept commits, oldest first."""
-    trend = forecast_growth(commits)
-    full = None
-    if trend is not None and trend.hours is not None and trend.hours < 24 * 365 * 100:
-        full = commits[-1].committed_us + int(trend.hours * HOUR_US)
     return StateGrowth(
         tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in commits),
-        None if trend is None else trend.bytes_per_hour,
-        LARGE,
-        full,
         tuple(_spread(stage) for stage in commits[-1].stages),
     )
 

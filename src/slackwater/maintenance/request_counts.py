@@ -1,0 +1,52 @@
+"""Count the writes of an object store that a state needs, from the objects that it holds.
+
+per shard and epoch   objects whose name begins with the epoch's number, including unreferenced ones
+per commit            lists of files, the manifest, and `published` if the epoch had output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from slackwater.state.commit import Commit
+
+
+@dataclass(frozen=True)
+class RequestCounts:
+    """Mean numbers of writes over the kept epochs.
+
+    Args:
+        epochs: Number of kept epochs.
+        per_shard: Writes of one shard's files in an epoch.
+        per_commit: Writes of the driver in an epoch.
+        seconds: Time between two commits; None with fewer than two.
+    """
+
+    epochs: int
+    per_shard: float
+    per_commit: float
+    seconds: float | None
+
+
+def count_requests(commits: Sequence[Commit], files: Collection[str]) -> RequestCounts | None:
+    """Count the writes of the kept epochs; None without commits.
+
+    Args:
+        commits: Kept commits, oldest first.
+        files: Existing objects, such as "segments/000000012-003-….arrow".
+    """
+    if not commits:
+        return None
+    first, last = commits[0].epoch, commits[-1].epoch
+    epochs = len({m.epoch for m in commits})
+    written = [f for f in files if (n := f.partition("/")[2][:9]).isdigit() and first <= int(n) <= last]
+    lists = sum(f.startswith("offsets/") for f in written)
+    published = sum(m.staged for m in commits)
+    span = (commits[-1].committed_us - commits[0].committed_us) / 1e6
+    return RequestCounts(
+        epochs,
+        per_shard=(len(written) - lists) / epochs / max(commits[-1].shards, 1),
+        per_commit=(lists + published) / epochs + 1,
+        seconds=span / (epochs - 1) if epochs > 1 and span > 0 else None,
+    )
