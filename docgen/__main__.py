@@ -8,4 +8,5 @@ from docgen.sources import ROOT
 
 for folder, documents in ((ROOT / "docs", PAGES), (ROOT / "docs" / "learn", PICTURES)):
     for name, text in documents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text())

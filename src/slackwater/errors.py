@@ -40,7 +40,7 @@ class SlackwaterError(Exception):
 
     @property
     def documented(self) -> str | None:
-        """The page and heading about the error, such as `docs/messages.md#the-config-is-wrong`."""
+        """The page and heading about the error, such as `docs/messages/config.md#the-config-is-wrong`."""
         return messages.find_page([c.__name__ for c in type(self).__mro__], str(self))
 
     def _render_traceback_(self) -> list[str]:

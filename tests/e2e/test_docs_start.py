@@ -96,4 +96,4 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             (events / "broken.jsonl").write_text('{"user_id": "u9", "event_type": "click"}\n')
             with sw.run(pipeline, background=True, spark=spark, available_now=True) as third:
                 third.wait(300)
-        assert bad.value.documented == "docs/messages.md#bad-rows-stop-the-pipeline"
+        assert bad.value.documented == "docs/messages/run.md#bad-rows-stop-the-pipeline"

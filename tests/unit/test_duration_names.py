@@ -23,8 +23,8 @@ NAMED = re.compile(rf"\b({'|'.join(KEYS)})\b")
 RESPELLED = {"window.py", "join.py", "step_spec.py"}  # of config/: lines of `Spec.check`
 MADE = {
     "keys.md",
-    "messages.md",
-    "python.md",
+    "messages",
+    "python",
     "write-config.md",
     "adr",
 }  # they name both forms, or what a function takes

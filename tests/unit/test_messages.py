@@ -1,4 +1,4 @@
-"""Every message has its heading in docs/messages.md, and what is made from the code is as the code is."""
+"""Every message has its heading in docs/messages, and what is made from the code is as the code is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tests.support.pages import anchors
 
 from slackwater.cli import main as cli
 from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError
-from slackwater.messages import FAMILIES, PAGE, WARNING, find_family
+from slackwater.messages import FAMILIES, PAGES, WARNING, find_family
 
 FOUND = messages()
-TEXT = (ROOT / PAGE).read_text()
+TEXT = "\n".join((ROOT / page).read_text() for page in PAGES)
+MISTAKES = (ROOT / "docs" / "messages" / "config-keys.md").read_text()
 PASSED_ON = {"StartError", WARNING}  # may pass on what others say, line by line
 
 
@@ -41,13 +42,13 @@ def test_every_message_has_an_anchor(message: Message) -> None:
             "to slackwater/messages/, then make reference"
         )
     if message.text:
-        assert message.text in TEXT, f"{message.text!r} is not in {PAGE}: make reference"
+        assert message.text in TEXT, f"{message.text!r} is not in docs/messages: make reference"
 
 
 def test_every_mistake_of_a_config_is_listed() -> None:
     for texts in mistakes().values():
         for text in texts:
-            assert text in TEXT, f"{text!r} is not in {PAGE}: make reference"
+            assert text in MISTAKES, f"{text!r} is not in docs/messages/config-keys.md: make reference"
 
 
 def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
@@ -58,15 +59,19 @@ def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
 
 
 def test_an_error_has_a_link_to_its_docs() -> None:
-    for error, anchor in (
-        (ConfigError(["p: name: missing"]), "the-config-is-wrong"),
-        (BadRowError("p: 1 bad row"), "bad-rows-stop-the-pipeline"),
-        (LockHeldError("pipeline is already running: process 7 holds it"), "another-runner-holds-the-pipeline"),
-        (StartError("p: Kafka at b:1 cannot be reached (no); check"), "a-service-cannot-be-reached"),
-        (StartError("something else"), "the-pipeline-cannot-start"),
+    for error, link in (
+        (ConfigError(["p: name: missing"]), "config.md#the-config-is-wrong"),
+        (BadRowError("p: 1 bad row"), "run.md#bad-rows-stop-the-pipeline"),
+        (
+            LockHeldError("pipeline is already running: process 7 holds it"),
+            "state.md#another-runner-holds-the-pipeline",
+        ),
+        (StartError("p: Kafka at b:1 cannot be reached (no); check"), "services.md#a-service-cannot-be-reached"),
+        (StartError("something else"), "commands.md#the-pipeline-cannot-start"),
     ):
-        assert error.documented == f"docs/messages.md#{anchor}"
-        assert anchor in anchors(TEXT)
+        assert error.documented == f"docs/messages/{link}"
+        page, _, anchor = link.partition("#")
+        assert anchor in anchors((ROOT / "docs" / "messages" / page).read_text())
         assert "Traceback" not in "\n".join(error._render_traceback_())
         assert error._render_traceback_()[-1].endswith(str(error.documented))
     assert SlackwaterError("x").documented is None
@@ -89,7 +94,7 @@ def test_an_error_links_to_the_docs_on_a_terminal(
         cli.main()
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("error: ")
-    place = "what it means, and what to do: docs/messages.md#there-is-no-state-to-look-into"
+    place = "what it means, and what to do: docs/messages/state.md#there-is-no-state-to-look-into"
     assert lines[1:] == ([place] if terminal else [])
 
 

@@ -98,7 +98,7 @@ def test_a_missing_state_is_reported(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     said = words(shown(sw.open_state(file)))
     assert "there is no state yet" in said
-    assert "docs/messages.md#there-is-no-state-to-look-into" in said
+    assert "docs/messages/state.md#there-is-no-state-to-look-into" in said
     with pytest.raises(StateError, match="no state yet"):
         sw.why(file)
 
@@ -175,7 +175,7 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
     assert one.latest == status(0)
     said = words(shown(one))
     assert "Ended" in said
-    assert "docs/messages.md#a-service-cannot-be-reached" in said
+    assert "docs/messages/services.md#a-service-cannot-be-reached" in said
     assert "cannot be reached" in repr(one)
 
 

@@ -243,9 +243,14 @@ def test_links_to_the_docs_in_errors_and_keys_exist() -> None:
         assert anchor in anchors((DOCS / page).read_text()), f"docs/{page}#{anchor}"
 
 
+def command_reference() -> str:
+    """Return the sections of all commands."""
+    return "\n".join(path.read_text() for path in sorted((DOCS / "commands").glob("*.md")))
+
+
 def test_commands_on_the_pages_exist() -> None:
     """Every `slackwater …` in a block of a how-to or start page is a command with these options."""
-    reference = (DOCS / "commands.md").read_text()
+    reference = command_reference()
     for page in [p for p in PAGES if p.startswith(("how-", "start-"))] + ["upgrade.md", "learn.md"]:
         for block in blocks(page, "") + re.findall(r"^    ```\n(.*?)^    ```$", (DOCS / page).read_text(), re.S | re.M):
             for line in block.splitlines():
@@ -260,7 +265,7 @@ def test_commands_on_the_pages_exist() -> None:
 
 def test_commands_in_sentences_and_tables_exist() -> None:
     """Every `slackwater …` within a line of any page is a command, or a group of commands, and has these options."""
-    reference = (DOCS / "commands.md").read_text()
+    reference = command_reference()
     seen = 0
     for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
         for text in re.findall(r"`(slackwater [^`\n]+)`", page.read_text()):

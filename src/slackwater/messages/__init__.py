@@ -1,4 +1,4 @@
-"""Families of messages: what they mean and what to do. `docs/messages.md` is generated from this and from the sources.
+"""Families of messages: what they mean and what to do. The pages in `docs/messages/` are generated from them and from the sources.
 
 A message belongs to the first family of its class (or of a base class) with a pattern that is in its text. A family without
 patterns takes all other messages of its class. So a new message needs a new family only if no family fits.
@@ -6,21 +6,23 @@ patterns takes all other messages of its class. So a new message needs a new fam
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from slackwater.messages import commands, config, epochs, state, systems, warnings
 from slackwater.messages.family import WARNING as WARNING
 from slackwater.messages.family import MessageFamily as MessageFamily
 
-PAGE = "docs/messages.md"
-FAMILIES: Sequence[MessageFamily] = (  # the first that fits counts
-    *config.FAMILIES,
-    *state.FAMILIES,
-    *systems.FAMILIES,
-    *commands.FAMILIES,
-    *epochs.FAMILIES,
-    *warnings.FAMILIES,
-)
+PAGES: Mapping[str, Sequence[MessageFamily]] = {
+    "docs/messages/config.md": config.FAMILIES,
+    "docs/messages/state.md": state.FAMILIES,
+    "docs/messages/services.md": systems.SERVICES,
+    "docs/messages/data.md": systems.SOURCES_AND_TARGETS,
+    "docs/messages/commands.md": commands.FAMILIES,
+    "docs/messages/run.md": epochs.FAMILIES,
+    "docs/messages/warnings.md": warnings.FAMILIES,
+}
+FAMILIES: Sequence[MessageFamily] = tuple(chain.from_iterable(PAGES.values()))  # the first that fits counts
 
 
 def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
@@ -35,4 +37,7 @@ def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
 def find_page(kinds: Sequence[str], text: str) -> str | None:
     """Return the page and heading about a message; None if its class has no family."""
     match = find_family(kinds, text)
-    return None if match is None else f"{PAGE}#{match.anchor}"
+    if match is None:
+        return None
+    page = next(page for page, families in PAGES.items() if match in families)
+    return f"{page}#{match.anchor}"

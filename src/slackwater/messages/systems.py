@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from slackwater.messages.family import START, MessageFamily
 
-FAMILIES: Sequence[MessageFamily] = (
+SERVICES: Sequence[MessageFamily] = (
     MessageFamily(
         "`init` cannot use the sample",
         START,
@@ -93,6 +93,8 @@ FAMILIES: Sequence[MessageFamily] = (
         "`java -version` must say 17 or later; the lines above it in the log are Spark's.",
         ("Spark did not start",),
     ),
+)
+SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "There is nothing to read",
         START,

@@ -1,0 +1,110 @@
+"""The pages on commands: an index, and a page per group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, get_type_hints
+
+import typer
+
+from docgen.markdown import MADE, cell, code, first_sentence
+from slackwater.cli.main import app
+
+_GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, commands
+    "commands/write.md": (
+        "Commands to write and test a pipeline",
+        ("init", "check", "explain", "plan", "schema", "test", "demo", "demo-kafka"),
+    ),
+    "commands/run.md": ("Commands to run a pipeline", ("run", "backfill", "prepare")),
+    "commands/inspect.md": ("Commands to inspect a pipeline and its results", ("show", "why", "ui", "serve", "diff")),
+    "commands/outbox.md": ("Commands for dead letters and the outbox", ("dlq", "outbox")),
+    "commands/state.md": ("Commands for the state", ("state",)),
+}
+
+
+def index_page() -> str:
+    """Return the index: each command with the first sentence of its help."""
+    lines = [
+        "# Every command",
+        "",
+        MADE,
+        "",
+        "`slackwater COMMAND --help` prints the same.",
+        "",
+        "| exit code | meaning |",
+        "|---|---|",
+        "| 0 | done |",
+        "| 1 | failed |",
+        "| 2 | wrong config or command line |",
+        "| 130, 143 | ended at once by a signal |",
+        "| 70 | an internal error |",
+    ]
+    for page, (title, _) in _GROUPS.items():
+        lines += ["", f"## {title}", "", "| command | |", "|---|---|"]
+        for path, command in _commands(page):
+            anchor = "-".join(path)
+            lines.append(f"| [{code(' '.join(path))}]({page}#{anchor}) | {cell(first_sentence(command.help or ''))} |")
+    return "\n".join(lines) + "\n"
+
+
+def group_page(page: str) -> str:
+    """Return a page with the commands of one group."""
+    lines = [f"# {_GROUPS[page][0]}", "", MADE, "", "All commands and exit codes: [every command](../commands.md)."]
+    for path, command in _commands(page):
+        lines += _command(command, path)
+    return "\n".join(lines) + "\n"
+
+
+def _commands(page: str) -> Iterator[tuple[list[str], Any]]:
+    """Yield the commands of a page with their paths."""
+    top = getattr(typer.main.get_command(app), "commands")  # noqa: B009
+    grouped = {name for _, names in _GROUPS.values() for name in names}
+    missing = {name for name, command in top.items() if not command.hidden} - grouped
+    assert not missing, f"commands without a page: {missing}"
+    for name in _GROUPS[page][1]:
+        yield from _walk(top[name], ["slackwater", name])
+
+
+def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name in sorted(inner):
+        if not inner[name].hidden:
+            yield from _walk(inner[name], [*path, name])
+
+
+def _command(command: Any, path: list[str]) -> Iterator[str]:
+    yield from ("", f"## {' '.join(path)}", "", (command.help or "").strip().replace("\n\n", "\n"))
+    hints = get_type_hints(command.callback)
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
+    usage = [*path, *("[OPTIONS]" if options else "",), *(_usage(a) for a in arguments)]
+    yield from ("", "```", " ".join(filter(None, usage)), "```")
+    documented_parameters = [(_usage(a), a.help) for a in arguments if getattr(a, "help", None)] + [
+        (_option(o, hints), o.help) for o in options
+    ]
+    if documented_parameters:
+        yield from ("", "| | |", "|---|---|")
+        yield from (f"| {code(name)} | {cell(text or '')} |" for name, text in documented_parameters)
+
+
+def _usage(argument: Any) -> str:
+    name = (argument.metavar or argument.name or "").upper().replace("_", "-").strip("[]")
+    return name if argument.required else f"[{name}]"
+
+
+def _option(option: Any, hints: Mapping[str, Any]) -> str:
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    if option.is_flag:
+        return names
+    annotation = str(hints.get(option.name, ""))
+    return f"{names} {option.metavar or ('NUMBER' if 'int' in annotation or 'float' in annotation else 'PATH' if 'Path' in annotation else 'TEXT')}"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "commands.md": index_page,
+    **{page: partial(group_page, page) for page in _GROUPS},
+}

@@ -1,0 +1,143 @@
+"""The page on keys of a config, and the page on metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from docgen.markdown import MADE, cell, code
+from docgen.sources import ROOT
+from slackwater.config import key_docs
+from slackwater.config.spec import Spec, with_units
+from slackwater.config.transform import Transform
+from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
+from slackwater.metrics import PREFIX, Metrics
+
+TABLES = {
+    "Pipeline": "",
+    "Connection": "[connections.NAME]",
+    "Source": "[[sources]]",
+    "Transform": "[transform]",
+    "Lookup": "[transform.lookups.NAME]",
+    "Window": "[transform.window]",
+    "Aggregation": "[[transform.window.aggregations]]",
+    "Join": "[transform.join]",
+    **{step.__name__: f"[{step.CONFIG_PATH}]" for step in Transform.STEPS.values()},
+    "Stage": "[[stages]]",
+    "Target": "[target] and [dead_letter]",
+    "StateStore": "[state_store]",
+}
+
+
+def keys_page() -> str:
+    schema = json.loads((ROOT / "src" / "slackwater" / "config" / "slackwater.schema.json").read_text())
+    lines = [
+        "# Every key",
+        "",
+        MADE,
+        "",
+        "All keys of a config by table, with their values and defaults. [Configuration](configuration.md) describes how they go together, and",
+        "the JSON Schema for [editors](write-config.md#in-an-editor) has the same content. A text may also be `${NAME}` or `${NAME:-default}`, from",
+        "the environment. A duration is a text with a unit (`250ms`, `30s`, `5m`, `2h`, `30d`). Each duration key also exists with `_ms` at its end:",
+        "`gap_ms = 1800000` is a number of milliseconds.",
+    ]
+    lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
+    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *key_docs.TEXTS)}
+    for name, table in TABLES.items():
+        spec: type[Spec] = by_name[name]
+        shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]
+        lines += [
+            "",
+            f"## `{table}`" if table else "## At the top",
+            "",
+            "| key | values | default | |",
+            "|---|---|---|---|",
+        ]
+        units = with_units(spec)
+        for key, key_schema in shape["properties"].items():
+            if key in units.values():
+                continue
+            text = (
+                key_schema["description"]
+                if key_schema.get("deprecated")
+                else key_docs.key_sentence(spec, units.get(key, key))
+            )
+            default = code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
+            lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {cell(text)} |")
+        page, _, anchor = key_docs.doc_link(spec).removeprefix("docs/").partition("#")
+        lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
+    return "\n".join(lines) + "\n"
+
+
+def _anchor(table: str) -> str:
+    """Return the anchor of the heading of a table, as code hosts generate it."""
+    return re.sub(r"[^\w\- ]", "", table.lower()).replace(" ", "-") or "at-the-top"
+
+
+def _values(key_schema: Mapping[str, Any]) -> str:
+    if "$ref" in key_schema:
+        name = key_schema["$ref"].rpartition("/")[2]
+        return "a duration" if name.startswith("duration") else "" if name == "env" else "a table"
+    if "anyOf" in key_schema:
+        return " or ".join(dict.fromkeys(v for part in key_schema["anyOf"] if (v := _values(part))))
+    if "enum" in key_schema:
+        return ", ".join(code(str(v)) for v in key_schema["enum"])
+    if key_schema.get("type") == "array":
+        return f"a list of {'tables' if '$ref' in key_schema.get('items', {}) else 'texts'}"
+    kind = key_schema.get("type")
+    kinds = [kind] if isinstance(kind, str) else list(kind or [])
+    return " or ".join(
+        {
+            "string": "text",
+            "integer": "a whole number",
+            "number": "a number",
+            "boolean": "`true`, `false`",
+            "object": "a table",
+        }.get(k, k)
+        for k in kinds
+    )
+
+
+_NO_TIME = dict.fromkeys(
+    ("rows", "emitted", "late", "seconds", "clock_us", "windows_active", "groups", "state_bytes"), 0
+)
+_OF_A_JOIN = Status(
+    pipeline="p",
+    window_kind="join",
+    late_policy="drop",
+    epoch=0,
+    phases={},
+    watermark_us=None,
+    sources=(),
+    counters=Counters(),
+    stages=(
+        StageStatus("s", "join", None, 0, 0, 0, 0, Counters(), {"left": BufferCounts(0), "right": BufferCounts(0)}),
+    ),
+    **_NO_TIME,
+)
+
+
+def metrics_page() -> str:
+    lines = [
+        "# Every metric",
+        "",
+        MADE,
+        "",
+        f"All names begin with `{PREFIX}`, and all are labelled `pipeline`. Counters come from the commit, so they continue across",
+        "restarts. [How to get them](monitoring.md), with a dashboard and alerts.",
+        "",
+        "| metric | kind | further labels | |",
+        "|---|---|---|---|",
+    ]
+    metrics = Metrics()
+    metrics.update(_OF_A_JOIN)
+    for family in sorted(metrics.collect(), key=lambda f: f.name):
+        name = family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "")
+        labels = ", ".join(code(n) for n in getattr(family, "_labelnames", ()) if n != "pipeline")
+        lines.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {"keys.md": keys_page, "metrics.md": metrics_page}

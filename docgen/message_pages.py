@@ -1,0 +1,117 @@
+"""The pages on messages: an index, and a page per group of families."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from docgen.markdown import MADE, code, links_from_folder
+from docgen.sources import Message, messages, mistakes
+from slackwater.config import key_docs
+from slackwater.config.transform import Transform
+from slackwater.messages import PAGES as FAMILIES_BY_PAGE
+from slackwater.messages import WARNING, MessageFamily
+
+_TITLES: Mapping[str, str] = {
+    "messages/config.md": "Messages about the config",
+    "messages/state.md": "Messages about the state",
+    "messages/services.md": "Messages about services and packages",
+    "messages/data.md": "Messages about sources and targets",
+    "messages/commands.md": "Messages of commands and Python calls",
+    "messages/run.md": "Messages of a run",
+    "messages/warnings.md": "Warnings",
+}
+_MISTAKES = "messages/config-keys.md"
+_GROUPS: Mapping[str, tuple[MessageFamily, ...]] = {
+    page.removeprefix("docs/"): tuple(families) for page, families in FAMILIES_BY_PAGE.items()
+}
+_BACK = "All messages: [messages](../messages.md). `…` stands for a value."
+
+
+def index_page() -> str:
+    """Return the index: each family with its page."""
+    lines = [
+        "# Messages",
+        "",
+        MADE,
+        "",
+        "Every error and warning, by what it means. An error is one line: what is wrong, where, what was found and expected, what to do. On a",
+        "terminal a second line names its heading on these pages; in Python `error.documented` does. `slackwater` ends with exit code 2 for a",
+        "wrong config or command line, with 1 for all other errors.",
+    ]
+    for page, families in _GROUPS.items():
+        lines += ["", f"## {_TITLES[page]}", ""]
+        lines += [f"- [{f.title}]({page}#{f.anchor})" for f in families]
+        if page == "messages/config.md":
+            lines.append(f"- [Mistakes of single keys]({_MISTAKES})")
+    return "\n".join(lines) + "\n"
+
+
+def group_page(page: str) -> str:
+    """Return a page with the families of one group, and the texts of their messages."""
+    by_family: dict[str, list[Message]] = {}
+    for m in messages():
+        assert m.family is not None, m
+        by_family.setdefault(m.family.anchor, []).append(m)
+    lines = [f"# {_TITLES[page]}", "", MADE, "", _BACK]
+    if page == "messages/warnings.md":
+        lines += ["", "A warning is a line of the log. The pipeline continues."]
+    for f in _GROUPS[page]:
+        kinds = " and ".join(code(k) for k in f.kinds if k != WARNING)
+        lines += ["", f"## {f.title}", "", links_from_folder(f.means)]
+        lines += ["", f"**What to do.** {links_from_folder(f.do)}"]
+        texts = sorted({m.text for m in by_family.get(f.anchor, []) if m.text})
+        if texts:
+            lines += ["", *([f"{kinds}:", ""] if kinds else []), *(f"- {code(t)}" for t in texts)]
+        if f.kinds == ("ConfigError",):
+            lines += ["", f"[Mistakes of single keys]({_MISTAKES.partition('/')[2]}) are listed by table."]
+    return "\n".join(lines) + "\n"
+
+
+_HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module of `config` is about
+    "aggregation": "aggregations",
+    "aggregator": "aggregations",
+    "connection": "connections",
+    "ddl": "sources",
+    "keyed": "transform",
+    **{
+        step.__module__.rpartition(".")[2]: key_docs.doc_link(step).partition("#")[2]
+        for step in Transform.STEPS.values()
+    },
+    "join_checks": "joins",
+    "source": "sources",
+    "sql": "transform",
+    "sql_check": "transform",
+    "sql_window": "transform",
+    "step": "windows",
+    "target": "target-and-dead-letters",
+    "transform": "transform",
+    "held_names": "target-and-dead-letters",
+}
+
+
+def mistakes_page() -> str:
+    """Return the page with the mistakes of single keys, by the heading where the keys are documented."""
+    texts_by_heading: dict[str, list[str]] = {}
+    for module, texts in mistakes().items():
+        texts_by_heading.setdefault(_HEADINGS.get(module, "the-pipeline"), []).extend(texts)
+    lines = [
+        "# Mistakes of single keys",
+        "",
+        MADE,
+        "",
+        "A message begins with the name of the key. Correct the key: `slackwater check FILE` lists all mistakes at once, and",
+        "[an editor](../write-config.md#in-an-editor) marks most of them while you type. `…` stands for a value.",
+    ]
+    for heading, texts in sorted(texts_by_heading.items()):
+        title = heading.replace("-", " ").capitalize()
+        lines += ["", f"## {title}", "", f"Keys of [{title.lower()}](../configuration.md#{heading}):", ""]
+        lines += [f"- {code(t)}" for t in sorted(set(texts))]
+    return "\n".join(lines) + "\n"
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "messages.md": index_page,
+    **{page: partial(group_page, page) for page in _GROUPS},
+    _MISTAKES: mistakes_page,
+}

@@ -1,0 +1,175 @@
+"""The pages on Python: an index, and a page per group of exported names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import slackwater
+from docgen.key_pages import TABLES
+from docgen.markdown import MADE, cell, code, first_sentence
+from slackwater.config.spec import Spec
+
+_GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
+    "python/config.md": (
+        "Classes of a config",
+        (
+            "Pipeline",
+            "Source",
+            "Transform",
+            "Stage",
+            "Window",
+            "Aggregation",
+            "Join",
+            "Lookup",
+            "Target",
+            "StateStore",
+            "FilesConnection",
+            "KafkaConnection",
+            "PostgresConnection",
+            "DeltaConnection",
+            "IcebergConnection",
+            "RabbitMQConnection",
+            "KinesisConnection",
+            "PubSubConnection",
+            "ConsoleConnection",
+            "Aggregator",
+        ),
+    ),
+    "python/define.md": (
+        "Define and load pipelines",
+        ("pipeline", "streaming_pipeline", "pipelines", "Registered", "load", "loads", "to_toml", "describe", "Plan"),
+    ),
+    "python/run.md": (
+        "Run pipelines and batches",
+        (
+            "run",
+            "run_streaming_pipeline",
+            "Handle",
+            "batch",
+            "batch_join",
+            "SlackwaterError",
+            "ConfigError",
+        ),
+    ),
+    "python/state.md": ("Query the state in Python", ("open_state", "StateView", "why", "WhyReport")),
+}
+_VALUES: Mapping[str, str] = {  # exported names that are neither classes nor functions
+    "pipelines": "The registered pipelines: a dictionary from their names to `Registered`.",
+}
+
+
+def index_page() -> str:
+    """Return the index: each exported name with the first sentence of its docstring."""
+    grouped = {name for _, names in _GROUPS.values() for name in names}
+    missing = set(slackwater.__all__) - grouped - {"__version__"}
+    assert not missing, f"exported names without a page: {missing}"
+    lines = ["# Python", "", MADE, "", "The names that `import slackwater as sw` provides."]
+    for page, (title, names) in _GROUPS.items():
+        lines += ["", f"## {title}", "", "| name | |", "|---|---|"]
+        for name in names:
+            sentence = cell(first_sentence(_VALUES.get(name) or _doc(getattr(slackwater, name))))
+            lines.append(f"| [{code(f'sw.{name}')}]({page}#sw{name.lower()}) | {sentence} |")
+    return "\n".join(lines) + "\n"
+
+
+def group_page(page: str) -> str:
+    """Return a page with the exported names of one group."""
+    title, names = _GROUPS[page]
+    lines = [f"# {title}", "", MADE, "", "All names: [Python](../python.md)."]
+    if page == "python/config.md":
+        lines += [
+            "",
+            "A class takes the [keys of its table](../keys.md) as keyword arguments, with the same names, defaults and checks.",
+        ]
+    for name in names:
+        exported = getattr(slackwater, name)
+        lines += ["", f"## sw.{name}", ""]
+        if name in _VALUES:
+            lines.append(_VALUES[name])
+            continue
+        if inspect.isclass(exported) and issubclass(exported, Spec):
+            shown = TABLES.get(name, "[connections.NAME]")
+            lines += [
+                f"Its keys: {code(shown)} of [every key](../keys.md)."
+                if shown
+                else "Its keys: those [at the top](../keys.md#at-the-top).",
+                "",
+            ]
+        elif callable(exported):
+            lines += [f"```python\nsw.{name}{_signature(exported)}\n```", ""]
+        lines.append(_doc(exported).rstrip())
+        if inspect.isclass(exported) and not issubclass(exported, Spec | Exception):
+            for method, function in _methods(exported):
+                lines += ["", f"### sw.{name}.{method}", ""]
+                lines += [f"```python\n{method}{_signature(function)}\n```", "", _doc(function).rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _signature(function: Any) -> str:
+    try:
+        text = str(inspect.signature(function))
+    except (TypeError, ValueError):
+        return "(…)"
+    text = (
+        re.sub(r"(?<=: )'([^']*)'|(?<=-> )'([^']*)'", lambda m: m[1] or m[2], text)
+        .replace("(self, ", "(")
+        .replace("(self)", "()")
+    )
+    return (
+        text
+        if len(text) < 100
+        else text.replace("(", "(\n    ", 1).replace(", ", ",\n    ")
+        if text.count("[") == 0
+        else _folded(text)
+    )
+
+
+def _folded(text: str) -> str:
+    """One argument per line; commas within brackets stay."""
+    depth, folded = 0, ""
+    for c in text:
+        depth += (c in "([{") - (c in ")]}")
+        folded += c
+        if c == "," and depth == 1:
+            folded += "\n   "
+        if c == "(" and depth == 1:
+            folded += "\n    "
+    return folded
+
+
+def _doc(documented: Any) -> str:
+    text = re.sub(
+        r"^(Args|Raises):\n((?: {4}.*\n?)+)",
+        lambda m: f"{m[1]}:\n\n{_entries(m[2])}",
+        inspect.getdoc(documented) or "",
+        flags=re.MULTILINE,
+    )
+    # indented parts are code
+    return re.sub(
+        r"(?:^ {4}.*\n?(?:\n(?= {4}))?)+",
+        lambda m: "```\n" + textwrap.dedent(m.group()).strip() + "\n```\n",
+        text,
+        flags=re.MULTILINE,
+    )
+
+
+def _entries(section: str) -> str:
+    """Return the entries of a section of a docstring, `name: text`, as a list."""
+    entries = re.split(r"\n(?=\S)", textwrap.dedent(section).strip())
+    named = (entry.partition(":") for entry in entries)
+    return "".join(f"- `{name}`: {' '.join(text.split())}\n" for name, _, text in named)
+
+
+def _methods(cls: type) -> list[tuple[str, Callable[..., Any]]]:
+    return [(n, m) for n, m in vars(cls).items() if not n.startswith("_") and inspect.isfunction(m) and m.__doc__]
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "python.md": index_page,
+    **{page: partial(group_page, page) for page in _GROUPS},
+}
