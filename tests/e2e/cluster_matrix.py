@@ -1,16 +1,17 @@
-"""The fault matrix of a cluster: a master and two workers on loopback, a pipeline from Kafka, and what goes wrong with either.
+"""The fault matrix of a cluster: a master, two workers on loopback, and a pipeline from Kafka, each with faults.
 
     python -m tests.e2e.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
     python -m tests.e2e.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
-fault         executor, worker  killed with -9, the worker with its executors
-              driver            killed with -9, and started in another directory with nothing of the former one
-              speculation       an executor stalls, its tasks are tried elsewhere too, and it goes on behind that
-              storage           of the requests to the S3 server some are refused, cut off, done with their answer lost, slow,
+fault         executor, worker  killed by SIGKILL, the worker with its executors
+              driver            killed by SIGKILL, and started again in an empty directory
+              speculation       an executor stalls, its tasks run elsewhere, too, and then it continues
+              storage           some requests to the S3 server are refused, cut off, done with their answer lost, slow,
                                 or never answered
-state, target of one cell are both in files that all share, in one database, or in one bucket. `--bucket-only` is one long run with
-sessions, results and dead letters in the bucket: executors and drivers killed and all storage faults at once, then its
-requests are counted. Tables are compared as `tests.e2e.matrix` does.
+
+The state and the target of a cell are both in shared files, in one database, or in one bucket. `--bucket-only` is one long run with
+sessions, results and dead letters in the bucket. Executors and drivers are killed under all storage faults at once. Then its requests
+are counted. Tables are compared as in `tests.e2e.matrix`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ SPECULATION = """"spark.speculation" = "true"
 
 @dataclass
 class Storage:
-    """An S3 server, and the door that all requests of pipelines go through."""
+    """An S3 server, and the proxy through which pipelines reach it."""
 
     s3: S3
     door: FaultyProxy
@@ -89,7 +90,7 @@ class Storage:
 
     @contextmanager
     def faulty(self, rate: float) -> Iterator[None]:
-        """As many of the requests meet something; every kind of fault as often."""
+        """Disturb this part of the requests, with each kind of fault equally often."""
         kinds = itertools.cycle(OF_STORAGE)
         self.door.judge = lambda method, path: next(kinds) if self.rng.random() < rate else ""
         try:
@@ -100,7 +101,7 @@ class Storage:
 
 @dataclass
 class Cell(Pair):
-    """A pipeline whose driver is always started where nothing is of the one before. `storage`: of a store in a bucket."""
+    """A pipeline whose driver always starts in an empty directory. `storage` is set if the store is a bucket."""
 
     cluster: Cluster | None = None
     storage: Storage | None = None
@@ -150,7 +151,7 @@ class Cell(Pair):
     # -- running -------------------------------------------------------------------------------------------------
 
     def driver(self) -> subprocess.Popen[bytes]:
-        """With a directory, a temporary one and a cache of its own; those of the driver before it are gone."""
+        """Start a driver with its own working, temporary and cache directory. Those of the previous driver are deleted."""
         assert self.cluster is not None
         shutil.rmtree(self.home / f"driver{self.starts}", ignore_errors=True)
         self.starts += 1
@@ -175,7 +176,7 @@ class Cell(Pair):
             )
 
     def committed(self) -> int:
-        """The latest epoch."""
+        """Return the latest epoch."""
         if self.store == "postgres":
             with psycopg.connect(self.url) as db:
                 if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
@@ -185,13 +186,13 @@ class Cell(Pair):
         return max(self.state().epochs(), default=-1)
 
     def state(self) -> FilesStore:
-        """Its store, past the door."""
+        """Open the store without the proxy."""
         if self.storage is None:
             return FilesStore(str(self.home / "state"), self.name)
         return FilesStore(f"{self.bucket}/state", self.name, self.storage.s3.options())
 
     def through(self, faults: Sequence[str], rng: random.Random) -> tuple[Counter[str], subprocess.Popen[bytes]]:
-        """All of that happens to it, and what of it did; the driver that is left goes on."""
+        """Inject all of these faults. Return how many took effect, and the driver that is still running."""
         assert self.cluster is not None
         driven = Driven(self.driver, self.committed, self.said, 0.05 if self.storage is None else 0.3)
         return run_through(self.cluster, driven, faults, rng)
@@ -203,7 +204,7 @@ class Cell(Pair):
             end(process)
 
     def speculated(self) -> int:
-        """Tasks that were tried a second time while the first try ran, as Spark's own log tells."""
+        """Return how many tasks were tried a second time while the first attempt ran, according to Spark's event log."""
         return sum(
             '"Speculative":true' in line and line.startswith('{"Event":"SparkListenerTaskStart"')
             for log in (self.home / "events").iterdir()
@@ -220,7 +221,7 @@ class Cell(Pair):
         return open_directory(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
 
     def letters(self) -> tuple[int, int, int]:
-        """(letters expected, lost, doubled or wrong): one for each record that is no JSON, by where it lies."""
+        """Return the letters that are expected, lost, and doubled or wrong: one for each record that is not JSON, by its offset."""
         sent = Counter(
             (m.partition(), m.offset())
             for m in messages(self.services.kafka.address, self._topic())
@@ -234,7 +235,7 @@ class Cell(Pair):
 def cell(
     services: Services, cluster: Cluster, kind: str, store: str, fault: str, arguments: argparse.Namespace
 ) -> tuple[Any, ...]:
-    """One cell of the matrix: what was done to it, and (rows, lost, doubled or wrong)."""
+    """Run one cell of the matrix. Return its description, and the rows that are expected, lost, and doubled or wrong."""
     seed = random.randrange(10**6)
     with ExitStack() as stack:
         storage = stack.enter_context(Storage.started()) if store == "s3" else None
@@ -269,7 +270,7 @@ def cell(
 
 
 def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """All cells there are: each fault of each kind first with one store, then with another, so that a run that ends early saw much."""
+    """Yield all cells in an order that alternates stores, so that a run that ends early covers many combinations."""
     for turn in range(len(stores)):
         for (n, fault), (m, kind) in itertools.product(enumerate(faults), enumerate(kinds)):
             store = stores[(n + m + turn) % len(stores)]
@@ -281,7 +282,7 @@ def in_turn(kinds: Sequence[str], stores: Sequence[str], faults: Sequence[str]) 
 
 
 def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namespace, page: Path | None) -> bool:
-    """Sessions, state, results and letters in one bucket; whether all is right."""
+    """Run with sessions, state, results and letters in one bucket. Return whether everything is right."""
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     faults = ["driver" if n % 10 < 3 else "executor" for n in range(arguments.kills)]
@@ -339,7 +340,7 @@ def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namesp
 
 
 def requests_of(seen: Sequence[tuple[str, str]]) -> Mapping[str, int]:
-    """How often a method was used on a folder of the state, the results, or the letters."""
+    """Count how often each method was used on each folder of the state, the results and the letters."""
     kinds: Counter[str] = Counter()
     for method, path in seen:
         parts = path.split("?")[0].strip("/").split("/")[1:]

@@ -43,7 +43,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Services:
-    """A broker, a server, and a directory of the run."""
+    """A broker, a Postgres server, and the directory of the run."""
 
     kafka: Kafka
     postgres: Postgres
@@ -52,7 +52,7 @@ class Services:
     joined: dict[int, Mapping[str, str]] = field(default_factory=dict)
 
     def topic(self, events: int, broken: float = 0) -> str:
-        """A topic with that many events, out of order by less than the lateness, in four partitions; some of them may be no JSON."""
+        """Return a topic with that many events in four partitions, out of order by less than the lateness. Some may not be JSON."""
         if (events, broken) not in self.topics:
             name = f"events-{events}-{broken}"
             self.kafka.create(name, PARTITIONS)
@@ -63,7 +63,7 @@ class Services:
         return self.topics[events, broken]
 
     def sides(self, events: int) -> Mapping[str, str]:
-        """The topics of both sides of a join, with that many events together, in four partitions each."""
+        """Return the topics of both sides of a join, with that many events together, in four partitions each."""
         if events not in self.joined:
             topics = {side: f"{side}-{events}" for side in join_matrix.SIDES}
             for name in topics.values():
@@ -77,7 +77,7 @@ class Services:
 
 @contextmanager
 def sender(address: str) -> Iterator[Callable[[str, str, str | None, int, int], None]]:
-    """Sends (topic, value, key, partition, time in ms); all is there at the end."""
+    """Yield a function that sends (topic, value, key, partition, time in ms). All records are flushed at the end."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": address, "linger.ms": 20, "enable.idempotence": True})
@@ -128,12 +128,12 @@ class Pair:
 
     @property
     def columns(self) -> Mapping[str, str]:
-        """What comes out, with the types of Postgres."""
+        """Return the output columns with their Postgres types."""
         return join_matrix.COLUMNS if self.joins else window_matrix.COLUMNS
 
     @property
     def truth(self) -> str:
-        """The batch answer, in SQL."""
+        """Return the batch answer as SQL."""
         return {**window_matrix.TRUTH, **join_matrix.TRUTH}[self.window]
 
     def _topic(self) -> str:
@@ -224,7 +224,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         sweep(process)
 
     def die_somewhere(self, chance: random.Random) -> None:
-        """Kill it at a random moment after it said something of its own."""
+        """Kill the process at a random moment after some of its epochs."""
         before, process = len(self.said()) if (self.home / "log").exists() else 0, self.start()
         until = time.monotonic() + 180
         epochs = chance.randrange(4)
@@ -241,14 +241,14 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         assert process.wait(timeout=600) == 0, f"{self.name}: {self.said()[-3000:]}"
 
     def late_for_next_stage(self) -> str:
-        """How many results of a stage came late for the next one, by the last line of the last run."""
+        """Return how many results of a stage came late for the next one, from the last line of the last run."""
         counts = re.findall(r"([\d,]+) results? late between stages", self.said())
         return counts[-1] if counts else "–"
 
     # -- a restored copy -----------------------------------------------------------------------------------------
 
     def restore_a_copy(self) -> str:
-        """Copy the state, run on, put the copy back: a start must refuse. Then take a way out; returns which."""
+        """Copy the state, run on and restore the copy. The next start must refuse it. Return the way out that was taken."""
         way = self._way_out()
         self._copy_state("older")
         self._run_on(epochs=3)
@@ -300,7 +300,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     @staticmethod
     def _state_tables(db: psycopg.Connection[Any]) -> list[str]:
-        """Those of the state, without the markers of targets."""
+        """Return the tables of the state, without the markers of targets."""
         rows = db.execute(
             "SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename LIKE 'slackwater\\_%'"
             " AND tablename <> 'slackwater_targets'"
@@ -310,7 +310,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> tuple[int, int, int]:
-        """(rows expected, rows lost, rows doubled or wrong). Equal rows count as often as they are there."""
+        """Return the rows that are expected, lost, and doubled or wrong. Equal rows are counted."""
         with psycopg.connect(self.url, options="-c timezone=UTC") as db:
             self._load(db)
             if self.target != "postgres":
@@ -334,7 +334,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
             )
 
     def _load(self, db: psycopg.Connection[Any]) -> None:
-        """What the topics hold, as tables."""
+        """Load the records of the topics into tables."""
         address = self.services.kafka.address
         if self.joins:
             for side, topic in self.services.sides(self.events).items():
@@ -354,7 +354,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         db.execute('CREATE INDEX ON truth ("user", ts)')
 
     def _out(self) -> Path:
-        """Where the files of the target are."""
+        """Return the directory of the target files."""
         return self.home / "out"
 
     def _results(self) -> Iterator[Sequence[Any]]:
@@ -377,7 +377,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
 
 def sweep(process: subprocess.Popen[bytes]) -> None:
-    """What a killed driver leaves behind: its Java process ends by itself, but need not be waited for."""
+    """Kill what a dead driver leaves behind. Its Java process would end by itself, but later."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:

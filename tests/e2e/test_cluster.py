@@ -1,4 +1,4 @@
-"""A pipeline on a cluster of two workers whose executors, worker and driver are killed on the way: the batch answer comes out.
+"""A pipeline on a cluster of two workers, whose executors, worker and driver are killed, gives the batch answer.
 
 orders ──┬▶ sessions (window) ─┬▶ files      state: in a folder that all see, or in Postgres
          │                     └▶ per_minute (window) ─▶ files
@@ -47,7 +47,7 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
 
 @long(beside="test_faults.py::test_killed_at_named_steps")
 def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
-    """State, results and dead letters in it; an executor and the driver are killed while requests fail."""
+    """The bucket holds state, results and dead letters. An executor and the driver are killed while requests fail."""
     arguments = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
     (tmp_path / "pipelines").mkdir()
     services = Services(kafka, postgres, tmp_path / "pipelines")

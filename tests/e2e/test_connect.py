@@ -1,4 +1,4 @@
-"""Over Spark Connect, whose server is a process of its own: what a classic session gives comes out."""
+"""Spark Connect, with a server in its own process, gives the results of a classic session."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect.Server]
 
 @pytest.fixture(scope="module")
 def lent(server: connect.Server) -> Iterator[Any]:
-    """A session of a user's."""
+    """Yield a Spark Connect session that a user opened."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's
         from pyspark.sql.connect.session import SparkSession
@@ -196,7 +196,7 @@ def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path:
 
 
 def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
-    """A client that dies by kill -9 when so many epochs were committed."""
+    """Run a client that is killed by SIGKILL after this many commits."""
     process = start(path, SPARK_REMOTE=server.address)
     while orders.committed(path, "files") < epochs and process.poll() is None:
         time.sleep(0.02)
@@ -208,7 +208,7 @@ def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
 @pytest.mark.parametrize("payload", ["json", "several", "protobuf"])
 @long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
-    """Their schema is found out, their headers and places are there, and the next run goes on behind the offsets of the first."""
+    """The schema is inferred, headers and offsets are available, and the next run continues after the offsets of the first."""
     first, second = topic(2), topic()
     sql = "SELECT concat_ws('|', user, CAST(_key AS STRING), _headers[0].key, _topic, _partition) AS user, amount, _event_ts FROM source"
     source = first.source(schema=None, max_offsets_per_trigger=8)

@@ -1,4 +1,4 @@
-"""Every example of the README and of examples/ runs, and its result is looked at."""
+"""Every example of the README and of examples/ runs and gives the documented result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the events that the README speaks of."""
+    """Return a working directory with the events of the README."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "events").mkdir(parents=True)
     rows = [
@@ -47,7 +47,7 @@ def output(folder: Path) -> list[dict[str, Any]]:
 def test_the_first_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The commands of the page in the folder that it names print the table that it shows; then `why`, as for a stream."""
+    """The commands of the page print its table in the folder that it names. Then `why` answers, as for a stream."""
     folder = tmp_path / "examples" / "sessions"
     shutil.copytree(ROOT / "examples" / "sessions", folder, ignore=shutil.ignore_patterns("out", "state"))
     monkeypatch.chdir(tmp_path / block("", 2).split()[1])
@@ -79,7 +79,7 @@ def _commands(shown: str) -> list[list[str]]:
 def test_why_there_is_no_output_yet(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's example is what the README's pipeline says over its events; `…` there stands for a time."""
+    """The README's pipeline prints the example of the page over its events, where `…` stands for a time."""
     (home / "sessions.toml").write_text(block("toml"))
     page = (ROOT / "docs" / "how-no-output.md").read_text()
     (shown,) = re.findall(r"^```\n\$ slackwater (why .*?)```$", page, re.DOTALL | re.MULTILINE)
@@ -97,7 +97,7 @@ def test_why_there_is_no_output_yet(
 
 @pytest.mark.usefixtures("spark")
 def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By import path, from the working directory; the workers were started elsewhere."""
+    """The aggregation is imported by its path from the working directory, also in workers that started elsewhere."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "shop", raising=False)
@@ -120,7 +120,7 @@ def test_aggregations_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_from_kafka_to_postgres(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: Any, postgres: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The tour of the README, its SQL, and what `check --connect` says before the topic, and with a table that does not fit."""
+    """The tour of the README with its SQL. `check --connect` reports a missing topic and a table that does not fit."""
     url = postgres.database("tour")
     monkeypatch.setenv("KAFKA", kafka.address)
     monkeypatch.setenv("WAREHOUSE_URL", url)
@@ -197,7 +197,7 @@ def test_clicks_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_late_rows_and_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's config over the page's files prints what the page shows."""
+    """The config of the page prints the output of the page over its files."""
     page = "docs/late-data.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "clicks.toml").write_text(block("toml", 0, page))
@@ -219,7 +219,7 @@ def test_late_rows_and_dead_letters(
 
 @pytest.mark.usefixtures("spark")
 def test_the_page_on_corrections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's config over the page's files emits what the page shows."""
+    """The config of the page emits the rows of the page over its files."""
     page = "docs/corrections.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "visits.toml").write_text(block("toml", 0, page))

@@ -1,4 +1,4 @@
-"""The pages that one starts with: their commands and events give their tables, and a run in the background is as told."""
+"""The first pages of the docs: their commands and events print their tables, and a background run behaves as documented."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def output(folder: Path) -> list[dict[str, Any]]:
 def test_two_minutes_with_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page's commands over the page's events print the page's table."""
+    """The commands of the page print its table over its events."""
     page = "docs/start-files.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "clicks").mkdir(parents=True)
@@ -43,7 +43,7 @@ def test_two_minutes_with_files(
 
 @pytest.mark.usefixtures("spark")
 def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's config over the page's events, a file each, leaves the first of the page's tables."""
+    """The config of the page writes the first of its tables over its events, one file each."""
     page = "docs/learn.md"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "visits.toml").write_text(block("toml", 0, page))
@@ -62,7 +62,7 @@ def test_ten_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
-    """What docs/notebooks.md says of a handle: it follows commits, answers, refuses a second run, stops, and the next goes on."""
+    """The handle of docs/notebooks.md follows commits, answers, refuses a second run and stops, and the next run continues."""
     shutil.copytree(ROOT / "examples" / "sessions", tmp_path / "s", ignore=shutil.ignore_patterns("out", "state"))
     pipeline = sw.load(tmp_path / "s" / "sessions.toml")
     events = tmp_path / "s" / "data" / "events"

@@ -1,4 +1,4 @@
-"""examples/sessions/sessions.ipynb runs in a kernel of its own, from its folder, and shows what it speaks of."""
+"""examples/sessions/sessions.ipynb runs in its own kernel, from its folder, and shows what its text describes."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _last(notebook: Any, first_line: str) -> str:
-    """What the last value of the cell that begins so was shown as."""
+    """Return the last output of the cell that begins with this text."""
     (cell,) = [c for c in notebook.cells if c.source.startswith(first_line)]
     return str(cell.outputs[-1]["data"]["text/html"])

@@ -1,4 +1,4 @@
-"""A representative part of the fault matrix (`make faults` runs all of it): killed, restarted, and right to the row."""
+"""A sample of the fault matrix: killed, restarted, and right to the row. `make faults` runs all of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_killed_at_named_steps(services: Services, window: str, store: str, targ
 
 @long(beside="test_faults.py::test_killed_at_named_steps")
 def test_another_machine_goes_on_from_the_same_database(services: Services, tmp_path: Path) -> None:
-    """Killed at random, then started in another directory: no checkpoint, the same database."""
+    """The run is killed at random and started in another directory: no checkpoint, the same database."""
     pair = Pair(services, "postgres", "postgres", "session", EVENTS, PER_EPOCH)
     pair.die_somewhere(random.Random(3))
     elsewhere = tmp_path / "elsewhere"

@@ -1,5 +1,5 @@
-"""`slackwater run` into an Iceberg table over REST, killed with SIGKILL again and again, while answers to commits are lost and
-requests doubled, and snapshots expire: the table has the batch answer, as PyIceberg and as DuckDB read it."""
+"""`slackwater run` into an Iceberg table over REST, killed by SIGKILL repeatedly, while answers to commits are lost, requests are
+duplicated and snapshots expire. PyIceberg and DuckDB read the batch answer from the table."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ TRUTH = f"""
 
 
 def generate(home: Path, events: int, files: int) -> None:
-    """Some days of a few users at a time, out of order; one row in a hundred is late by minutes and joins what was told."""
+    """Write some days of events of a few users at a time, out of order. One row in a hundred is minutes late and extends an emitted session."""
     rng, time_us = random.Random(5), 1_700_000_000_000_000
     (home / "in").mkdir()
     each = events // files
@@ -85,7 +85,7 @@ def generate(home: Path, events: int, files: int) -> None:
 
 
 def unreliable(seed: int) -> Callable[[str, str], Fault]:
-    """Every other commit meets something, other requests now and then."""
+    """Return a judge that disturbs every other commit, and other requests now and then."""
     rng = random.Random(seed)
 
     def judge(method: str, path: str) -> Fault:
@@ -146,7 +146,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
 
 
 def plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Times without a zone: all of them are UTC."""
+    """Return the row with times without a zone. All of them are UTC."""
     return tuple(
         v.astimezone(dt.UTC).replace(tzinfo=None) if isinstance(v, dt.datetime) and v.tzinfo else v for v in row
     )

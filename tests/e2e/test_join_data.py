@@ -1,4 +1,4 @@
-"""Messages of a real network joined with their replies, through `slackwater run` with TOML: the known answers come out exactly.
+"""Messages of a real network joined with their replies, through `slackwater run` with TOML: exactly the known answers.
 
 message   a ─▶ b  ──●────────────▶ time         a reply: b ─▶ a, at least a second and at most 30 minutes after
 reply     b ─▶ a     ├────────┤
@@ -33,13 +33,13 @@ PARTITIONS = 3
 
 
 def messages(file: Path) -> pl.DataFrame:
-    """The messages, numbered: the same two people may write to each other twice in a second."""
+    """Return the messages with a number, because two people may write to each other twice in a second."""
     frame = pl.read_csv(file, separator=" ", new_columns=["source", "target", "unixtime"])
     return frame.with_row_index("n").cast(pl.Int64)
 
 
 def replies(rows: pl.DataFrame, within_s: int) -> pl.DataFrame:
-    """The answer, as a batch gives it: the numbers of message and reply, sorted."""
+    """Compute the batch answer: the numbers of message and reply, sorted."""
     both = rows.join(rows, left_on=["source", "target"], right_on=["target", "source"], suffix="_reply")
     return (
         both.filter((pl.col("unixtime_reply") - pl.col("unixtime")).is_between(1, within_s))
@@ -49,7 +49,7 @@ def replies(rows: pl.DataFrame, within_s: int) -> pl.DataFrame:
 
 
 def split(rows: pl.DataFrame, into: Path, parts: int) -> None:
-    """The messages as so many files, in order; modification times ascend."""
+    """Write the messages to this many files, in order. Modification times ascend."""
     into.mkdir()
     size = -(-rows.height // parts)
     for n in range(parts):
@@ -59,7 +59,7 @@ def split(rows: pl.DataFrame, into: Path, parts: int) -> None:
 
 
 def config(home: Path, within: str, bus: str, sides: tuple[str, str], store: str, target: str) -> Path:
-    """The pipeline as a TOML file. `bus`: the connection that is read; `sides`: what is read of it."""
+    """Write the pipeline as a TOML file. `bus` is the connection that it reads, `sides` is what each side reads."""
     connection, place = target.split("|")
     path = home / "replies.toml"
     path.write_text(
@@ -104,12 +104,12 @@ connection = "out"
 
 
 def files(home: Path) -> tuple[str, str]:
-    """State and target in files."""
+    """Return a state and a target in files."""
     return f'kind = "files"\npath = "{home}/state"', f'kind = "files"|path = "{home}/out"'
 
 
 def database(url: str) -> tuple[str, str]:
-    """State and target in one database."""
+    """Return a state and a target in one database."""
     return f'kind = "postgres"\nurl = "{url}"', f'kind = "postgres"\nurl = "{url}"|table = "public.replies"'
 
 
@@ -125,7 +125,7 @@ def table(url: str) -> pl.DataFrame:
 
 
 def check(frame: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> None:
-    """Every pair once, whole, at the later of the two times; nothing late, and all rows used."""
+    """Check that every pair is complete and comes once, at the later of its two times, with no late row and all rows used."""
     pairs, sent, answers = KNOWN[within]
     assert frame.height == pairs
     if sent is not None:
@@ -176,7 +176,7 @@ def test_messages_in_files_meet_their_replies(
 
 @pytest.fixture(scope="module")
 def topic(kafka: Any) -> Any:
-    """A way to have the messages as JSON in a topic of three partitions, in order within each; produced once."""
+    """Return a function that produces the messages once as JSON, in a topic of three partitions, in order within each."""
     topics: list[str] = []
 
     def produced(rows: pl.DataFrame) -> str:

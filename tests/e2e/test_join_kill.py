@@ -1,4 +1,4 @@
-"""Joins from two Kafka topics, killed and started again: every pair once, every unmatched row once (see `join_matrix`)."""
+"""Joins from two Kafka topics, killed and restarted: every pair once, every unmatched row once (see `join_matrix`)."""
 
 from __future__ import annotations
 

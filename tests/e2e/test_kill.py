@@ -1,4 +1,4 @@
-"""kill -9 of a running `slackwater run`, again and again: the finished output equals the uninterrupted one.
+"""kill -9 of a running `slackwater run`, repeatedly: the final output equals that of an uninterrupted run.
 
 `make faults` kills twenty times in a row; `make test-all` does it twice, and `make test` leaves it to `test_faults.py`.
 """
@@ -69,7 +69,7 @@ path = "{home}/state"
 
 
 def generate(home: Path) -> list[dict[str, object]]:
-    """Files of 200 rows, out of order by less than the lateness; users come and go."""
+    """Write files of 200 rows, out of order by less than the lateness. Users come and go."""
     rng = random.Random(5)
     rows = []
     for n in range(FILES * 200):
@@ -95,7 +95,7 @@ def faulty(seed: int) -> Callable[[str, str], Fault]:
 
 @pytest.fixture(params=["disk", "bucket"])
 def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where the state lies: below the config, or in a bucket whose server cannot be relied on, without a path they share."""
+    """Yield the location of the state: below the config, or in a bucket behind an unreliable server."""
     if request.param == "disk":
         yield str(tmp_path / "state")
         return

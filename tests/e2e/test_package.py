@@ -1,4 +1,4 @@
-"""What is published: the wheel and the sdist hold all they need, and the wheel works where nothing of the sources is."""
+"""The published wheel and sdist contain everything they need, and the wheel works without the source tree."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def sources() -> list[str]:
-    """What git has or would take; of a copy without git, all but hidden folders and what Python leaves behind."""
+    """Return the files that git tracks or would add. In a copy without git, return all but hidden folders and leftovers of Python."""
     if shutil.which("git") and (ROOT / ".git").exists():
         return run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
     hidden = re.compile(r"(^|/)(\.|__pycache__/|[^/]*\.egg-info/)|^(build|dist|out|state|demo-out)/")
@@ -36,7 +36,7 @@ def sources() -> list[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both, made of a copy of what git has: no build folder of a former time takes part."""
+    """Return a folder with wheel and sdist, built from a copy of the files of git, without an old build folder."""
     home = tmp_path_factory.mktemp("built")
     for name in filter(None, sources()):
         if (ROOT / name).is_file():
@@ -65,7 +65,7 @@ def test_the_wheel_holds_every_file_and_the_license(built: Path) -> None:
 
 
 def test_a_registry_would_take_both(built: Path) -> None:
-    """Their metadata is complete, and the README is one that it can show."""
+    """Their metadata is complete, and PyPI can render the README."""
     said = run(sys.executable, "-m", "twine", "check", "--strict", *built.iterdir(), cwd=built)
     assert said.count("PASSED") == 2, said
 
@@ -78,7 +78,7 @@ def test_the_sdist_holds_what_a_wheel_is_made_of(built: Path) -> None:
 
 
 def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> None:
-    """Slackwater comes from the wheel alone; its dependencies, those it declares, from the environment of this run."""
+    """Slackwater comes from the wheel alone. Its declared dependencies come from the environment of this run."""
     (wheel,) = built.glob("*.whl")
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv/bin/python"

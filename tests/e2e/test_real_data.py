@@ -1,4 +1,4 @@
-"""The real event files, through `slackwater run` with TOML: the known answers come out exactly.
+"""Real event files through `slackwater run` with TOML: exactly the known answers.
 
 Each pipeline runs over the file as one epoch, and over the file split into twelve, one per epoch.
 """
@@ -54,7 +54,7 @@ def test_the_known_answer_comes_out(
 def test_a_poisoned_clock_is_told_plainly(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first 45 rows are up to 50 days off: nearly everything after them is late, and nothing of that is silent."""
+    """The first 45 rows are up to 50 days off. Nearly everything after them is late, and the run says so."""
     split(shared_data / "wikiticker-bad-clock.json.gz", tmp_path / "in", 0)
     path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
@@ -74,7 +74,7 @@ def test_a_poisoned_clock_is_told_plainly(
 def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
 ) -> None:
-    """No row is late, however the file is cut; the hours of the right rows are right, the wrong dates have windows of their own."""
+    """No row is late, however the file is split. The hours of the right rows are right, and the wrong dates have separate windows."""
     file = shared_data / "wikiticker-bad-clock.json.gz"
     if cut == "whole":
         path = config("wiki-hourly", tmp_path, str(file))
@@ -102,7 +102,7 @@ def test_commits_correct_their_sessions_for_a_month(
     capsys: pytest.CaptureFixture[str],
     postgres: Any,
 ) -> None:
-    """In the order of arrival, up to 250 days late: every row is in the table or among the letters, as plain loops have it."""
+    """Rows arrive up to 250 days late. Each is in the table or among the letters, as plain loops compute it."""
     file = shared_data / PIPELINES["ibis"]["file"]
     split(file, tmp_path / "in", 1)
     url = postgres.database("ibis")

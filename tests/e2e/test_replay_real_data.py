@@ -1,4 +1,4 @@
-"""Late and bad rows of real and of small files, applied by `slackwater dlq replay`: what is stored becomes the batch answer."""
+"""`slackwater dlq replay` applies late and bad rows of real and of small files: the target becomes the batch answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ path = "HOME/state"
 
 
 def oracle(file: Path) -> set[tuple[str, int, int, int, int]]:
-    """(author, first and last event in seconds, rows, largest seq) of every session, by a plain loop."""
+    """Compute (author, first and last event in seconds, rows, largest seq) of every session by a plain loop."""
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()[1:]
     per_author: dict[str, list[tuple[int, int]]] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The life of a run as a user sees it: its start, Spark's death, a bad row from Python, an interrupt while Spark starts."""
+"""A run as users see it: its start, a killed Spark, a bad row from Python, and an interrupt while Spark starts."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ finally:
 
 
 class Child:
-    """A process whose lines go to one file."""
+    """A process whose output goes to one file."""
 
     def __init__(self, home: Path, *command: str, program: str = sys.executable, **more: str) -> None:
         self.home, self.log = home, home / "said"
@@ -136,7 +136,7 @@ def clean(text: str) -> None:
 @pytest.mark.parametrize("within", [True, False])
 @long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
-    """SIGKILL to its process, between two epochs and within one: what the system does when memory runs out."""
+    """SIGKILL ends Spark between two epochs and within one, as the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
     child.wait_for(lambda: committed(home) == 0 and "epoch=0" in child.said())
     if within:
@@ -168,7 +168,7 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
 
 @long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
-    """Once the error is caught, the same process may run again: it gets a Spark of its own."""
+    """After the error is caught, the same process may run again with a new Spark."""
     again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"
     script = SCRIPT.format(before="", flags={}, after="").replace(
         "finally:",
@@ -253,7 +253,7 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
 
 @long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_epochs_need_no_checkpoint(home: Path) -> None:
-    """Where files are listed by ourselves, the commits are all that is kept of where to go on."""
+    """When Slackwater lists the files, only the commits record where to go on."""
     epochs = 40
     config = (home / "life.toml").read_text().replace('format = "json"', 'format = "json"\nmax_files_per_trigger = 1')
     (home / "life.toml").write_text(config)
@@ -279,7 +279,7 @@ def probe(port: int, path: str) -> tuple[int, str] | None:
 
 @pytest.mark.parametrize("stop_moment", some(["while Spark starts", "within an epoch"]))
 def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, stop_moment: str) -> None:
-    """The entry point of the Dockerfile with its arguments and environment, and the probes and the signal of the manifest."""
+    """The entry point of the Dockerfile runs with its arguments and environment, and with the probes and the signal of the manifest."""
     pod = deployed.deployment()["spec"]["template"]["spec"]
     live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))
     with socket.create_server(("127.0.0.1", 0)) as free:

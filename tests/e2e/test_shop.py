@@ -1,4 +1,4 @@
-"""Sales per shop and minute, their best three, and what was refused, from Kafka to Postgres, Kafka and files, killed on the way.
+"""Sales per shop and minute, the best three shops, and refused rows, from Kafka to Postgres, Kafka and files, with kills.
 
 events ─▶ sales (SQL) ─▶ per_minute (window) ─┬▶ top (SQL) ─▶ a table
        │                                      └▶ a topic
@@ -148,7 +148,7 @@ def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: A
 
 
 def produced(address: str, topic: str) -> list[dict[str, Any]]:
-    """Events out of order by less than the lateness, with the times of their records; one in seven is not a sale."""
+    """Produce events out of order by less than the lateness, with record timestamps. One in seven is not a sale."""
     rng, events = random.Random(7), list[dict[str, Any]]()
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 50})
     for n in range(EVENTS):
@@ -181,7 +181,7 @@ def in_table(url: str) -> list[tuple[int, str, int, int]]:
 
 
 def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
-    """What a consumer sees that reads what was committed."""
+    """Return the rows that a `read_committed` consumer sees."""
     rows = []
     for message in messages(broker.address, topic):
         row = json.loads(message.value())
@@ -196,7 +196,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def epoch(url: str) -> int:
-    """The latest commit, as anybody may read it."""
+    """Return the latest commit, as anyone may read it."""
     with psycopg.connect(url) as db:
         if db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,):
             return -1

@@ -41,7 +41,7 @@ IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
 
 @pytest.fixture(params=some(["files", "postgres"]))
 def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A directory with the README's pipeline and its events; how the place of its states is named."""
+    """Yield how the state is named. The working directory has the pipeline of the README and its events."""
     monkeypatch.chdir(tmp_path)
     config, place = block("toml"), "state"
     if request.param == "postgres":
@@ -55,7 +55,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def events(name: str, first: int, last: int) -> None:
-    """Clicks of u1, one a minute."""
+    """Write clicks of u1, one a minute."""
     rows = [
         {"user_id": "u1", "page_url": f"/{n % 2}", "event_type": "click", "ts": f"2024-03-01T09:{n:02}:00Z"}
         for n in range(first, last)
@@ -104,7 +104,7 @@ def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 def placed(argument: str, where: str) -> str:
-    """The page's states are in `state`: there, or in the database."""
+    """Replace `state`, the location on the pages, by the one of this test."""
     if argument == "state":
         return where
     return argument.replace("state:state#", f"state:{where}#")

@@ -1,4 +1,4 @@
-"""The page's pipeline over a table, by the command line: what it holds, then what was appended; a new column; a version that rewrites."""
+"""The page's pipeline over a table, by the command line: existing rows, appended rows, a new column, and a version that rewrites files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 
 
 class Clicks:
-    """The table of the page, of either format."""
+    """The table of the page, as Delta or Iceberg."""
 
     def __init__(self, kind: str, home: Path) -> None:
         self.kind, self.home = kind, home
@@ -201,7 +201,7 @@ def results(path: str) -> list[tuple[Any, ...]]:
 
 
 def sums(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The windows of these rows, by a loop."""
+    """Compute the windows of these rows by a loop."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in rows:
         start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
@@ -212,7 +212,7 @@ def sums(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def output(home: Path) -> list[tuple[Any, ...]]:
-    """The sessions that were written, by their start."""
+    """Return the written sessions by their start."""
     frame = pl.concat([pl.read_parquet(p) for p in (home / "out" / "visits").glob("*.parquet")])
     rows = frame.select("user", "clicks", pl.col("window_start").dt.replace_time_zone("UTC")).rows()
     return sorted(rows, key=lambda r: r[2])

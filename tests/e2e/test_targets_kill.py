@@ -1,4 +1,4 @@
-"""One source into a topic, a table and files, from the command line, killed with SIGKILL between the targets: each has the batch
+"""One source into a topic, a table and files, by the command line, killed by SIGKILL between the targets. Each target has the batch
 answer of its stage, once."""
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Run:
 
 
 def sales(home: Path) -> list[dict[str, Any]]:
-    """Six files with disorder; some rows have no time and become letters."""
+    """Write six files with disorder. Some rows have no time and become letters."""
     rng, clock, sent = random.Random(11), dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC), list[dict[str, Any]]()
     (home / "in").mkdir()
     for number in range(6):

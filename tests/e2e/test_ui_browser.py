@@ -1,4 +1,4 @@
-"""The page in a real browser, Chromium without a screen, driven by its DevTools protocol."""
+"""The page in a real browser: headless Chromium, driven by its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
 
 @long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
-    """From the drawing to a stage, to a key from its histogram, to the join at the end; commits are followed there, too."""
+    """Click from the drawing to a stage, from its histogram to a key, and to the join at the end. The page follows commits."""
     file = several_stages.ran(tmp_path)
     running = serve_pages([watched(file)], 0)
     home = f"http://127.0.0.1:{running.port}"

@@ -1,4 +1,4 @@
-"""Every state of the page as a browser shows it: nothing is cut off on a phone, and all text has the contrast of WCAG 2.2 AA."""
+"""Every state of the page in a browser: nothing is cut off on a phone, and all text has the contrast of WCAG 2.2 AA."""
 
 from __future__ import annotations
 

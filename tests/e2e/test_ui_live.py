@@ -1,5 +1,5 @@
-"""The page in a real browser next to real runs: sessions of messages while they are read, and after their runner died; a topic with an
-idle partition, and what waits in it."""
+"""The page in a real browser next to real runs: sessions of messages during the run and after the runner died, and a topic with an idle
+partition and a backlog."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ checkpoint_interval_ms = "1s"
 
 
 class Run:
-    """`slackwater run FILE --ui` in a process of its own. `home`: the address of its page."""
+    """`slackwater run FILE --ui` in its own process. `home` is the address of its page."""
 
     def __init__(self, file: Path) -> None:
         command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--ui", "--ui-port", "0"]
@@ -123,7 +123,7 @@ def started() -> Iterator[Any]:
 
 
 def read(folder: Path) -> int:
-    """Records of the topic that are part of the state."""
+    """Return how many records of the topic are in the state."""
     with FilesStore(folder / "state", "clicks").peek() as snapshot:
         offsets = snapshot.commit.sources["events"].offsets if snapshot is not None else None
     assert isinstance(offsets, KafkaOffsets)

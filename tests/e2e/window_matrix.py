@@ -1,4 +1,4 @@
-"""What the fault matrix counts: a topic of users' events, out of order by less than the lateness, and the answers in SQL.
+"""The windows of the fault matrix: a topic of user events, out of order by less than the lateness, and the expected results in SQL.
 
 events ─▶ sessions | tumbling | sessions ─▶ tumbling (chained) | sessions that reach their cap ─▶ tumbling (next-stage)
 """
@@ -66,7 +66,7 @@ _SHAPE = {
 
 
 def steps(kind: str) -> str:
-    """The [transform.window] of a kind of `TRUTH`, or its [[stages]]."""
+    """Return the [transform.window] table of a kind of `TRUTH`, or its [[stages]]."""
     if kind not in ("chained", "next-stage"):
         return _window("transform", kind, ("count", None, "events"), ("sum", "amount", "total"))
     shapes = ("session", "tumbling") if kind == "chained" else ("session-cut", "tumbling-next")
@@ -84,7 +84,7 @@ def _window(table: str, kind: str, *aggregations: tuple[str, str | None, str]) -
 
 
 def rows(events: int, broken: float = 0) -> Iterator[tuple[str, str, int]]:
-    """So many events as they are sent: (user, value, time in ms). `broken`: which part of them is no JSON."""
+    """Yield this many events in sending order: (user, value, time in ms). `broken` is the share that is not JSON."""
     chance, now = random.Random(7), START_MS
     for n in range(events):
         now += chance.randrange(20)

@@ -1,4 +1,4 @@
-"""Every aggregation that lists, ranks or spreads, and one of a user's own, on Spark against the naive oracle."""
+"""Aggregations that list, rank or spread, and one of a user, on Spark, compared with the naive oracle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUMBERS = ("i", "l", "d", "m")
 
 
 def aggregations(in_sql: bool) -> list[sw.Aggregation]:
-    """All of them; `in_sql`: those that Spark SQL aggregates before the shuffle."""
+    """Return all aggregations, or with `in_sql` those that Spark SQL aggregates before the shuffle."""
     specs = [sw.Aggregation(agg="count", as_="n")]
     specs += [sw.Aggregation(agg=a, column=c, as_=f"{a}_{c}") for a in ("sum", "avg") for c in ("l", "d")]
     for c in COLUMNS:
@@ -43,7 +43,7 @@ def aggregations(in_sql: bool) -> list[sw.Aggregation]:
 
 
 def decoded(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the input as the oracle takes it."""
+    """Return an input row as the oracle takes it."""
     out = {**row, "ts": us(row["ts"])}
     out["d"] = NAN if row["d"] == "NaN" else row["d"]
     out["m"] = None if row["m"] is None else decimal.Decimal(row["m"])
@@ -52,7 +52,7 @@ def decoded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Equal answers become equal: NaN a word, times in µs, floats to ten digits."""
+    """Make equal answers comparable: NaN as a word, times in µs, floats with ten digits."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if k != "session_id"}
     if isinstance(value, list):
@@ -84,7 +84,7 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
 
 
 def test_spark_itself_agrees(runner: Runner) -> None:
-    """Types and NULL rules are Spark's: one group per user, and `a` has one value only."""
+    """Types and NULL rules are those of Spark. Each user is a group, and `a` has one value only."""
     rows = [{"user": u, "i": i, "d": d, "s": s, "ts": "2024-03-01T00:00:00Z"} for u, i, d, s in (
         ("a", 1, 0.5, None), ("b", 1, 0.1, "x"), ("b", 2, 0.2, "y"), ("b", 1, None, "x"), ("c", None, None, None),
         ("d", 7, "NaN", "q"), ("d", 8, 1.0, None), ("d", None, 3.0, "z"),
@@ -121,7 +121,7 @@ def _expr(sql: str, name: str) -> Any:
 
 @long(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
 def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
-    """The whole group comes in one piece, so that nothing is merged in the shard."""
+    """The whole group comes in one piece, so the shard merges nothing."""
     runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
     shape = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9, "event_time_column": "ts"}
     for number, (kind, key) in enumerate(
@@ -190,7 +190,7 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
 
 @long(beside="test_overflow.py::test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null")
 def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner: Runner) -> None:
-    """In the shards (BIGINT) and in Spark's own sums (DECIMAL, where it would raise); a batch agrees."""
+    """Sums in the shards (BIGINT) and in Spark (DECIMAL, where Spark would raise). A batch agrees."""
     when = "2024-03-01T00:00:00Z"
     rows = [{"user": u, "l": v, "m": m, "ts": when} for u, v, m in (
         ("a", 2**62, 10**37), ("b", 1, 9 * 10**37), ("a", 2**62, 0), ("b", 2, 9 * 10**37), ("b", None, 9 * 10**37), ("c", None, None),

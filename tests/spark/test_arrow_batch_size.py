@@ -1,4 +1,4 @@
-"""Rows go to Python in batches that are weighed or only counted, by what the epoch before had; the results are the same."""
+"""Rows go to Python in Arrow batches limited by bytes or by rows, depending on the previous epoch. The results are equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 @pytest.fixture
 def bounds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How many bytes a batch of each epoch's job may have, as Spark was told."""
+    """Collect the byte limit of the Arrow batches of each epoch, as set in Spark."""
     limits: list[str] = []
     sized = ArrowBatchSizer.limit_batches
 
@@ -65,7 +65,7 @@ def test_many_narrow_rows_are_counted_and_wide_ones_weighed(
 
 
 def test_a_job_that_failed_is_weighed_the_next_time(runner: Runner) -> None:
-    """A batch was too large: the next try is of the same rows."""
+    """A batch was too large. The next attempt reads the same rows."""
     rows, sizes = runner.spark.range(1), ArrowBatchSizer()
     before = runner.spark.conf.get(KEY)
     sizes.observe([(arrow_batch_size.MANY_ROWS, 1)])

@@ -1,4 +1,4 @@
-"""Backfills: the windows of a range as the live pipeline wrote them, its state and target marker left alone."""
+"""Backfills write the windows of a range as the live pipeline wrote them, and leave its state and target marker alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def window(kind: str, **more: Any) -> sw.Window:
 
 
 def events(first: int, last: int) -> list[dict[str, Any]]:
-    """An event a minute and user for 15 of every 17 minutes; user b is talkative only now and then, the third has no name."""
+    """Return an event per minute and user in 15 of every 17 minutes. User b has many events now and then, and the third user is NULL."""
     rows = []
     for n, second in enumerate(range(first * MINUTE, last * MINUTE, 20)):
         user = ["a", "b", None][n % 3]
@@ -56,7 +56,7 @@ def events(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def prepared(runner: Runner, parts: int = 6) -> None:
-    """Two hours around the hour of the range, a file per 30 minutes."""
+    """Write two hours around the hour of the range, one file per 30 minutes."""
     for part in range(parts):
         runner.write(f"{part}.jsonl", events(-60 + 30 * part, -30 + 30 * part))
 
@@ -97,7 +97,7 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
 @pytest.mark.parametrize("kind", WINDOWS)
 @long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
-    """Sessions that the cap cuts among them; nothing else is in the other table."""
+    """Some of the sessions are cut by the cap. The other table holds nothing else."""
     prepared(runner)
     spec = pipeline(runner, kind)
     live(runner, spec)
@@ -187,7 +187,7 @@ def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
 
 
 def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make) -> None:
-    """Three partitions, one of them empty; 1000 records before the range and 1000 after it stay where they are."""
+    """The topic has three partitions, one of them empty. 1000 records before the range and 1000 after it are not read."""
     stream = topic(3)
     producer = Producer({"bootstrap.servers": stream.broker.address, "log_level": 0})
     for n in range(2400):

@@ -1,4 +1,4 @@
-"""A bad row of a text file is logged with its column, its value and its line, as Spark judges it."""
+"""The log names the column, the value and the line of a bad row of a text file, as Spark decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch DataFrames: the rows that a streaming run over the same input publishes, without a store."""
+"""Batch DataFrames have the rows that a streaming run over the same input publishes, without a store."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def frame_of(spark: Any, path: Path, schema: str = SCHEMA, **options: str) -> An
 
 
 def collected(batch: Any) -> pl.DataFrame:
-    """A batch's rows, in the order of its first columns."""
+    """Collect the rows of a batch, ordered by its first columns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's
         frame = pl.from_arrow(batch.toArrow())
@@ -49,7 +49,7 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
 @pytest.mark.parametrize("shards", [3, None])
 @long(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
 def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
-    """Sessions are cut by the cap among them; the streaming run takes three epochs."""
+    """Some sessions are cut by the cap. The streaming run takes three epochs."""
     rows = sample(90)
     for part in range(3):
         runner.write(f"{part}.jsonl", rows[part * 30 : part * 30 + 30])
@@ -92,7 +92,7 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
 
 @pytest.mark.matrix
 def test_sql_lookups_and_the_callers_session(runner: Runner) -> None:
-    """The result lives in the caller's session, whose views and settings stay as they are."""
+    """The result belongs to the caller's session, whose views and settings do not change."""
     spark = runner.spark
     runner.write("0.jsonl", [{"user": "ab"[n % 2], "ts": iso(n)} for n in range(10)])
     events = frame_of(spark, runner.home / "in", PLAIN)

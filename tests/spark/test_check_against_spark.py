@@ -1,4 +1,4 @@
-"""What `check` says without Spark, Spark says as well: the cases of tests/support/sql_cases.py, bound as a start binds them."""
+"""Spark agrees with `check`, which runs without Spark: the cases of tests/support/sql_cases.py, bound as a start binds them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Binds a pipeline's event time, SQL, keys and aggregations to its columns, as a start does."""
+    """Bind the event time, SQL, keys and aggregations of a pipeline to its columns, as a start does."""
     home = tmp_path_factory.mktemp("cases")
     for name in ("in", "b", "users"):
         (home / name).mkdir()

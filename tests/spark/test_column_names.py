@@ -1,4 +1,4 @@
-"""No column of a user collides with one of Slackwater's own, and `SELECT *` and `struct(*)` never show one of these.
+"""No column of a user collides with an internal column, and `SELECT *` and `struct(*)` never show an internal column.
 
 Names are drawn from all that the sources give to columns of their own, in any case, and from names that are awkward in SQL.
 """
@@ -31,7 +31,7 @@ COUNT = sw.Aggregation(agg="count", as_="n")
 
 
 def state_column_names() -> list[str]:
-    """Every name that the sources write like a hidden column, and the words that frames of ours have had as names."""
+    """Return every name in the sources that is written like a hidden column, and names that internal frames have used."""
     written = re.compile(r"(?<![\w.])_{1,2}[a-z][a-z_0-9]*[a-z0-9](?!_|\w|\()")
     names = {n for p in SOURCES.rglob("*.py") for n in written.findall(p.read_text()) if not n.endswith("__")}
     return sorted(names | {"i", "ts", "bad", "partition", "source", "value", "row", "n", "c0", "c1"})
@@ -65,7 +65,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """SQL and the step over it: with the name in the window, and with a struct of all columns."""
+    """Return SQL and the step over it: with the name in the window, and with a struct of all columns."""
     total = sw.Aggregation(agg="sum", column=name, as_="total")
     shown = sw.Aggregation(agg="max", column="shown", as_="shown")
     whole = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
@@ -95,7 +95,7 @@ def drawn(seed: int) -> str:
 
 
 def refusal(error: SlackwaterError, name: str) -> bool:
-    """One line for each fault, without Spark's or Polars' own words, with the name."""
+    """Return whether the error contains the name, and no raw error of Spark or Polars."""
     text = str(error)
     return name.casefold() in text.casefold() and "Traceback" not in text and "NotFound" not in text
 
@@ -153,7 +153,7 @@ def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: st
 
 
 def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
-    """What the sources and the way to the shards write as `… AS __name`, or hold as a constant for it."""
+    """Sources and shard input write these names as `… AS __name`, or as a constant."""
     rooms = [
         SOURCES / "spark/row_plan.py",
         SOURCES / "spark/source_statistics.py",

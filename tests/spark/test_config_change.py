@@ -1,4 +1,4 @@
-"""A pipeline on Spark that is stopped, changed and started again: added aggregation, larger gap, other shards; and rebuilt."""
+"""A pipeline on Spark is stopped, changed and started again: an added aggregation, a larger gap, other shards, and a rebuild."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def files_with(text: str, runner: Runner) -> list[str]:
 
 
 def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: Runner) -> None:
-    """It may hold what came from the environment: a salt, say."""
+    """SQL may contain values from the environment, such as a salt."""
     source: Any = runner.source(SIMPLE, max_files_per_trigger=1)
     runner.write("0.jsonl", events(0, 45))
     sql = "SELECT *, sha2(concat(user, 's4lt'), 256) AS hidden FROM source"

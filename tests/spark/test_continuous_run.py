@@ -1,4 +1,4 @@
-"""A pipeline that keeps running: idle ticks, timed triggers, a clean stop; and hashes as Spark computes them."""
+"""A continuous pipeline: idle ticks, timed triggers, a clean stop; and key hashes equal to those of Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 
 class Live:
-    """A pipeline running in a thread of its own."""
+    """A pipeline that runs in its own thread."""
 
     def __init__(self, runner: Runner, **settings: Any) -> None:
         self.stop, self.failure = threading.Event(), None
@@ -56,7 +56,7 @@ class Live:
 
 
 def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
-    """Source `more` speaks once and falls silent; a new row of `events` then moves the watermark past it."""
+    """Source `more` has one row and falls silent. A new row of `events` then moves the watermark past it."""
     runner.write("0.jsonl", events(0, 10))
     runner.write("0.jsonl", events(0, 10, user="b"), folder="more")
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
@@ -73,7 +73,7 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
 
 @long(beside="test_silence.py::test_a_slow_epoch_is_no_silence")
 def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner: Runner) -> None:
-    """The second epoch works for 10 s, longer than the idleness of 6 s, and `more` is not asked meanwhile.
+    """The second epoch takes 10 s, longer than the idleness of 6 s, and `more` is not polled meanwhile.
 
     events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s of quiet on both the watermark runs on
     more     ●●  ··········  ○ ○ ○ ○ ○ ○
@@ -111,7 +111,7 @@ def test_timed_triggers_and_a_clean_stop(runner: Runner) -> None:
 
 
 def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spark: Any, tmp_path: Path) -> None:
-    """The pause is a field of Spark's own, which another version may keep elsewhere."""
+    """The pause is an internal field of Spark, which another version may move."""
     (tmp_path / "in").mkdir()
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
@@ -134,7 +134,7 @@ def test_without_a_store_the_warning_is_loud(runner: Runner) -> None:
 
 
 def test_a_lookup_is_re_read_and_a_failed_refresh_keeps_the_old_one(runner: Runner) -> None:
-    """The lookup changes between two epochs; then its file goes away."""
+    """The lookup changes between two epochs. Then its file is deleted."""
     import polars as pl
 
     runner.write("0.jsonl", events(0, 1))

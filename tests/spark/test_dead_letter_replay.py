@@ -1,4 +1,4 @@
-"""Dead letters applied again on Spark: from Kafka and from files, decoded as ever, through SQL that makes several rows."""
+"""Dead letters from Kafka and from files, replayed on Spark: decoded as before, through SQL that makes several rows of each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """State, results and letters in one database. The SQL makes two rows of each record; the replay dies once."""
+    """State, results and letters are in one database. The SQL makes two rows of each record, and the replay dies once."""
     stream, url = topic(1), postgres.database(f"replay{time.time_ns()}")
     window = minutes(kind="hopping", duration_ms="1m", hop_ms="20s", late_data="dlq")
     settings = {
@@ -106,7 +106,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
 
 
 def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used(runner: Runner) -> None:
-    """Sessions in Delta. A time in another format is undecodable, until the source's options say how to read it."""
+    """Sessions in Delta. A time in another format is undecodable until an option of the source says how to read it."""
     start = dt.datetime(2024, 3, 1, 9, 0, 0, 123_457, dt.UTC)
 
     def row(second: int, user: str | None = "a", amount: float | None = 0.5) -> dict[str, Any]:

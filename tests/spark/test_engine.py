@@ -1,4 +1,4 @@
-"""The Spark engine: the same answers as in-process, whatever is lost or changed between runs."""
+"""The Spark engine gives the results of the in-process engine, whatever is lost or changed between runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
 
 @long(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
 def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
-    """Files of one modification time are told apart by their sizes, and named together where these are equal, too."""
+    """Files with equal modification times differ by their sizes. If the sizes are equal, too, the state names them together."""
     old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
     last = runner.write("2.jsonl", events(50, 52))
 
@@ -87,7 +87,7 @@ def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
 
 
 def test_keys_of_every_type(runner: Runner) -> None:
-    """Two rows per key value, NULL included, over two epochs: each key is one group and comes out as it went in."""
+    """Two rows per key value, NULL included, over two epochs. Each key is one group and comes out unchanged."""
     types = {
         "b": ("BOOLEAN", [True, False, None]),
         "y": ("TINYINT", [1, -1, None]),
@@ -278,7 +278,7 @@ def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: di
 
 
 def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner) -> None:
-    """What is undecodable depends on the declared schema, not on which columns the query needs."""
+    """The declared schema decides what is undecodable, not the columns that the query needs."""
     path = runner.write("0.jsonl", events(0, 10))
     path.write_text(path.read_text() + '{"user": "a", "i": "many", "ts": "2024-03-01T00:00:05Z"}\n')
     count = simple(aggregations=[sw.Aggregation(agg="count", as_="n")])
@@ -293,7 +293,7 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
 
 @long(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
 def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
-    """One that slackwater does not have: keys that are equal however they are written, a column that is not a scalar, filtered rows."""
+    """A custom operator with equal keys in different spellings, a column that is not a scalar, and filtered rows."""
     schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
     store = {n: sw.StateStore(kind="files", path=str(runner.home / "state"), shards=n) for n in (2, 3)}
 
@@ -334,7 +334,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
 def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row costs the same however many partitions there are: each observed one is an aggregate that looks at every row."""
+    """A row costs the same for any number of partitions. Observing each partition would add one aggregate per partition to every row."""
     rows = [(topic, n % 3, n, n if n % 4 else None, None if n % 5 else "future") for n in range(40) for topic in "ab"]
     frame = spark.createDataFrame(rows, "_topic STRING, _partition INT, _offset BIGINT, us BIGINT, __bad STRING")
     timed = frame.selectExpr("* EXCEPT (us)", "timestamp_micros(us) AS _event_ts").where(

@@ -1,4 +1,4 @@
-"""How much of Spark an epoch of few rows needs: jobs, and calls into its process. Neither depends on the machine's speed."""
+"""The Spark jobs and JVM calls of an epoch with few rows. Neither depends on the speed of the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.spark
 
 @long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
-    """Spark looks at more than 32 files by a job, unless told that they are near."""
+    """Spark lists more than 32 files in a separate job, unless it knows that they are local."""
     import slackwater as sw
 
     files = 40
@@ -29,7 +29,7 @@ def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
 
 
 def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
-    """Where Spark planned, a session's epoch was one job and 239 calls."""
+    """When Spark planned the epochs, an epoch of sessions took one job and 239 calls."""
     import slackwater as sw
 
     tiny.generate(tmp_path, 12)

@@ -1,4 +1,4 @@
-"""What the first rows say about a schema and a unit, and what is said of files that change after they were read."""
+"""Hints from the first rows about the schema and the time unit, and warnings about files that change after they were read."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows(scale: int, n: int = 30, **more: Any) -> list[dict[str, Any]]:
 def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     runner: Runner, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
-    """After the first 1,000 rows, or at the end of an input that has fewer; once. What is there and NULL is not a finding."""
+    """The warning comes once, after 1,000 rows or at the end of a shorter input. A column that exists and is NULL causes none."""
     rows = [{"User_ID": "a", "ts": THEN_S + k, "url": None} for k in range(count)]
     for n in range(0, count, 800):
         runner.write(f"{n:04}.jsonl", rows[n : n + 800])
@@ -95,7 +95,7 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
 def test_a_wrong_unit_is_told_with_the_right_one(
     runner: Runner, caplog: pytest.LogCaptureFixture, declared: str, meant: str, scale: int
 ) -> None:
-    """Too fine gives times before 1990, which is a warning; too coarse gives the far future or none: bad rows.
+    """A unit that is too fine gives times before 1990 and a warning. One that is too coarse gives bad rows: far-future times or none.
 
     All pairs are in tests/unit/test_input_hints.py.
     """

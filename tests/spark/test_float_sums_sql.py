@@ -1,4 +1,4 @@
-"""Spark sums doubles before the shuffle as integers: the same bits as a shard's sums, for every value that a double can be."""
+"""Spark sums doubles before the shuffle as integers, to the same bits as the sum of a shard, for every double."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions whose rows bring their own gap, and late rows as results of their own, on Spark."""
+"""Sessions whose gap comes from their rows, and late rows as separate results, on Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Golden pipelines on Spark: whole, dying at every named step, with another number of shards; and a few laws."""
+"""Golden pipelines on Spark: complete runs, crashes at every named step, reshards, and a few laws."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last epoch of the input emits, so every step is passed there."""
+    """The last epoch of the input emits, so it passes every step."""
     death = DieOnce(step, 3)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     source = write(runner)
@@ -95,7 +95,7 @@ def test_dying_at_a_named_step_changes_nothing(
 @pytest.mark.parametrize("seed", [2, 0, 1])
 @long(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
 def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
-    """Random disorder within the lateness, random cuts, two sources: what comes out is the batch answer."""
+    """Random disorder within the lateness, random cuts and two sources give the batch answer."""
     rng = random.Random(seed)
     shape = [
         simple(gap_ms="7s", max_session_duration_ms="31s", lateness_ms="20s"),

@@ -1,4 +1,4 @@
-"""One stream of three kinds of events, taken apart by SQL, joined with itself and again: equal to plain loops.
+"""SQL splits a stream of three kinds of events, and two joins put them together again: equal to plain loops.
 
 events ─┬▶ orders (SQL) ───┐
         ├▶ payments (SQL) ─┴▶ paid (join) ─┐

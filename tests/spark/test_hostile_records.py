@@ -117,7 +117,7 @@ def damage(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) ->
 
 
 def nested_groups(levels: int) -> bytes:
-    """A message with groups in groups of an unknown field: a decoder by recursion has no stack for them."""
+    """Return a message with nested groups of an unknown field, which would exhaust the stack of a recursive decoder."""
     return b"\x0a\x01h" + b"\xa3\x01" * levels + b"\xa4\x01" * levels
 
 

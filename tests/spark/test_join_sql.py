@@ -1,4 +1,4 @@
-"""Each side of a join has its own SQL: it is analysed and run for its own source, and errors name its key."""
+"""Each side of a join has its own SQL: it is analysed and run for its own source, and errors name its config key."""
 
 from __future__ import annotations
 

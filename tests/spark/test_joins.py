@@ -1,4 +1,4 @@
-"""Joins on Spark: all kinds against Spark's own batch join, column types, SQL per side, errors at start, dead letters, targets."""
+"""Joins on Spark: all kinds compared with a batch join of Spark, column types, SQL per side, errors at start, dead letters, targets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 
 def expected(runner: Runner, kind: str) -> Counter[Any]:
-    """Spark's own batch join over the same files."""
+    """Return the batch join of Spark over the same files."""
     for schema, folder, name in ((ORDERS, "order_id", "l"), (PAYMENTS, "paid_order", "r")):
         runner.spark.read.schema(schema).json(str(runner.home / folder)).createOrReplaceTempView(name)
     rows = runner.spark.sql(
@@ -209,7 +209,7 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
 @pytest.mark.parametrize("state", ["postgres", "files"])
 @long(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
 def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
-    """The output is added in the transaction of the state; what waits can be read with SQL."""
+    """The transaction of the state adds the output. Rows that wait for a partner can be read with SQL."""
     written(runner, 11)
     url = postgres.database(f"joined_{state}")
     store = (

@@ -1,4 +1,4 @@
-"""Kafka on Spark, against a real broker: payloads, seeking, partitions that come and go, lost offsets, dead letters."""
+"""Kafka on Spark with a real broker: payloads, seeking, added and removed partitions, lost offsets, dead letters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 
 
 def newest_at(runner: Runner, pipeline: str) -> str | None:
-    """Where the newest row of its source was read, as the state knows it."""
+    """Return where the newest row of the source was read, according to the state."""
     with FilesStore(runner.home / "state", pipeline).peek() as snapshot:
         assert snapshot is not None
         (clock,) = snapshot.commit.clocks.values()
@@ -55,7 +55,7 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
 def test_each_of_many_partitions_holds_the_watermark(
     runner: Runner, topic: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their newest times are asked once for all, and not next to the rows; what comes out is the same."""
+    """One separate job computes the newest times of all partitions. The results are the same."""
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 3)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 1)
     events = topic(3)
@@ -108,7 +108,7 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
 
 @long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) -> None:
-    """Ours, Spark's by an option of its stream, ours, with a limit that makes several epochs of each turn."""
+    """Slackwater plans, then Spark by an option of its stream, then Slackwater, with a limit that splits each turn into several epochs."""
     events = topic(2)
     for turn, options in enumerate([{}, {"minOffsetsPerTrigger": "1"}, {}]):
         events.send(*[{"user": "a", "amount": 1}] * 5, second=turn)
@@ -125,7 +125,7 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
 
 
 def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, topic: Make, kafka: Any) -> None:
-    """What cannot be read yet is not planned; and a start at "latest" behind such records is not a lost position."""
+    """Records that cannot be read yet are not planned. A start at "latest" behind such records has not lost its position."""
     from confluent_kafka import Producer
 
     events = topic()
@@ -287,7 +287,7 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
 
 @long(beside="test_late_rows.py::test_rows_of_an_idle_partition_are_told_apart")
 def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
-    """The second partition is silent until the watermark went on without it; its old rows are late, cause idle.
+    """The second partition is silent until the watermark passes it. Its old rows are late with the cause idle.
 
     The first one keeps talking: were both silent at once, nothing would move the watermark.
     """
@@ -398,7 +398,7 @@ EVENT: dict[str, Any] = {
 
 @pytest.fixture
 def registry() -> Iterator[str]:
-    """The part of a registry that readers ask: two versions of one subject, one of any that ends as a topic of JSON."""
+    """Serve a small schema registry: two Avro versions, and two JSON versions below /json."""
 
     avro_versions = [{"id": 7, "schema": json.dumps(AVRO_1)}, {"id": 9, "schema": json.dumps(AVRO_2)}]
     before = {**EVENT, "properties": {}}

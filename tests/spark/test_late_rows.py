@@ -1,4 +1,4 @@
-"""Late rows as dead letters on Spark: the SQL that carries `_origin`, and letters against a real broker and database."""
+"""Late rows as dead letters on Spark: the SQL that carries `_origin`, and letters in a real broker and database."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ START_S = 1_700_000_000  # 20 s after a full minute
 
 
 def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
-    """Late letters by the second of their event."""
+    """Return late letters by the second of their event."""
     late = frame.filter(LETTERS).with_columns(pl.col("event_time", "watermark").dt.epoch("us"))
     letters = {(r["event_time"] // 1_000_000 - START_S): r for r in late.to_dicts()}
     assert len(letters) == late.height, "one letter per row"
@@ -255,7 +255,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
 
 @long(beside="test_late_rows.py::test_late_records_keep_their_bytes")
 def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
-    """State, results and letters in one database; a hopping row that is late for a part of its windows is used as well."""
+    """State, results and letters are in one database. A row that is late for some of its hopping windows counts in the others."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
     settings = {
         "source": stream.source(),
@@ -293,7 +293,7 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
 
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:
-    """The second partition is silent until the watermark went on without it; its old row is late, cause idle.
+    """The second partition is silent until the watermark passes it. Its old row is late with the cause idle.
 
     The first one keeps talking: were both silent at once, nothing would move the watermark.
     """
@@ -332,7 +332,7 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
-    """Two sources, the slower one named as the holder; a row that a lookup makes two of has a letter for each."""
+    """The slower of two sources is named as the one that holds the watermark. A row that a lookup doubles has two letters."""
     pl.DataFrame({"user": ["a", "a", "b"], "team": ["red", "blue", "red"]}).write_parquet(runner.home / "users.parquet")
     shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
                           "max_groups_per_window": 99}, "session": {}}[kind]  # fmt: skip
@@ -399,7 +399,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
 def test_input_that_changes_between_the_two_looks_stops_the_epoch(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tumbling windows read the batch again for their letters; a letter too few must not be committed."""
+    """Tumbling windows read the batch again for their letters. An epoch that misses a letter must not be committed."""
     for n, second in enumerate((300, 0)):
         runner.write(f"{n}.jsonl", events(second, second + 1))
     shape = {
@@ -424,7 +424,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
 
 @pytest.mark.parametrize("kind", some(["session", "tumbling"]))
 def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
-    """The watermark is not a literal in Spark's plans: epochs after the first few run code that is there."""
+    """The watermark is not a literal in the plans of Spark, so later epochs run code that is already compiled."""
     for n in range(7):
         runner.write(f"{n}.jsonl", events(1000 * n + 999, 1000 * n + 1000) + events(1000 * n - 1000, 1000 * n - 999))
     shape = {"tumbling": {"kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None,
@@ -445,7 +445,7 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
 
 @long(beside="test_time_limits.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
 def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
-    """At the ends of 64 bits a late one would break figures, and no target can hold it."""
+    """At the limits of 64 bits a late row would break the counters, and no target can store it."""
     schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}
     for n, times in enumerate(([5_000_000], [90_000_000], [-(2**63), 2**63 - 1, -62_135_596_800_000_001, 6_000_000])):
         runner.write(f"{n}.jsonl", [{"user": "a", "t": t} for t in times])
@@ -465,7 +465,7 @@ def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> No
 
 @pytest.mark.parametrize("kind", ["session", "tumbling"])
 def test_why_shows_the_late_rows_and_the_last_results_of_a_key(runner: Runner, kind: str) -> None:
-    """Its key is that of the SQL's output, which the record itself does not have."""
+    """The key comes from the output of the SQL. The record itself does not have it."""
     late = {"user": "B", "t": "2024-03-01T09:00:00Z"}
     runner.write("0.jsonl", [{"user": u, "t": "2024-03-01T10:00:00Z"} for u in ("A", "B")])
     runner.write("1.jsonl", [late, late])

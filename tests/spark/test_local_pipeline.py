@@ -1,4 +1,4 @@
-"""`LocalPipeline` with Spark: the same rows give what a real run gives, SQL, bad rows, late rows and all."""
+"""`LocalPipeline` with Spark gives the results of a real run, with SQL, bad rows and late rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def files_pipeline(home: Path, window: sw.Window, sql: str | None = None, **more
 
 
 def run_for_real(spark: Any, pipeline: sw.Pipeline, home: Path, batches: Sequence[Sequence[Any]]) -> None:
-    """The batches as files, one epoch each."""
+    """Write the batches as files and run the pipeline, one epoch per file."""
     (home / "in").mkdir()
     for number, rows in enumerate(batches):
         file = home / "in" / f"{number}.jsonl"

@@ -1,5 +1,5 @@
-"""Columns that come to the tables that a pipeline reads, while it runs and while it dies: rows of SQL and pairs of a join have them in
-every target, NULL in what was read before, as the batch answer has it."""
+"""New columns in source tables of a running pipeline, also with crashes. Rows of SQL and pairs of a join have them in every target.
+Rows read before the change have NULL there, as the batch answer says."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ Pairs = list[tuple[Any, ...]]
 
 
 class Story:
-    """Two tables that a pipeline reads, what was written to them, and what came out of it."""
+    """Two tables that a pipeline reads, the rows written to them, and the results."""
 
     def __init__(self, home: Path, kind: str, store: str, lake: str, url: str) -> None:
         self.home, self.url, self.lake = home, url, lake
@@ -113,7 +113,7 @@ class Story:
         )
 
     def append(self, count: int = 3) -> None:
-        """A version for each table, with values in the newest column."""
+        """Append a version to each table, with values in the newest column."""
         schema = COLUMNS
         for name in self.names:
             schema = schema.append(pa.field(name, pa.int64()))
@@ -144,7 +144,7 @@ class Story:
             return sorted(db.execute(f'SELECT "at", {", ".join(self.names)} FROM rows').fetchall(), key=str)
 
     def pairs(self) -> list[Pairs]:
-        """What the lake has, and what the files have: of these the older ones lack columns."""
+        """Return the pairs in the lake and in the files. Older files lack columns."""
         lake = (
             pl.read_delta(str(self.home / "pairs")) if self.lake == "delta" else sql(self.home, "shop.pairs").content()
         )
@@ -153,7 +153,7 @@ class Story:
         return [sorted(frame.select(columns).rows(), key=str) for frame in (lake, files)]
 
     def answer(self) -> tuple[Pairs, Pairs]:
-        """The rows of the left table, and the pairs, by a loop."""
+        """Compute the rows of the left table and the pairs by a loop."""
         left, right = self.written
 
         def values(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -201,7 +201,7 @@ def test_a_column_comes_after_every_death(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Stored rows, an epoch that was committed and not yet published, targets that have the column already: NULL before, the value after."""
+    """Stored rows, an unpublished epoch and targets that already have the column: NULL before the change, the value after it."""
     story = make_story(kind, store, lake)
     story.append()
     story.run(spark)
@@ -237,7 +237,7 @@ def test_a_column_comes_after_every_death(
 
 
 def planned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What `plan` says of columns, without the verdict."""
+    """Return what `plan` prints about columns, without its verdict."""
     capsys.readouterr()
     assert command(monkeypatch, "plan", "grows.toml") == 0
     return [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if "columns: " in line]

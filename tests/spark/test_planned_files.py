@@ -1,4 +1,4 @@
-"""Files that our own planner finds are those that Spark's stream of files finds, whatever they and their folders are called."""
+"""Slackwater's planner finds the files that a file stream of Spark finds, whatever they and their folders are called."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def answer(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def inputs() -> Iterator[Path]:
-    """Where the kept state has read its files from: their addresses are part of it."""
+    """Return the folder from which the stored state read its files. Its address is part of the state."""
     home = Path("/tmp/slackwater-planned-by-spark")
     home.mkdir()  # a run of this test that goes on elsewhere must not lose its files
     (home / "in").mkdir()
@@ -139,7 +139,7 @@ def inputs() -> Iterator[Path]:
 
 @long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path) -> None:
-    """It was killed in epoch 2: Spark's checkpoint next to it says that its third file was read, and no commit does.
+    """It was killed in epoch 2: Spark's checkpoint records that the third file was read, but no commit does.
 
     Made by the last version that always had a streaming query, with 4 files of which two were committed.
     """
@@ -161,7 +161,7 @@ def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path
 
 
 def test_planners_follow_each_other_on_one_state(runner: Runner) -> None:
-    """Ours, Spark's by an option of its own, ours: no file is lost or read twice."""
+    """Slackwater plans, then Spark by an option, then Slackwater: no file is lost or read twice."""
     rows = [[{"user": "a", "x": n, "at": 1_700_000_000 + n * 8 + i} for i in range(8)] for n in range(6)]
     for n in range(6):
         runner.write(f"{n} [x].jsonl", rows[n])
@@ -183,7 +183,7 @@ def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[
 
 
 def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runner: Runner) -> None:
-    """`tests/support/ticks.py`: each number once, four an epoch, over two runs of which the first ends in the middle."""
+    """The connector of `tests/support/ticks.py` reads each number once, four per epoch, over two runs. The first ends in the middle."""
     window = sw.Window(
         kind="tumbling",
         duration_ms="5s",

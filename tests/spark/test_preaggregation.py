@@ -1,4 +1,4 @@
-"""Rows of tumbling and hopping windows come to the same, whether Spark folds them before the shuffle or their shard behind it."""
+"""Tumbling and hopping windows have the same results, whether Spark aggregates rows before the shuffle or the shard after it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OPERATOR = bind_window(
 
 
 def reports(*shards: tuple[int, int]) -> list[IngestReport]:
-    """Rows of each shard, and panes that they were folded into."""
+    """Return the rows of each shard and the panes into which they were aggregated."""
     return [IngestReport(shard=n, segments=(), rows=rows, panes=panes) for n, (rows, panes) in enumerate(shards)]
 
 
@@ -61,7 +61,7 @@ def test_rows_are_folded_behind_the_shuffle_where_few_are_of_one_pane(
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 def test_both_ways_come_to_the_same(runner: Runner, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All aggregations, late rows among them, which come again as letters."""
+    """All aggregations, with late rows that become letters."""
     rows = sample()
     for n in range(4):
         late = [{**rows[n], "ts": iso(-600)}] if n else []

@@ -1,4 +1,4 @@
-"""Protobuf on Spark: columns of every type, versions of a registry, a file of messages, records that are broken."""
+"""Protobuf on Spark: columns of every type, versions in a registry, a file of messages, broken records."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
 
 
 class Registered:
-    """Versions of a subject with two that are there: 7 and 9, which refers to another subject; `more` come later."""
+    """Versions of a subject: 7, and 9, which refers to another subject. `add` registers later ones."""
 
     def __init__(self) -> None:
         refers = {"name": "shop/note.proto", "subject": "note", "version": 1}
@@ -127,7 +127,7 @@ def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
 
 
 def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
-    """Records of two versions, and those that are bad as things are: the last one's version comes later."""
+    """Send records of two versions and bad records. The version of the last one is registered later."""
     row = {"user": "a", "amount": 1}
     events.send(first(row, one), second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
     events.send(first({**row, "amount": 2}, one), first({**row, "amount": 4}, one), second=5)

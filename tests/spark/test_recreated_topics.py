@@ -1,4 +1,4 @@
-"""A topic that is deleted and created again keeps its name and nothing else: offsets of the former one are not used in it."""
+"""A topic that is deleted and created again keeps only its name. Offsets of the old topic are not used in the new one."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_reset_begins_with_the_new_topic(
 def test_an_epoch_stops_for_another_topic_of_the_name(
     runner: Runner, topic: Make, kafka: Any, planned_by_spark: bool
 ) -> None:
-    """While the pipeline runs: not one record of the new topic is taken for one behind the old offset."""
+    """The topic changes while the pipeline runs. No record of the new topic is read at an old offset."""
     events, stop = topic(1), threading.Event()
     events.send(*[{"user": "old", "amount": 1}] * 3, second=1)
     options = {"minOffsetsPerTrigger": "1"} if planned_by_spark else {}

@@ -1,4 +1,4 @@
-"""Sources go on where a reset says: on Spark, with a real broker and real files; the windows stay."""
+"""After a reset, sources continue at the new offsets and windows stay, on Spark with a real broker and real files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_kafka_is_read_from_where_the_broker_says(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Read again from a time on: counted twice in the open window. Then three records are skipped."""
+    """Records from a time on are read again and count twice in the open window. Then three records are skipped."""
     events = topic(2)
     for second in (1, 2, 3, 4):
         events.send({"user": "a", "amount": second}, second=second)

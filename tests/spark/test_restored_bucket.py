@@ -1,4 +1,4 @@
-"""State and results in a bucket: a state that is gone, or was restored from a copy, is refused; each way out gives every row once."""
+"""State and results in a bucket: a state that is lost or restored from a copy is refused, and each way out gives every row once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slackwater.testing.object_store import S3
 
 
 class BucketContinued(Continued):
-    """Its state and its target lie below one URL."""
+    """A pipeline whose state and target are below one URL."""
 
     def place(self, url: str, options: dict[str, str]) -> BucketContinued:
         self.changes = {
@@ -52,7 +52,7 @@ def one(tmp_path: Path, spark: Any, bucket: str, s3: S3) -> BucketContinued:
 
 
 def refused(one: BucketContinued, *words: str) -> None:
-    """A start ends in one line and changes neither the state nor the target."""
+    """Check that a start fails with one line and changes neither the state nor the target."""
     rows, files = one.rows(), [f for f in one.state_files() if not f.endswith(("/lock", "/runs"))]
     with pytest.raises((StateError, StartError)) as error:
         one.start()

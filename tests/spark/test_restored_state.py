@@ -1,4 +1,4 @@
-"""A state that was restored from a copy, next to a target that has gone on: refused, and each way out gives every row once."""
+"""A state restored from a copy, next to a target that went on: it is refused, and each way out gives every row once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(one: Continued, *words: str, **more: Any) -> str:
 
 
 def restored(one: Continued) -> Continued:
-    """Epochs 0 and 1, a copy, three more epochs, the copy restored, and two files more."""
+    """Run epochs 0 and 1, copy the state, run three more epochs, restore the copy, and add two files."""
     one.add(1, 2)
     one.start()
     one.copy_state("copy")
@@ -87,7 +87,7 @@ def test_files_newer_than_a_restored_copy_are_moved_away(make: Make) -> None:
 
 @pytest.mark.parametrize("target", some(TARGETS, 2))
 def test_a_copy_that_went_on_makes_the_original_another_history(make: Make, target: str) -> None:
-    """Both have the same epochs, with other rows in them."""
+    """Both have the same epochs with different rows."""
     one = restored(make(target))
     one.start(former_output="aside" if target == "files" else "keep")
     one.add(8)
@@ -133,7 +133,7 @@ def test_a_table_that_was_created_again_is_not_continued(make: Make) -> None:
 
 
 def test_a_state_of_an_earlier_version_is_compared_by_its_epoch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commits without ids and marks, and markers without them."""
+    """Its commits have no ids and marks, and its markers have none either."""
     one = make("files")
     with monkeypatch.context() as patch:
         patch.setattr("slackwater.engine.next_commit.new_commit_id", lambda: "")

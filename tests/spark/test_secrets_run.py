@@ -1,4 +1,4 @@
-"""Everything that a real run writes, prints and serves, searched for every secret of its config: also where it fails."""
+"""No secret of a config appears in anything that a real run writes, prints or serves, also when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slackwater test` and what `slackwater init` writes: files run on Spark, their differences, their rewriting."""
+"""`slackwater test` and the files that `slackwater init` writes, on Spark: results, differences and rewriting."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def clicks(count: int = 20, **more: Any) -> list[dict[str, Any]]:
 
 
 def sample(name: str, home: Path) -> dict[str, Any]:
-    """Flags of `init` for a kind of data."""
+    """Return the options of `init` for a kind of data."""
     if name == "nested times":
         rows = [{"user_id": f"u{n % 3}", "meta": {"at": iso_time(n)}, "tags": [1, None]} for n in range(20)]
         return {"samples": (lines(home / "in.jsonl", rows),)}
@@ -415,7 +415,7 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
 
 @long(beside="test_slackwater_test.py::test_a_file_runs_with_crash_restart_and_files")
 def test_the_command_as_people_use_it(home: Path) -> None:
-    """In a process of its own: `slackwater test`, from the folder of the config."""
+    """Run `slackwater test` in its own process, from the folder of the config."""
     done = subprocess.run(
         [sys.executable, "-m", "slackwater.cli.main", "test"], cwd=home, capture_output=True, text=True, timeout=600
     )

@@ -1,4 +1,4 @@
-"""Random SQL texts: `check` refuses none that a start accepts, and what a start accepts does not depend on the batches.
+"""Random SQL texts: `check` refuses no text that a start accepts, and accepted texts give the same rows for all batches.
 
     SLACKWATER_SQL_TEXTS=2000 SLACKWATER_SQL_RUNS=60 SLACKWATER_SQL_REPORT=report.txt pytest tests/spark/test_sql_verdicts.py
 
@@ -64,7 +64,7 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(spark: Any, home: Path) -> Iterator[Any]:
-    """Why a start refuses the SQL of a pipeline; None: it accepts it."""
+    """Return a function that says why a start refuses the SQL of a pipeline, or None if it accepts it."""
     session = private_session(spark, 2)
     session.read.schema(LOOKUP).json(str(home / "users")).localCheckpoint().createOrReplaceTempView("users")
     rows = session.createDataFrame([], SCHEMA)

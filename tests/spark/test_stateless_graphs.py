@@ -1,4 +1,4 @@
-"""Random graphs with stages that keep no state, and with corrections of what targets hold; by seed, on Spark.
+"""Random graphs with stateless stages, and with corrections of target rows, by seed, on Spark.
 
 a ─▶ filter ─┬▶ window ─▶ filter ─▶ window ─▶ target (merge: late rows correct what it holds)
 b ─▶ filter ─┴▶ join ───▶ filter ───────────▶ target (append)
@@ -40,7 +40,7 @@ FILTERS: dict[str, Callable[[int | None], list[int | None]]] = {  # NULL comes f
 
 
 def window(draw: random.Random, is_read: bool, lateness_ms: int) -> sw.Window:
-    """A window that emits once for its readers, or one that corrects its target for ever."""
+    """Return a window that emits once for its readers, or one that always corrects its target."""
     shape: dict[str, Any] = draw.choice(
         [
             {"kind": "tumbling", "duration_ms": draw.choice([5, 20, 200]), "max_groups_per_window": 1000},
@@ -60,7 +60,7 @@ def window(draw: random.Random, is_read: bool, lateness_ms: int) -> sw.Window:
 
 
 def graph(draw: random.Random, lateness_ms: int) -> list[sw.Stage]:
-    """Three to six stages; at least one is stateless. Each reads what stands before it, and the last one reads a stage."""
+    """Return three to six stages, at least one of them stateless. Each reads earlier stages, and the last one reads a stage."""
     count = draw.randrange(3, 7)
     kinds = ["filter", *(draw.choice(["filter", "window", "join"]) for _ in range(count - 1))]
     draw.shuffle(kinds)

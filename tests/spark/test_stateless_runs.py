@@ -1,4 +1,4 @@
-"""SQL alone on Spark: every row once, wherever it dies; bad rows kept; lookups; nested and oddly named columns; groups of results."""
+"""Pipelines of SQL alone on Spark: every row once despite crashes, dead letters, lookups, nested and unusual columns, grouped results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def events(count: int) -> list[dict[str, Any]]:
 
 
 def expected(rows: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The batch answer. Equal rows are so many rows."""
+    """Compute the batch answer. Equal rows are counted."""
     results = [
         (r["user"], r["page"].upper(), r["n"] + 1, COUNTRIES.get(r["user"])) for r in rows if r["page"] != "skip"
     ]
@@ -148,7 +148,7 @@ GOOD = [r for batch in BATCHES for r in batch if isinstance(r, dict) and not isi
 def test_every_row_once_with_a_death_on_the_way(
     spark: Any, postgres: Any, tmp_path: Path, state: str, target: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Epochs of which nothing comes out commit offsets; bad rows are letters; the state stays empty."""
+    """Epochs without output commit offsets, bad rows become letters, and the state stays empty."""
     url = postgres.database(f"plain_{'files' if state == FILES else 'postgres'}_{step.replace('.', '_')}")
     monkeypatch.setenv("WAREHOUSE_URL", url)
     written(tmp_path, BATCHES)
@@ -176,7 +176,7 @@ def test_every_row_once_with_a_death_on_the_way(
 
 
 def _look_into_postgres(url: str) -> None:
-    """The table of its state is empty; what goes over all tables finds it."""
+    """Check that the state table is empty and that commands over all tables find it."""
     from slackwater.maintenance import sizes, verify_postgres
 
     store = PostgresStore(url, "public", "plain")
@@ -214,7 +214,7 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
 
 @long(beside="test_stateless_runs.py::test_dying_at_every_step_changes_nothing")
 def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As users run it: the process is killed, in a worker and between commit and target, and started again."""
+    """The process is killed in a worker and between commit and target, and started again, as users do it."""
     url = postgres.database("plain_killed")
     monkeypatch.setenv("WAREHOUSE_URL", url)
     written(tmp_path, BATCHES)
@@ -257,7 +257,7 @@ def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pip
 
 
 def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
-    """At every named step, with more and fewer shards from then on, letters complete: the table is the batch answer."""
+    """The run dies at every named step and changes the number of shards. The table is the batch answer, and no letter is missing."""
     from slackwater.testing.sql_frontend import InputRows, bind_frontend
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
@@ -355,7 +355,7 @@ def test_what_a_start_refuses(spark: Any, tmp_path: Path, sql: str, said: str) -
 
 
 def test_bad_rows_are_replayed(runner: Runner) -> None:
-    """Letters of rows that a declared schema did not take, once it does: each comes out once."""
+    """Rows that the declared schema refused are replayed after the schema changes. Each comes out once."""
     written(runner.home, [[*events(4), '{"user":"u9","page":"a","n":9999999999}']])
     sw.run(toml.load(config(runner.home)), available_now=True, spark=runner.spark, on_notice=lambda a, b: None)
     before = in_files(runner.home)
@@ -414,7 +414,7 @@ GROUPED: list[tuple[str, set[str]]] = [
 
 @pytest.mark.parametrize(("sql", "forbidden"), GROUPED, ids=[sql for sql, _ in GROUPED])
 def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: set[str]) -> None:
-    """Spark's analyser says so; `check` reports nothing that it accepts. Without bounds all of it is refused."""
+    """Spark's analyser decides. `check` reports no problem that Spark accepts. Without groupable columns all of these are refused."""
     session = private_session(spark, 1)
     view = session.createDataFrame([], RESULTS)
     view.createOrReplaceTempView("source")
@@ -439,7 +439,7 @@ TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_star
 
 @pytest.mark.parametrize("kind", some(["tumbling", "hopping"]))
 def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
-    """A rank among all keys of a window, in whatever epochs the rows came: two deaths on the way, other shards."""
+    """A rank among all keys of a window, over several epochs, with two crashes and a reshard."""
     shape: dict[str, Any] = {"duration_ms": 20} | ({"hop_ms": 10} if kind == "hopping" else {})
     window = sw.Window(
         kind=kind, **shape, group_by=["user"], max_groups_per_window=99, lateness_ms=15, event_time_column="ts",

@@ -1,4 +1,4 @@
-"""What an epoch learns of its rows is the same whether they are observed on their way or asked next to the epoch's job."""
+"""The source statistics of an epoch are the same whether they are observed within its job or computed in a separate job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUTSIDE: list[Seconds] = [[0, 1, 2], [10, 4e12, 12], [20, 21, None], [30]]
 
 
 def columnar(runner: Runner, epochs: Sequence[Seconds], kind: Any = None, declared: str = "TIMESTAMP") -> sw.Source:
-    """Files by columns, an epoch each. `kind`: of the column of times, which are numbers of microseconds where it is one of numbers."""
+    """Write columnar files, one epoch each. `kind` is the type of the time column; a numeric type holds microseconds."""
     for n, seconds in enumerate(epochs):
         micros = [None if s is None else BEGIN_US + round(s * 1e6) for s in seconds]
         users = ["left" if s == 900 else "a" for s in seconds]
@@ -60,7 +60,7 @@ def columnar(runner: Runner, epochs: Sequence[Seconds], kind: Any = None, declar
 
 @dataclass
 class Ways:
-    """Runs the same input, and tells by which ways the epochs learned of its rows."""
+    """Runs the same input in different ways, and records how the epochs collected their statistics."""
 
     runner: Runner
     patch: pytest.MonkeyPatch
@@ -79,7 +79,7 @@ class Ways:
         return do
 
     def run(self, source: sw.Source, many: int, footers_tell: bool, **window: Any) -> tuple[Any, ...]:
-        """Results, the counters of each epoch, what the clock heard. `many`: rows from which on a job is begun."""
+        """Return the results, the counters of each epoch, and the clock. `many` is the number of rows from which a separate job is used."""
         self.seen.clear()
         self.patch.setattr(statistics_collector, "MANY_ROWS", many)
         with self.patch.context() as patch:
@@ -161,7 +161,7 @@ def test_what_footers_know_is_emitted_in_the_pass_that_reads(ways: Ways) -> None
 
 
 def test_what_footers_do_not_know_is_found_in_the_rows(ways: Ways) -> None:
-    """A time outside of all years is a bad row, and which is the newest of the others only reading them tells."""
+    """A time outside the valid years makes a row bad. Only reading the rows shows the newest of the other times."""
     source = columnar(ways.runner, OUTSIDE, pl.Int64, "BIGINT")
     ways.patch.setattr(first_row_counts, "ROWS", 1)
     observed = ways.run(source, OBSERVED, False, event_time_unit="us")
@@ -179,7 +179,7 @@ def test_footers_are_not_asked_where_spark_may_leave_rows_out(ways: Ways, option
 
 
 def test_rows_that_have_to_be_decoded_are_observed(runner: Runner) -> None:
-    """Text would be parsed twice; and a stage's results are there already."""
+    """A separate job would parse text twice. The results of a stage are already in memory."""
     raw = runner.spark.createDataFrame([(1, None)], "__mark BIGINT, _corrupt_record STRING")
     assert not statistics_collector.is_read_by_columns(raw)
     assert not statistics_collector.is_read_by_columns(raw.select("_corrupt_record"))

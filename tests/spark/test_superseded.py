@@ -1,4 +1,4 @@
-"""Corrected windows on Spark, with real targets: what stands in the table after each epoch, and what a correction takes back."""
+"""Corrected windows on Spark with real targets: the table after each epoch, and the rows that a correction deletes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def window(kind: str, **more: Any) -> Any:
 
 
 def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
-    """Rows by epoch, with seconds: time goes on, and some rows lie up to two and a half minutes back.
+    """Return rows by epoch, with times in seconds. Time goes on, and some rows are up to two and a half minutes older.
 
     `n` is a power of two, so that a sum names the rows in it.
     """
@@ -70,13 +70,13 @@ def epochs(seed: int, count: int = 6) -> list[list[dict[str, Any]]]:
 
 
 def write(runner: Runner, batches: Sequence[Sequence[Mapping[str, Any]]], first: int = 0) -> None:
-    """One file, hence one epoch, per list of rows."""
+    """Write one file, and so one epoch, per list of rows."""
     for number, rows in enumerate(batches, first):
         runner.write(f"{number}.jsonl", [{"user": r["user"], "n": r["n"], "ts": iso(r["at"])} for r in rows])
 
 
 def plain(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """Rows as (user, start, end, n, ids), times in seconds."""
+    """Return rows as (user, start, end, n, ids), with times in seconds."""
     tuples = [
         (r["user"], *(_second(r[c]) for c in ("window_start", "window_end")), r["n"], int(r["ids"])) for r in rows
     ]
@@ -89,7 +89,7 @@ def _second(value: Any) -> int:
 
 
 class Oracle:
-    """What the contract's loops say after each epoch."""
+    """The expected rows after each epoch, by the loops of the oracle."""
 
     def __init__(self, kind: str) -> None:
         _, spec = SHAPES[kind]
@@ -107,7 +107,7 @@ class Oracle:
 
 
 class Table:
-    """A table in a Postgres of a test's own, which also holds the state and the letters."""
+    """A table in a separate Postgres database, which also holds the state and the letters."""
 
     def __init__(self, url: str) -> None:
         connection = sw.PostgresConnection(url=url)
@@ -125,7 +125,7 @@ class Table:
             return db.execute("SELECT * FROM out").fetchall()
 
     def letters(self) -> list[int]:
-        """The numbers of the rows that are late for good."""
+        """Return the numbers of the rows that are too late for a correction."""
         with psycopg.connect(self.url) as db:
             letter_values = db.execute("SELECT value FROM letters WHERE reason = 'late'").fetchall()
         return [json.loads(value)["n"] for (value,) in letter_values]
@@ -205,7 +205,7 @@ def in_delta(path: Path) -> list[dict[str, Any]]:
 
 
 def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
-    """The newest record of each key, as a consumer of a compacted topic that reads what was committed sees it."""
+    """Return the newest record of each key, as a `read_committed` consumer of a compacted topic sees it."""
     newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
     return [json.loads(value) for value in newest.values() if value is not None]
 
@@ -213,7 +213,7 @@ def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["session", "hopping"])
 @long(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
 def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
-    """After every epoch, and after a restart in the middle."""
+    """The table is right after every epoch, and after a restart in the middle."""
     batches, oracle = epochs(7), Oracle(kind)
     expected, seen = [oracle.after(rows) for rows in batches], []
     window_spec = window(kind, emit="updates")

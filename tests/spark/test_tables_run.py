@@ -1,4 +1,4 @@
-"""Delta and Iceberg tables read by Spark: every value as the table has it, and each row once, whatever happens between."""
+"""Delta and Iceberg tables read by Spark: every value unchanged and each row once, whatever happens between reads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rows(first: int, count: int) -> list[dict[str, Any]]:
 
 
 def expected(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """The windows of these rows, by a loop."""
+    """Compute the windows of these rows by a loop."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in rows:
         start = r["at"].replace(microsecond=0) - dt.timedelta(seconds=r["at"].second % 4)
@@ -79,7 +79,7 @@ def answer(results: pl.DataFrame) -> list[tuple[Any, ...]]:
 def test_each_row_once_with_every_value_though_runs_die_between(
     table: Any, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nulls, partitions, times with and without a zone, decimals, lists; two files of each version an epoch; commits between."""
+    """NULLs, partitions, times with and without a zone, decimals and lists. An epoch reads two files, and the table grows meanwhile."""
     dying = Dying(
         "read.after", "ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"
     )
@@ -105,7 +105,7 @@ def test_each_row_once_with_every_value_though_runs_die_between(
 
 
 def test_a_table_of_results_is_the_source_of_another_pipeline(tmp_path: Path, runner: Runner) -> None:
-    """A row that was added later with a new column is read with it from the next start on; letters say which file a row is from."""
+    """Two pipelines are connected by a table: the second reads the windows that the first one writes."""
     table = Delta(tmp_path)
     table.append(rows(0, 8))
     lake = sw.DeltaConnection()

@@ -1,4 +1,4 @@
-"""Which texts are times: as text, as TIMESTAMP that JSON and CSV readers make, nested, in batches, letters read again.
+"""Which texts are times: text columns, TIMESTAMP columns of JSON and CSV, nested values, batches, and replayed letters.
 
 text in the file     10:15    T10:15:00Z    2024    2024-03    2024-03-01    2024-03-01T10:15:00Z
 is                   ········ bad, with a reason ··········    midnight      itself
@@ -63,7 +63,7 @@ def window(**more: Any) -> sw.Window:
 
 
 def read(spark: Any, texts: list[str], zone: str = "UTC") -> list[int | None]:
-    """Texts as the column of the event time."""
+    """Read the texts as the column of the event time."""
     frame = spark.createDataFrame([(i, t) for i, t in enumerate(texts)], "i INT, t STRING")
     sql = event_time_sql("t", Field("t", "string"), None, "", zone)
     spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -108,7 +108,7 @@ def test_dates_local_times_and_nested_ones_follow_the_rule(spark: Any) -> None:
 
 
 def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
-    """Berlin is an hour ahead of UTC in March, two in July; texts with a zone stay what they are."""
+    """Berlin is one hour ahead of UTC in March, and two in July. Texts with a zone keep it."""
     hour = 3_600_000_000
     expected = [us(t) - (hour if text in NAIVE else 0) for text, t in TIMES.items()]
     assert read(spark, list(TIMES), "Europe/Berlin") == expected
@@ -122,7 +122,7 @@ def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
     some([(form, kind) for form in ("json", "csv") for kind in ("TIMESTAMP", "STRING", "DATE")]),
 )
 def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, form: str, kind: str) -> None:
-    """Read as text and as a time, from JSON and CSV; a replay judges them as before, whatever day it is."""
+    """JSON and CSV, read as text and as a time. A replay decides as before, whatever the date is."""
     texts = ["2024-03-01T09:00:00Z", "10:15", "2024", "T10:15:00Z", "2024-03-01T10:15:00Z", "2024-03-03"]
     folder = runner.home / "in"
     folder.mkdir()

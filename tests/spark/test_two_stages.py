@@ -1,4 +1,4 @@
-"""Stages on Spark: a join and a window over what it emits, from TOML as a user writes it."""
+"""Two stages on Spark: a join and a window over its results, from a TOML config."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run twice, the second time to the end: the table is what Spark's batch makes of the whole input."""
+    """The second of two runs flushes. The table equals the batch result of Spark over the whole input."""
     written(runner, 21)
     url = postgres.database(f"revenue_{'files' if state == FILES else 'postgres'}")
     monkeypatch.setenv("WAREHOUSE_URL", url)
@@ -133,7 +133,7 @@ def test_a_window_over_joined_rows(
 
 @pytest.mark.matrix
 def test_hours_of_visits_as_the_page_has_them(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions, and a window over them, from the page's own config: run in two halves, the second time to the end."""
+    """Sessions and a window over them, from the config of the page, in two runs. The second one flushes."""
     page = (Path(__file__).parents[2] / "docs" / "stages.md").read_text()
     text, *_ = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(runner.home)

@@ -1,4 +1,4 @@
-"""Rows that Postgres cannot hold, on Spark: found behind the SQL, before the shuffle, in the same words as in process."""
+"""Rows that Postgres cannot store, on Spark: found after the SQL and before the shuffle, with the in-process messages."""
 
 from __future__ import annotations
 
