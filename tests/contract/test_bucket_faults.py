@@ -72,7 +72,7 @@ def hide(proxy: FaultyProxy, name: str) -> None:
     proxy.revise = lambda method, path, content: one.sub(b"", content) if "list-type" in path else content
 
 
-# -- a put that was stored and got no answer ---------------------------------------------------------------------------
+# -- an upload that was stored without an answer -----------------------------------------------------------------------
 
 
 def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
@@ -84,7 +84,7 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     store_and_cut(proxy, "/lock")
     waited_for(lambda: "the lease is renewed later" in caplog.text)
     mend(proxy)
-    store._lock._until = 0.0  # as much time has passed
+    store._lock._until = 0.0  # the lease expires
     go_on(store, done, "b")
     store.close()
     assert make().runner() is None
@@ -189,14 +189,14 @@ def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, p
     again.close()
 
 
-# -- uploads that arrive in part ---------------------------------------------------------------------------------------
+# -- incomplete multipart uploads --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("fault", "method", "part"),
     some(
         [
-            ("done-404", "POST", "uploadId"),  # the parts were put together by a request whose answer was lost
+            ("done-404", "POST", "uploadId"),  # a request whose answer was lost completed the upload
             ("400", "PUT", "partNumber"),
             ("half", "PUT", "partNumber"),
             ("500", "PUT", "partNumber"),

@@ -148,7 +148,7 @@ def _number(url: str, table: str) -> str:
 
 # -- each value of each column -----------------------------------------------------------------------------------------------
 
-VALUES = {  # SQL of values that no commit wrote there, by the type of the column
+VALUES = {  # SQL of values that no commit writes, by the type of the column
     "bigint": ("NULL", "-9223372036854775808", "9223372036854775807", "0", "-1"),
     "integer": ("NULL", "-2147483648", "2147483647"),
     "smallint": ("NULL", "-32768", "99"),

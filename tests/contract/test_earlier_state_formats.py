@@ -87,7 +87,6 @@ def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
     assert got.rows == [r for r in expected.rows if r["_epoch"] > half]
     assert got.rows
     assert got.gone == [r for r in expected.gone if r["_epoch"] > half]
-    # how late rows were is counted since that counter is there
     assert got.counters == expected.counters
     assert store().stored_record().version == FORMAT
 

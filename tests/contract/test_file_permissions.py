@@ -15,7 +15,7 @@ from tests.support.stores import go_on, running
 from slackwater.state.files.store import FilesStore
 
 NOBODY = 65534
-# imports come before the rights go: nobody need not be able to read the interpreter's own files
+# imports come first: the user nobody may be unable to read the files of the interpreter
 CODE = """import os, sys
 import tests.support.stores as stores
 from slackwater.errors import SlackwaterError
@@ -86,7 +86,7 @@ from slackwater.config import toml
 pipeline = toml.load(sys.argv[1])
 def check():
     return [*paths.unwritable_directories(pipeline), *connecting.find_problems(pipeline)]
-check()  # as the user who may: it imports what it needs
+check()  # as the permitted user; this imports what the second call needs
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 print(*check(), sep="\\n", end="")

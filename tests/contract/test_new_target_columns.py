@@ -89,7 +89,7 @@ def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: P
         target.publish(0, frame(TABLE, k="a", n=1))
     files = place.files()
     with place.open(MORE):
-        pass  # it dies before anything is published
+        pass  # the run ends before it publishes
     assert place.files() == files, "no file was rewritten"
     assert place.content().rows(named=True) == [{"k": "a", "n": 1, **dict.fromkeys(MORE.new)}]
     with place.open(MORE) as target:

@@ -95,7 +95,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     monkeypatch.setattr(lease, "LEASE_S", 1.0)
     monkeypatch.setattr(lease, "SKEW_S", 0.2)
     monkeypatch.setattr(lease, "LOOK_S", 0.05)
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # it is never heard of again
+    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # it never renews its lease
     first, began = make(), time.monotonic()
     go_on(first, first.open(), "a")
     elsewhere(monkeypatch)
@@ -103,7 +103,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     last_commit = second.open()
     assert last_commit.epoch == 0 and time.monotonic() - began >= 1.2
     go_on(second, last_commit, "b")
-    # and when it wakes, it is refused by name, whatever it wants to do
+    # when it continues, every write is refused and names the new runner
     for doing, act in (
         ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
         ("note that epoch 0 is published", lambda: first.mark_published(0)),
@@ -149,7 +149,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
             last = second[0].open()
             for _ in range(20):
                 last = go_on(second[0], last, "b")
-            first._lock._until = 0.0  # as much time has passed
+            first._lock._until = 0.0  # the lease expires
         return create(self, file, content)
 
     monkeypatch.setattr(objects.ObjectStorage, "create", stalls)
@@ -365,7 +365,7 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
         ("GET", "reached"),
     }
     of_shards = request_counts[("PUT", "segments")] + request_counts[("PUT", "outputs")]
-    assert of_shards / epochs / shards <= 2.5  # a segment, an output, now and then a merged segment
+    assert of_shards / epochs / shards <= 2.5  # a segment, an output, and sometimes a merged segment
     assert (sum(request_counts.values()) - of_shards) / epochs < 4
     measured = measure_sizes(behind()).requests
     assert measured is not None and leases < 10
@@ -440,7 +440,7 @@ def test_a_damaged_segment_is_told_by_its_url(
     with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
         pass
     assert [p.what for p in verify_state(make()).problems] == [message]
-    if message != "does not hold what was written":  # which is found when it is fetched
+    if message != "does not hold what was written":  # only fetching the file detects this
         with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}"):
             make().open()
 

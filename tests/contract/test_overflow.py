@@ -95,7 +95,7 @@ def test_what_is_in_the_state_and_overflows_when_it_comes_out_is_told_and_goes_o
     assert [(r["total"], r["n"]) for r in sorted(going.rows, key=lambda r: r["window_start"])] == [
         (None, 2),
         (BIG, 1),
-    ]  # the first window came out before
+    ]  # the first window was emitted before
 
 
 def test_a_sum_of_integers_comes_back_with_later_rows_however_they_are_batched(make: Make) -> None:

@@ -111,13 +111,13 @@ def test_no_two_names_are_equal_whatever_the_pipelines_are_called(url: str) -> N
             for one in names:
                 assert len(one.encode()) <= 63
                 assert owners.setdefault(one, (name, stage)) == (name, stage)
-    # what a long name is cut to is nobody's name
+    # no pipeline has the name to which a long name is truncated
     cut = TableNames("public", "o" * 60).name_of("state").removeprefix("slackwater_state_")
     assert "#" in cut
     for name in NAMES:
         plain(url, name, 0)
     before = relations(url)
-    assert set(before) <= set(owners)  # the names that Postgres would choose for indexes are none of ours
+    assert set(before) <= set(owners)  # no index has a name that Postgres chose
     for name in NAMES:
         assert plain(url, name, 1, flush=True) == [(0, 1), (1, 1)], name
     assert relations(url) == before

@@ -40,9 +40,9 @@ def end_all():
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
         left = [pid for pid, in connection.execute(query).fetchall()]
         for pid in left:
-            with suppress(ProcessLookupError):  # the server ends the others itself where one was killed
+            with suppress(ProcessLookupError):  # a killed backend makes the server end the others
                 os.kill(pid, how)
-    while left:  # until it is noticed
+    while left:  # until the client notices it
         left = [pid for pid in left if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]]
         time.sleep(0.05)
     other().close()
@@ -60,7 +60,7 @@ with other() as connection:
 
 wait_in_pool()
 end_all()
-wait_in_pool()  # those that waited are no good: others take their place
+wait_in_pool()  # the pooled connections are broken: new ones replace them
 end_all()
 client.close_idle()
 print("waiting ones: ok")

@@ -245,7 +245,7 @@ def test_tables_of_before_are_gone_on_with(url: str) -> None:
     done = go_on(store, None, "a", "b")
     store.close()
     first = create_store(url)
-    first.open()  # folds
+    first.open()  # merges the staged versions
     first.close()
     with psycopg.connect(url) as db:
         db.execute("DROP VIEW slackwater_windows_p")

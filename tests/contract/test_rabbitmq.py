@@ -203,7 +203,7 @@ def test_a_batch_is_found_again_and_stays_in_the_queue(rabbit: Any, source: Any,
     other = source.RabbitReader(settings)
     for _ in range(2):
         assert [int(r[0]) for r in other.readBetweenOffsets(reader.initialOffset(), end)] == list(range(5))
-    rows, _ = other.read(end)  # the batch is done now: its messages are not handed out again
+    rows, _ = other.read(end)  # the batch is complete: its messages are not delivered again
     assert [int(r[0]) for r in rows] == list(range(5, 10))
     other.commit({"batch": 2})
     other._open.close()

@@ -339,7 +339,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     (home / "published").unlink()
     (home / "published").mkdir()
     refused(r"published cannot be read \(Is a directory\); check who may read it")
-    (home / "published").write_text("11")  # as earlier versions wrote it
+    (home / "published").write_text("11")  # in the format of earlier versions
     store = directory.make()
     assert store.open() is not None
     assert store.published_epoch() == 11

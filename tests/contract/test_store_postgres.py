@@ -270,7 +270,7 @@ def backend(url: str) -> int:
 def test_workers_use_their_connection_again(url: str) -> None:
     assert backend(url) == backend(url)
     used = []
-    for _ in range(2):  # one is in use: another is opened once, and both wait from then on
+    for _ in range(2):  # one connection is in use: a second one opens, then both stay in the pool
         with client.arrow_cursor(url) as cursor:
             cursor.execute("SELECT pg_backend_pid()")
             used.append({int(cursor.fetchone()[0]), backend(url)})

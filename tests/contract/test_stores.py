@@ -72,7 +72,7 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
     again = make()
     reopened = again.open()
     assert reopened == committed
-    (stage,) = reopened.stages  # with what a store in a database adds about its table
+    (stage,) = reopened.stages  # a store in a database adds the names of its table
     without = reopened.model_copy(update={"stages": (stage.model_copy(update={"table": None}),)})
     assert without == commit(1, watermark_us=77, panes={5: (1,)})
     again.close()
@@ -205,7 +205,7 @@ def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, mon
     for epoch in range(2, KEPT_EPOCHS):
         again.commit(commit(epoch))
     again.collect_garbage()
-    assert read == [0, 1]  # of the runner before
+    assert read == [0, 1]  # of the previous runner
     again.commit(commit(KEPT_EPOCHS))
     again.collect_garbage()
     assert read == [0, 1]

@@ -307,7 +307,7 @@ def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: py
     assert sorted(r[1:] for r in lake.content().rows()) == [("a", 1), ("b", 3)]
 
 
-# -- answers that are lost or doubled ------------------------------------------------------------------------------------
+# -- lost answers, duplicate requests ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ def test_two_runners_at_once_publish_each_epoch_once(lake: Lake) -> None:
     assert lake.content().sort("n")["n"].to_list() == list(range(5))
 
 
-# -- what cannot be ------------------------------------------------------------------------------------------------------
+# -- invalid requests ----------------------------------------------------------------------------------------------------
 
 
 def test_merge_needs_an_identity() -> None:

@@ -34,7 +34,7 @@ from slackwater.testing.services import free_port
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
 UTC = AT.replace(tzinfo=dt.UTC)
 INF = float("inf")
-WIDE: dict[str, tuple[Any, Any]] = {  # a value and what it is in JSON
+WIDE: dict[str, tuple[Any, Any]] = {  # a value and its JSON form
     "boolean": (True, True),
     "tinyint": (-128, -128),
     "smallint": (300, 300),
@@ -266,7 +266,7 @@ def test_a_row_too_large_leaves_nothing_of_its_epoch(kafka: Any, topic: str, del
 def test_brokers_out_of_reach(delivery: str, capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     config = {"bootstrap.servers": f"127.0.0.1:{port}", "sasl.password": "hush"}
-    with pytest.raises(StartError) as caught:  # the test's own time limit would end what waits for ever
+    with pytest.raises(StartError) as caught:  # the time limit of the test would end an endless wait
         KafkaTarget(config, "t", TargetTable("p", NARROW, None), "json", delivery, timeout=2).open()
     assert f"Kafka at 127.0.0.1:{port} cannot be used" in str(caught.value)
     assert "Connection refused" in str(caught.value)

@@ -116,11 +116,11 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
         store_ = test._driver.store
         assert test._driver.state.missing(store_.delivered_targets()) == ["hours"]
         written = files(tmp_path)
-        with pytest.raises(PublishError, match='target "hours"'):  # it holds the pipeline
+        with pytest.raises(PublishError, match='target "hours"'):  # the target stops the pipeline
             test.pipe(rows(90, "a"))
         assert files(tmp_path) == written
         assert len(table(urls[0], "visits")) == len(written)
-        with pytest.raises(PublishError, match='target "hours"'):  # a new process says the same
+        with pytest.raises(PublishError, match='target "hours"'):  # a new process fails in the same way
             test.restart()
         with store(urls[0])().peek() as snapshot:
             assert snapshot is not None and snapshot.missing == ["hours"]

@@ -18,14 +18,14 @@ from slackwater.ui import pages
 from slackwater.ui.page_model import PageModel, load_key, load_models
 from slackwater.ui.server import serve_pages
 
-OF_FILES = ("size", "top", "pace")  # bytes and times are others, and Postgres keeps the latest commit alone
+OF_FILES = ("size", "top", "pace")  # sizes and times differ, and Postgres keeps only the latest commit
 
 
 def page_data(seen: PageModel) -> dict[str, Any]:
     """Return the blocks of a page, without values that depend on the location and the time of the read."""
     blocks = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
     blocks["rows"]["epochs"] = blocks["watermark"]["behind"] = None
-    # what is over lies in files until they are merged, and is deleted from tables at once
+    # files keep expired rows until a merge, tables delete them at once
     stages = [
         {**s, "bytes": None, "rows": None, "open": s["open"] if s["kind"] != "join" else None} for s in blocks["stages"]
     ]

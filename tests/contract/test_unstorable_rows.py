@@ -156,17 +156,17 @@ def test_a_row_that_cannot_be_held_is_a_bad_row_and_the_others_go_on(runner: Cal
     for step in (WINDOW, SESSION):
         for name, (poison, reason) in POISON.items():
             if reason == storability.KEY and place == "postgres, csv":
-                continue  # neither has an index over keys
+                continue  # neither table has an index on the key
             run = runner(place, step=step)
             run.epoch({}, poison, poison)
             assert run.counters["rows_bad"] == 2, name
             assert run.counters["rows_used"] == 1, name
             behind_sql = (
                 {} if reason == OUTSIDE else {reason: 2}
-            )  # in process, what has no usable time is counted alone
+            )  # the in-process engine only counts rows without a usable time
             assert run.counters["letters"] == behind_sql, name
             run.stop()
-            run.start()  # what was committed could be published, and can be read
+            run.start()  # committed rows were published and can be read
             run.epoch({"ts": 10**12 + 10_000_000})
             run.driver.flush()
             assert run.counters["rows_bad"] == 2, name
@@ -189,10 +189,10 @@ def test_rows_that_look_alike_are_used(runner: Callable[..., Runner], place: str
 def test_rows_of_a_join_too(runner: Callable[..., Runner], place: str) -> None:
     for name, (poison, reason) in POISON.items():
         if reason == storability.KEY:
-            continue  # joined rows have no key of their own
+            continue  # joined rows have no key
         run = runner(place, step=JOIN)
         run.epoch({}, poison)
-        assert run.counters["rows_bad"] == 2, name  # one a side
+        assert run.counters["rows_bad"] == 2, name  # one per side
         run.driver.flush()
         run.stop()
         run.start()
@@ -229,7 +229,7 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
     assert FilesTarget(tmp_path / "p", "parquet", into).capacity == ValueLimits()
     assert FilesTarget(tmp_path / "c", "csv", into).capacity == ValueLimits(time_range=YEARS)
     assert DeltaTarget(str(tmp_path / "d"), "merge", into).capacity.allows_nul
-    # the edges of what is said to fit, written and read back
+    # the limits of storable values, written and read back
     edges = pl.DataFrame({"k": ["a\0b", "c"], "at": YEARS}, schema_overrides={"at": pl.Datetime("us", "UTC")})
     delta = DeltaTarget(str(tmp_path / "d"), "merge", into)
     delta.open()

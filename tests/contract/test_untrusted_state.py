@@ -151,7 +151,7 @@ def test_a_record_in_postgres_is_not_trusted_either(postgres: Any) -> None:
     with psycopg.connect(url, autocommit=True) as db:
         (record,) = db.execute("SELECT record FROM slackwater_pipelines").fetchone() or ({},)
         for lie, change in LIES.items():
-            # there are no files, what has a figure is a table, and JSON of a database has no endless numbers
+            # Postgres has tables instead of files, and its JSON refuses infinite numbers and half characters
             if lie in ("no rows", "fewer rows", "an endless format", "half a character"):
                 continue
             changed = json.loads(json.dumps(record))

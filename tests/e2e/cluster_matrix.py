@@ -55,7 +55,7 @@ STORES = {"files": "a shared directory", "postgres": "Postgres", "s3": "a bucket
 FAULTS = ("executor", "worker", "driver", "speculation", "storage")
 OF_STORAGE: tuple[Fault, ...] = ("503", "dropped", "lost", "slow", "hangs")
 SHARDS = 2
-ANSWER_S = "5s"  # how long a request waits for its answer; one that hangs is told by it
+ANSWER_S = "5s"  # how long a request waits for its answer, which also ends one that hangs
 OF_EPOCH = {
     "shard": ("segments", "outputs"),
     "commit": ("manifests", "published", "reached", "offsets", "list", "forking"),
@@ -107,7 +107,7 @@ class Cell(Pair):
     storage: Storage | None = None
     speculates: bool = False
     elsewhere: bool = False  # drivers cannot see each other's processes, so that only a lease tells who runs
-    broken: float = 0  # which part of the events is no JSON, and becomes a dead letter
+    broken: float = 0  # the share of events that are not JSON and become dead letters
     bucket: str = ""
 
     def __post_init__(self) -> None:
@@ -313,7 +313,7 @@ def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namesp
             while len(storage.door.faults) < arguments.faults and process.poll() is None:
                 time.sleep(0.2)
         print(f"{dict(done)} after {time.monotonic() - began:.0f} s, {len(storage.door.faults)} faults", flush=True)
-        # the rest of it undisturbed, its requests counted
+        # the rest of the run has no faults, and its requests are counted
         first, seen = pipeline.committed(), len(storage.door.seen)
         pipeline.ended(process)
         last = pipeline.committed()
@@ -370,7 +370,7 @@ def main() -> int:
     options.add_argument("--missing", action="store_true", help="cells that the page does not have yet")
     arguments = options.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # how far it is
+    logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # log the progress
     head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "doubled or wrong"]
     table, failed = Table("cluster", head, 3, arguments.write), False
     with ExitStack() as stack:

@@ -205,7 +205,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
 
     def start(self, *flags: str, crash_at: str | None = None) -> subprocess.Popen[bytes]:
         self.starts += 1
-        # a JVM that is killed after seconds has no use for the second compiler, and starts twice as fast without
+        # a JVM that lives for seconds does not need the second compiler, and starts twice as fast without it
         environment = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1", **os.environ, "SPARK_MASTER": "local[2]"}
         if crash_at:
             environment["SLACKWATER_CRASH_AT"] = crash_at

@@ -243,7 +243,7 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     assert len(answers[0]) >= 8
 
 
-# -- what it has not ---------------------------------------------------------------------------------------------------
+# -- unsupported features ----------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ def test_a_run_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not run.is_running
         with sw.open_state(pipeline) as state:
             assert "user_id=u9" in state._repr_html_()
-        with pytest.raises(sw.SlackwaterError) as bad:  # what ends it comes out of the block
+        with pytest.raises(sw.SlackwaterError) as bad:  # the exception leaves the block
             (events / "broken.jsonl").write_text('{"user_id": "u9", "event_type": "click"}\n')
             with sw.run(pipeline, background=True, spark=spark, available_now=True) as third:
                 third.wait(300)

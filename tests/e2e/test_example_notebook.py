@@ -27,7 +27,7 @@ def test_the_notebook_is_kept_without_what_it_printed() -> None:
 @long(beside="test_docs_start.py::test_a_run_in_the_background")
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the client and its event loop
+        warnings.simplefilter("ignore")  # warnings of the client and its event loop
         from nbclient import NotebookClient
 
         folder = tmp_path / "sessions"

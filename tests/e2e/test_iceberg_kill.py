@@ -125,7 +125,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
             assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {said(config)[-3000:]}"
             sweep(process)
             process.wait()
-        for _ in range(10):  # a start may meet an answer that is lost while it opens the table: it says so in a line
+        for _ in range(10):  # a start may lose an answer while it opens the table, which is a one-line error
             process = start(config, "--flush", **fast)
             if process.wait(timeout=600) == 0:
                 break

@@ -82,7 +82,7 @@ def test_the_wheel_works_in_an_empty_directory(built: Path, tmp_path: Path) -> N
     (wheel,) = built.glob("*.whl")
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv/bin/python"
-    # new environments of Python 3.11 hold a setuptools of their own, older than what tools ask for
+    # new environments of Python 3.11 contain a setuptools that is older than the tools require
     if sys.version_info < (3, 12):
         run(python, "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools", cwd=tmp_path)
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)

@@ -95,7 +95,7 @@ class Child:
         return self.log.read_text()
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        end = time.monotonic() + 400  # only how long a broken one may take
+        end = time.monotonic() + 400  # a limit for broken runs only
         while not condition():
             assert self.process.poll() is None and time.monotonic() < end, self.said()
             time.sleep(0.02)
@@ -286,7 +286,7 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
         port = free.getsockname()[1]
     home.joinpath("tmp").mkdir()
     environment = {n: v.replace("/tmp", str(home / "tmp")) for n, v in deployed.environment().items()}
-    environment.pop("SLACKWATER_CACHE")  # of jars, which are here where they are
+    environment.pop("SLACKWATER_CACHE")  # the cache of jars, which is elsewhere on this machine
     values = {deployed.PIPELINE: str(home / "life.toml"), deployed.PORT: str(port)}
     words = [values.get(word, word) for word in deployed.command()]
     assert words[:3] == ["tini", "--", "slackwater"]
@@ -314,7 +314,7 @@ def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period
     child.wait_for(lambda: committed(home) == 0)
 
     rows(home, 2, wait=10_000)
-    child.wait_for(lambda: list((home / "state" / "life" / "offsets").glob("000000001*")))  # it is being read
+    child.wait_for(lambda: list((home / "state" / "life" / "offsets").glob("000000001*")))  # the epoch is in progress
     child.process.send_signal(signal.SIGTERM)
     began, after = time.monotonic(), []
     while child.process.poll() is None and time.monotonic() - began < 400:

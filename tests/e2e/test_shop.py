@@ -28,7 +28,7 @@ from tests.support.topics import START_MS, messages
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
 EVENTS = 3_000 + 3_000 * KILLS
-STEP_MS = 40  # from one event to the next
+STEP_MS = 40  # time between events
 MINUTE_MS = 60_000
 
 CONFIG = """name = "shop"

@@ -32,20 +32,20 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     home = f"http://127.0.0.1:{running.port}"
     browser.open(home + "/")
     assert "law" in browser.value("document.title")
-    # all rows are accounted for, and yet nothing is green: no runner is up
+    # all rows are accounted for, but nothing is green, because no runner is up
     assert browser.value("document.querySelector('#top .sentence').classList.contains('still')")
     assert browser.value("document.querySelectorAll('svg.plot').length") >= 8
-    # what it takes, what waits, and what more lateness would have kept
+    # throughput, backlog, and rows that more lateness would have kept
     assert browser.value("document.querySelectorAll('#pace svg .phase').length") >= 4
     assert "more of lateness on each source you would have kept at least" in browser.value(
         "document.querySelector('#rows .advice').textContent"
     )
-    # nothing is empty, overlong or next to the page
+    # nothing is empty, too long or outside the page
     assert browser.value(
         "[...document.querySelectorAll('svg.plot:not(.slim)')].every(s => s.getBoundingClientRect().height > 8)"
     )
     assert browser.value("document.documentElement.scrollWidth <= innerWidth")
-    # the stylesheet is there, in both colours
+    # the stylesheet is loaded, in both colour schemes
     colours = []
     for dark in (False, True):
         browser.dark(dark)
@@ -60,7 +60,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     rows = "[...document.querySelectorAll('#rows details.table')].at(-1).querySelector('tbody tr:last-child th').textContent"
     until(lambda: browser.value(rows) == browser.value("document.querySelector('#top dd').textContent"))
     until(lambda: browser.value("document.querySelector('#rows details').open"))
-    assert browser.value("window.same") == 1  # it is the same page still
+    assert browser.value("window.same") == 1  # the page was not reloaded
     assert browser.value("document.getElementById('link').textContent") == "live"
     # from a bin to a key with the pointer
     browser.click("#closing svg a .reach")

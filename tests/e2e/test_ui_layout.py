@@ -29,7 +29,7 @@ CUT = """
   return found.slice(0, 12);
 })()
 """
-# the colours of each shown text and of what lies behind it
+# the colours of each shown text and of its background
 FAINT = """
 (() => {
   for (const d of document.querySelectorAll('details')) d.open = true;
@@ -75,7 +75,7 @@ def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) ->
         browser.open(scene.url)
         if cut_off := browser.value(CUT):
             wrong[scene.name] = cut_off
-        # a drawing is there once, for this width
+        # each drawing is visible once, for this width
         assert browser.value(
             "[...document.querySelectorAll('svg.plot')].filter(s => s.checkVisibility()).every(s => s.getBoundingClientRect().height > 8)"
         ), scene.name

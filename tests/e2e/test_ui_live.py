@@ -172,7 +172,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     browser.value("window.same = 1; 1")
     before = epoch(browser)
     comes(3)
-    until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files: what closes when stays as it is
+    until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files, so the closing times do not change
     assert browser.value("window.same") == 1, "the page followed, it was not loaded again"
     assert "Every row is accounted for" in text(browser, "#top .sentence")
     assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 
 GAP_S, TUMBLE_S, LATENESS_S = 5, 60, 3
-CAP_S, NEXT_S = 12, 4  # of next-stage: a session that is cut is of another window than one that is not
+CAP_S, NEXT_S = 12, 4  # next-stage: a session that is cut belongs to another window than one that is not
 START_MS = 1_700_000_000_000
-BROKEN = '{"user": "u1", "amount":'  # the value of a record that is no JSON
+BROKEN = '{"user": "u1", "amount":'  # the value of a record that is not JSON
 
 SESSIONS = f"""
     SELECT "user", min(ts) AS window_start, max(ts) + interval '{GAP_S} s' AS window_end, count(*) AS events, sum(amount)::bigint AS total

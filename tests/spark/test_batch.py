@@ -65,7 +65,7 @@ def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str
     assert frame.columns == expected.columns
     if kind == "session":
         assert "cap" in expected["_emit_reason"].to_list()
-        # what the streaming run's flush closes, the end of time closes here
+        # a batch closes all windows, as the flush of the streaming run does
         expected = expected.with_columns(pl.col("_emit_reason").replace("flush", "close"))
     assert comparable(frame) == comparable(expected)
 
@@ -83,7 +83,7 @@ def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str
     shape = window(kind, group_by=["user", "a.dot"], aggregations=aggregations, **longer)
     expected = runner.run(source=runner.source(schema), window=shape)
     frame = collected(sw.batch(frame_of(runner.spark, runner.home / "in", schema), shape))
-    # that aggregation writes the key in front when it merges, and how often it does is not told
+    # that aggregation prefixes the key at each merge, and the number of merges is not fixed
     bare = pl.col("longest").str.split(": ").list.last()
     assert frame.with_columns(bare).rows() == expected.with_columns(bare).rows()
     assert frame["longest"].str.starts_with("a: ").any()
@@ -211,7 +211,7 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
         kind="session", gap_ms="30m", max_session_duration_ms="30d", group_by=["author_id"], aggregations=[n],
         event_time_column="author_time", event_time_unit="s",
     )  # fmt: skip
-    check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order: here none is late
+    check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order, and none is late in a batch
 
 
 @pytest.mark.matrix

@@ -50,7 +50,7 @@ def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
     ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else "",
 )
 def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
-    with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark tells CHAR as an error of its own
+    with pytest.raises((StartError, Py4JJavaError)) as raised:  # Spark has a separate error for CHAR
         bind(pipeline(**case))
     assert str(raised.value)
 
@@ -64,7 +64,7 @@ def test_spark_refuses_what_cannot_be_read_without_it(bind: Any, case: dict[str,
 def test_schemas(spark: Any) -> None:
     from pyspark.sql.types import StructType
 
-    oldest = spark.version.startswith("4.0.")  # which knows no such words for TIMESTAMP_NTZ and TIMESTAMP_LTZ
+    oldest = spark.version.startswith("4.0.")  # Spark does not know these aliases of TIMESTAMP_NTZ and TIMESTAMP_LTZ
     for text, columns in DDL.items():
         if oldest and "TIME ZONE" in text:
             continue

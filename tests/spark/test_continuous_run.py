@@ -31,7 +31,9 @@ class Live:
         self.stop, self.failure = threading.Event(), None
         self.runner = runner
         run_settings = {"available_now": False, "flush": False, "stop": self.stop, **settings}
-        self.thread = threading.Thread(target=self._run, args=(run_settings,), daemon=True)  # a failed test must end
+        self.thread = threading.Thread(
+            target=self._run, args=(run_settings,), daemon=True
+        )  # daemon: a failed test ends
         self.thread.start()
 
     def _run(self, run_settings: dict[str, Any]) -> None:

@@ -346,7 +346,7 @@ def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     monkeypatch.setattr(source_statistics, "MIN_PARTITIONS", 8)
     monkeypatch.setattr(source_statistics, "MIN_COMPARISONS", 8 * 56)
     assert source_statistics.needs_separate_job(counts)
-    assert not source_statistics.needs_separate_job(counts | {"a-0": 6})  # few rows: a job of its own costs more
+    assert not source_statistics.needs_separate_job(counts | {"a-0": 6})  # few rows: a separate job costs more
     assert not source_statistics.needs_separate_job({"a-0": 10**9})
     few, many = ({f"a-{n}": 100 for n in range(count)} for count in (8, 1000))
     assert len(source_statistics.statistics_columns(timed, many, False)) == len(

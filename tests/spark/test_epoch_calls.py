@@ -36,7 +36,7 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     with tiny.counted_calls() as calls:
         epochs = tiny.Epochs(spark, calls)
         sw.run(tiny.pipeline(tmp_path, "session"), available_now=True, spark=spark, on_status=epochs)
-    readings = epochs.readings[6:]  # the first ones look at the first rows, and keep what comes again
+    readings = epochs.readings[6:]  # the first epochs inspect the first rows and fill caches
     assert len(readings) == 6
     between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(readings)]
     assert {jobs for jobs, _ in between} == {1}

@@ -62,7 +62,8 @@ def test_each_of_many_partitions_holds_the_watermark(
     events.send({"user": "a", "amount": 1}, second=1)
     events.send({"user": "b", "amount": 2}, {"user": "b", "amount": 4}, second=600, partition=1)
     events.send({"user": "c", "amount": 8}, second=601, partition=2)
-    assert runner.run(source=events.source(), window=minutes(), flush=False).is_empty()  # the first holds all back
+    # the first partition holds the watermark
+    assert runner.run(source=events.source(), window=minutes(), flush=False).is_empty()
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None
         (clock,) = snapshot.commit.clocks.values()
@@ -174,7 +175,7 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
     with pytest.raises(sw.SlackwaterError, match="run FILE --rebuild"):
         runner.run(**hours)
     bad: Any = minutes(duration_ms="1h", aggregations=[sw.Aggregation(agg="sum", column="amuont", as_="total")])
-    with pytest.raises(sw.SlackwaterError, match="amuont"):  # refused before the former state is put aside
+    with pytest.raises(sw.SlackwaterError, match="amuont"):  # refused before the previous state is moved
         runner.run(sources=sources, window=bad, rebuild=begins)
     target = str(runner.home / "again")
     runner.run(**hours, rebuild=begins, flush=False, target_path=target)
@@ -230,7 +231,7 @@ def test_dead_letters_keep_the_original_bytes(
     events, letters = topic(1), topic(1)
     events.send({"user": "a", "amount": 1}, second=1)
     events.send(*BAD, second=2, key="k\0", headers=[("h", b"\x01")])
-    events.send({"user": "a", "amount": 1}, second=40 * 365 * 86400)  # far ahead: another reason
+    events.send({"user": "a", "amount": 1}, second=40 * 365 * 86400)  # far in the future: another reason
     target = {
         "files": lambda: sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
         "kafka": lambda: sw.Target(connection=letters.connection, topic=letters.name),

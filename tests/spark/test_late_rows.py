@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spark
 
 LETTERS = pl.col("reason") == "late"
 
-# what the config says, and what runs (None: it carries `_origin` as it is)
+# SQL of the config, and the SQL that runs (None: it carries `_origin` unchanged)
 FORMS: dict[str, tuple[str, str | None]] = {
     "star": ("SELECT * FROM source", None),
     "a table": ("TABLE source", None),
@@ -191,7 +191,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 # seconds after the start, per epoch; the watermark is the newest time before it: 0, then 100
 FIRST, SECOND = (0, 50, 100), (99, 70, 10, -30, 101)
-# what a late row misses, by the window's kind: how many windows, and the first of them in seconds
+# per kind of window: how many windows a late row misses, and the start of the first in seconds
 MISSED: dict[str, dict[int, tuple[int, int | None]]] = {
     "tumbling": {99: (1, 40), 70: (1, 40), 10: (1, -20), -30: (1, -80)},
     "hopping": {99: (1, 40), 70: (2, 20), 10: (3, -40), -30: (3, -80)},
@@ -226,7 +226,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         stream.send(
             f'{{"user":  "a", "amount": {n + 1}}}'.encode(), second=second, key=f"k{n}", headers=[("h", bytes([n]))]
         )
-    stream.send({"user": "a", "amount": 0}, second=-30)  # late, and filtered away by the SQL: no letter
+    stream.send({"user": "a", "amount": 0}, second=-30)  # late, but the SQL filters it: no letter
     runner.run(**settings)
     counters = runner.statuses[-1].counters
     frame = pl.read_parquet(runner.home / "letters" / "*.parquet")

@@ -68,8 +68,8 @@ BATCHES: list[list[Any]] = [
         {"user": "u2", "kind": "view", "amount": 9.0, "ts": iso_time("09:01")},  # the SQL filters it, its time counts
         {"user": "u1", "kind": "CLICK", "amount": 2.0, "ts": iso_time("09:05")},
         "not json",
-        {"user": "u3", "kind": "click", "amount": 1.0, "ts": "10:15"},  # no time, and so undecodable
-        {"user": "u3", "kind": "click", "amount": 1.0},  # without one
+        {"user": "u3", "kind": "click", "amount": 1.0, "ts": "10:15"},  # not a time, so undecodable
+        {"user": "u3", "kind": "click", "amount": 1.0},  # no time
         {"user": "u3", "kind": "click", "amount": "many", "ts": iso_time("09:06")},  # undecodable
     ],
     [

@@ -98,7 +98,7 @@ def test_the_same_files_in_the_same_order(
 
 
 KEPT = Path(__file__).parents[1] / "fixtures" / "states" / "planned-by-spark"
-AS_SPARK_PLANS = {"maxFileAge": "36500d"}  # an option of Spark's stream of files: with it Spark plans
+AS_SPARK_PLANS = {"maxFileAge": "36500d"}  # with this option of Spark's file stream, Spark plans
 WINDOW = sw.Window(
     kind="session",
     gap_ms="10s",
@@ -131,7 +131,7 @@ def answer(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
 def inputs() -> Iterator[Path]:
     """Return the folder from which the stored state read its files. Its address is part of the state."""
     home = Path("/tmp/slackwater-planned-by-spark")
-    home.mkdir()  # a run of this test that goes on elsewhere must not lose its files
+    home.mkdir()  # a parallel run of this test must not lose its files
     (home / "in").mkdir()
     yield home / "in"
     shutil.rmtree(home)

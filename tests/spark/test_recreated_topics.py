@@ -44,7 +44,7 @@ def stored(home: Path, pipeline: str = "test") -> KafkaOffsets:
         return KafkaOffsets.coerce(snapshot.commit.sources["events"].offsets)
 
 
-@pytest.mark.parametrize("records", [3, 5, 1])  # as many as were read, more, fewer
+@pytest.mark.parametrize("records", [3, 5, 1])  # as many records as were read, more, fewer
 def test_a_start_stops_for_another_topic_of_the_name(runner: Runner, topic: Make, kafka: Any, records: int) -> None:
     events = topic(1)
     events.send(*[{"user": "old", "amount": 1}] * 3, second=1)

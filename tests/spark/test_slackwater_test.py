@@ -72,7 +72,7 @@ restart = { shards = 3 }
 rows.events = [{ user_id = "u2", kind = "click", ts = 2024-03-01T09:00:00Z }]
 
 [expect]
-rows = [  # the target replaces rows: each session is there once
+rows = [  # the target replaces rows, so each session is in it once
   { user_id = "u1", window_start = 2024-03-01T09:00:00Z, clicks = 2, amount = 2.0 },
   { user_id = "u3", window_start = 2024-03-01T12:00:00Z, clicks = 1 },  # whose amount is NULL
 ]

@@ -97,7 +97,7 @@ def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: P
         text = sql_texts.text(seed)
         try:
             spec = pipeline(text.sql, home)
-        except SlackwaterError:  # an empty text is no SQL
+        except SlackwaterError:  # an empty text is not SQL
             counts["no SQL"] += 1
             continue
         checked, why = sql_check.check_sql(spec), start(spec)

@@ -127,7 +127,7 @@ def in_table(url: str) -> list[tuple[Any, ...]]:
 BATCHES: list[list[Any]] = [
     [*events(20), "not json"],
     [],
-    [r for r in events(30) if r["page"] == "skip"],  # an epoch of which nothing comes out
+    [r for r in events(30) if r["page"] == "skip"],  # an epoch without output
     [{"user": "u1", "page": "a", "n": "many"}, *events(7), '{"user":'],
     events(1),
 ]

@@ -27,7 +27,7 @@ BEGIN_US = 1_709_251_200_000_000  # 2024-03-01
 
 
 Seconds = list[float | None]
-# in the second epoch the newest rows go no further than the SQL, and two rows are bad: one has no time, one is far ahead
+# in the second epoch the SQL filters the newest rows, and two rows are bad: one has no time, one is far in the future
 FAR: list[Seconds] = [[0, 1, 2], [10, None, 12, 900, 1e10], [20, 21, 60]]
 NEAR: list[Seconds] = [[0, 1, 2], [10, None, 12, 900], [20, 21, 60]]
 OUTSIDE: list[Seconds] = [[0, 1, 2], [10, 4e12, 12], [20, 21, None], [30]]

@@ -29,7 +29,7 @@ ROWS = [
     {"id": 8, "k": None, "s": None, "t": 0},
 ]
 BAD = {storability.ZERO: 3, storability.KEY: 1, OUTSIDE: 1}
-# one text is made by the SQL: bytes that are no UTF-8
+# the SQL makes one of the texts: bytes that are not UTF-8
 SQL = "SELECT id, k, CASE WHEN s = 'bytes' THEN CAST(X'ff41' AS STRING) ELSE s END AS s, _event_ts FROM source"
 AGGREGATIONS = [
     sw.Aggregation(agg="count", as_="n"),
