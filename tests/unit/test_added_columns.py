@@ -1,4 +1,4 @@
-"""Which columns are new to a state and to a target, and which targets get them: of a source that says so, where this state wrote before."""
+"""Columns that are new to a state or a target, and which targets get them: those this state wrote to, from a source with schema_changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
 
 
 def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
-    """A commit whose targets were last written with these columns."""
+    """Build a commit whose targets were last written with these columns."""
     destinations_by_target = {}
     for name, narrowed in pipeline.per_target.items():
         location = (place, None, None) if place else destinations.target_location(narrowed.target)

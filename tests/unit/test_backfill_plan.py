@@ -1,4 +1,4 @@
-"""What a backfill is made of, and which windows it writes; without Spark."""
+"""The pipeline of a backfill and the windows that it writes, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is merged next to the epochs, and when it takes the place of its parts."""
+"""Segments that are merged in the background, and when a merged segment replaces its parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIVE = -(1 << 62)
 
 
 def metas(text: str) -> tuple[SegmentMeta, ...]:
-    """One for each letter; all rows of a "d" and of an "e" are over at 10."""
+    """Build a segment for each character. All rows of "d" and "e" expire at 10."""
     return tuple(
         SegmentMeta(file=c, rows=1, bytes=1, first_due=0, last_due=0, close=0, dead=10 if c in "de" else 99)
         for c in text
@@ -61,7 +61,7 @@ def store(tmp_path: Path) -> Iterator[FilesStore]:
 
 
 def piled(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()) -> tuple[SegmentMeta, ...]:
-    """A new version of the same three sessions in each epoch."""
+    """Commit a new version of the same three sessions in each epoch."""
     for epoch in epochs:
         shard = store.shard(0, 1, epoch, before)
         staged = shard.stage(LOGIC, rows("a", "b", "c"), LOGIC.empty_state(), ALIVE)

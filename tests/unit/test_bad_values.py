@@ -1,4 +1,4 @@
-"""Which value of a bad row is to blame, and its line."""
+"""The value that makes a row bad, and the line of that row."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_line_of_a_bad_csv_row_is_found(tmp_path: Path, name: str) -> None:
 
 
 def test_a_record_that_spark_wrote_again_is_recognised_by_its_values(tmp_path: Path) -> None:
-    """As Spark gives a row back whose time is none: without blanks, numbers and flags in its own spelling."""
+    """Spark writes a row with a bad time again: without blanks, and with its own spelling of numbers and booleans."""
     file = tmp_path / "a.jsonl"
     file.write_text('{"user": "ann", "ts": "soon"}\n{"ts": "soon", "user": "bob", "more": 1}\n')
     spec = source(schema="user STRING, n BIGINT, ts TIMESTAMP")

@@ -1,4 +1,4 @@
-"""The benchmarks' own figures: from runs to ratios to lines, without Spark."""
+"""The figures of the benchmarks, from runs to ratios to lines of a report, without Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CASE = CASES[0]
 
 
 def run(system: str, seconds: float, cpu: float, output: Any = None) -> dict[str, Any]:
-    """A run of ten epochs that take so long, the first ones ten times as long."""
+    """Build a run of ten epochs of this duration. The first epochs take ten times as long."""
     spans = [seconds * 10] * WARM_UP + [seconds] * (10 - WARM_UP)
     return {
         "epochs": [{"seconds": s, "cpu_s": cpu, "rows": 100, "durations": {}} for s in spans],
@@ -186,7 +186,7 @@ def test_a_kept_report_needs_the_name_of_a_release(
 
 
 def reports(tmp_path: Path, **machine: Any) -> list[str]:
-    """Two reports in files; the second half as slow, on a machine that differs in this."""
+    """Write two reports. The second one is twice as fast, on a machine that differs in `machine`."""
     old, new = whole(compared()), whole(compared(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
     new["machine"] |= machine
     for name, content in (("old", old), ("new", new)):

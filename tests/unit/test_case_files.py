@@ -1,4 +1,4 @@
-"""Tests of pipelines that are files: what may stand in one, where they are found, how rows are compared and rewritten."""
+"""Test files of pipelines: their keys, how they are found, and how rows are compared and rewritten."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ visits = [
 
 
 def test_stages_without_a_target_are_watched() -> None:
-    """w ─▶ x ─▶ target: what w emits can be read back, through deaths and other shards, and is in no table of the result."""
+    """w ─▶ x ─▶ target: the rows of w can be read back after crashes and resharding, and are in no table of the result."""
     pipeline = pipeline_of_stages(counting("w", "a"), counting("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 

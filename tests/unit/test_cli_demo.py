@@ -105,7 +105,7 @@ def test_a_day_without_clicks_is_an_empty_plot() -> None:
 
 
 class FakeEngine:
-    """Writes what the two pipelines of the demo would; `runs` are their names."""
+    """Write what the two pipelines of the demo would write. `runs` are their names."""
 
     def __init__(self) -> None:
         self.runs: list[str] = []
@@ -131,7 +131,7 @@ class FakeEngine:
 
 
 def test_the_demo_prints_the_command_that_the_shell_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Behind `make demo` no environment is active: then the command is called by its path."""
+    """`make demo` activates no environment, so the demo prints the path of the command."""
     bin_dir = tmp_path / "my env" / "bin"
     bin_dir.mkdir(parents=True)
     (bin_dir / "slackwater").touch()

@@ -1,4 +1,4 @@
-"""`slackwater plan`: what it says of states that the in-process engine wrote, its exit codes; and where a rebuild begins."""
+"""`slackwater plan` over states of the in-process engine: its lines, its exit codes, and where a rebuild begins."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Sa
 
 
 def test_plan_takes_about_a_second_without_spark() -> None:
-    """In seconds of the processor, as the machine may be busy."""
+    """Measure processor time, because the machine may be busy."""
     ran(SESSION, STORY)
     code = (
         "import resource, sys; from slackwater.cli.main import main; sys.argv = ['slackwater', 'plan', 'p.toml']\n"

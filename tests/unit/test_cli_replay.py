@@ -1,4 +1,4 @@
-"""`slackwater dlq replay` before Spark starts: what is asked for, what stands in the way, and what is said at the end."""
+"""`slackwater dlq replay` before Spark starts: its options, its refusals and its summary."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
     ],
 )
 def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metadata: bool, why: str | None) -> None:
-    """As `replay.check_late` judges the targets of a run."""
+    """`check` agrees with `replay.check_late`."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
     notes = list(late_notes(toml.loads(target + text if target.startswith("targets") else text)))
     if why is None:

@@ -1,4 +1,4 @@
-"""`run` with an engine that is not there: views, log lines, summary, signals."""
+"""`slackwater run` with a fake engine: views, log lines, summary and signals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | 
 
 
 def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
-    """`slackwater run` in a process of its own, on the fake engine."""
+    """Start `slackwater run` with the fake engine in another process."""
     code = FAKE.format(body=body, config=str(config), flags=flags)
     root = str(Path(__file__).parents[2])
     return subprocess.Popen(
@@ -270,7 +270,7 @@ def test_a_run_reports_to_other_systems(
 
 
 def test_messages_during_the_start_of_spark_are_not_lost(config: Path) -> None:
-    """The engine sends descriptor 2 to a file for that time: it is Java's."""
+    """Meanwhile the engine redirects descriptor 2 to a file, because Java writes to it."""
     body = "import os; saved = os.dup(2); os.dup2(os.open(os.devnull, os.O_WRONLY), 2); on_notice('info', 'said'); os.dup2(saved, 2)"
     process = child(config, body)
     _, err = process.communicate(timeout=120)
@@ -292,7 +292,7 @@ def test_a_signal_ends_the_run_cleanly(config: Path, number: int) -> None:
 
 
 def test_a_second_interrupt_stops_immediately(config: Path) -> None:
-    """Also while the main thread is in one long call, as it is while Spark starts."""
+    """This also holds while the main thread is in one long call, for example while Spark starts."""
     process = child(config, "time.sleep(60)")
     assert process.stderr is not None
     for expected in ("look here", "epoch=7"):
@@ -310,7 +310,7 @@ def test_a_second_interrupt_stops_immediately(config: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int) -> None:
-    """No epoch is in progress that could be finished: the first one suffices."""
+    """One signal suffices, because no epoch has begun."""
     body = "import slackwater.spark.session as s; s._starting = True; on_notice('info', 'starting'); time.sleep(600)"
     process = child(config, body)
     assert process.stderr is not None

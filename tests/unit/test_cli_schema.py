@@ -1,4 +1,4 @@
-"""`slackwater schema`, the places that `check` names below what is wrong, and completion in a shell."""
+"""`slackwater schema`, the links to the docs that `check` prints, and completion in a shell."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_every_section_that_an_error_links_to_exists() -> None:
 
 
 def completed(shell: str, line: str) -> str:
-    """What the shell is offered for a line, by the protocol of its completion script."""
+    """Return the completions of a line by the protocol of the shell's completion script."""
     environment = {
         **os.environ,
         "_SLACKWATER_COMPLETE": f"complete_{shell}",

@@ -1,4 +1,4 @@
-"""Values of a command line and of a config that no key or option takes: one line, exit code 2, never an internal error."""
+"""Invalid values of options and keys: one line and exit code 2, never an internal error."""
 
 from __future__ import annotations
 

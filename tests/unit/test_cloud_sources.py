@@ -1,4 +1,4 @@
-"""Kinesis and Pub/Sub: settings become the connectors' options, mistakes are told all at once."""
+"""Kinesis and Pub/Sub: settings become options of the connectors, and all mistakes are reported at once."""
 
 from __future__ import annotations
 

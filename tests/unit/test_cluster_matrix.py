@@ -1,4 +1,4 @@
-"""The fault matrix of a cluster as a table: which cells there are, and what becomes of the rows that a page has."""
+"""The fault matrix of a cluster: its cells, and how new rows replace rows of the page."""
 
 from __future__ import annotations
 

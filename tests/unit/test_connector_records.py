@@ -1,4 +1,4 @@
-"""Each kind of connection has one record of what a config tells of it, and one of what a run does with it."""
+"""Each kind of connection has a ConnectorInfo for configs and a Connector for runs."""
 
 from __future__ import annotations
 

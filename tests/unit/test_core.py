@@ -1,4 +1,4 @@
-"""Hashes, sketches, segments, the plan: the pieces by themselves."""
+"""Unit tests of hashes, sketches, segments and the plan."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_sketches_estimate_within_their_error_in_any_order_and_batching(distinct
 
 
 def frame_of(**rows: int) -> pl.DataFrame:
-    """State rows by hash: `__due` tells versions apart."""
+    """Build state rows by hash. `__due` distinguishes versions."""
     hashes = sorted(int(k[1:]) for k in rows)
     due = [rows[f"h{h}"] for h in hashes]
     return pl.DataFrame(

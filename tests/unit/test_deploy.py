@@ -1,4 +1,4 @@
-"""What lies in deploy/: every query asks for metrics and labels that there are, every alert fires when it should and only then."""
+"""The dashboard and the alerts in deploy/: queries use existing metrics and labels, and alerts fire only when they should."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUERIES = [
 
 @pytest.fixture(scope="module")
 def real() -> dict[str, set[str]]:
-    """Every metric and its labels, after statuses of windows as they come from an engine, of sessions and of a join."""
+    """Collect every metric and its labels from the statuses of windows, sessions and a join."""
     window = Window(
         kind="tumbling",
         duration_ms=1000,
@@ -244,7 +244,7 @@ def fired(minutes: int, change: Change) -> set[str]:
 
 
 def slowly(minute: int, minute_state: dict[str, Any]) -> None:
-    """Healthy, and not idle: some rows are late, some bad, publishing takes its time, one restart."""
+    """Simulate a healthy pipeline with late rows, bad rows, slow publishing and one restart."""
     minute_state.update(late=5, rows_bad=5, behind=180.0 + 60 * (minute % 3), start=minute in (0, 60))
     minute_state["up"] = minute != 60
 
@@ -261,7 +261,7 @@ AWAY = PendingPublish(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, 
 
 
 def not_published(minute: int, minute_state: dict[str, Any]) -> None:
-    """The target is away from minute 20 on: a run fails, and a supervisor starts it every other minute, down in between."""
+    """The target is unavailable from minute 20 on. Each run fails, and a supervisor starts the next one every other minute."""
     if minute >= 20:
         minute_state.update(waiting=AWAY, start=minute % 2 == 0, up=minute % 2 == 0)
 

@@ -1,4 +1,4 @@
-"""The image, the manifest and the compose file in deploy/: valid by their schemas, and true to each other and to the command line."""
+"""The image, the manifests and the compose file in deploy/ are valid and agree with each other and with the command line."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SECRETS = {"KAFKA": "kafka:9092", "WAREHOUSE_URL": "postgresql://u:p@h/d"}
 
 
 def wrong(document: dict[str, Any]) -> list[str]:
-    """What the schema of its kind says against a document of Kubernetes."""
+    """Return the violations of the Kubernetes schema in a document."""
     kind = f"{document['apiVersion']} {document['kind']}"
     schema = {"$defs": KUBERNETES["$defs"], **KUBERNETES["kinds"][kind]}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
-    """The options of a command line of ours, which is not run."""
+    """Parse the options of a `slackwater` command without running it."""
     command: Any = get_command(app)
     one = command.commands[arguments[0]]
     return dict(one.make_context(arguments[0], list(arguments[1:])).params)

@@ -1,4 +1,4 @@
-"""Files are found as Spark's stream of files finds them; `tests/spark/test_planned_files.py` holds it against Spark itself."""
+"""The listing finds the same files as Spark's file stream. `tests/spark/test_planned_files.py` compares it with Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages: every relative link and anchor leads somewhere, and what the README shows is what lies in examples/."""
+"""The pages: every relative link and anchor exists, and the README shows the files of examples/."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*
 
 
 def links(text: str) -> Iterator[str]:
-    """The targets of the links on a page, code aside."""
+    """Yield the targets of the links on a page, without code blocks."""
     prose = re.sub(r"`[^`\n]*`", "`", FENCE.sub("", text))
     yield from LINK.findall(prose)
     yield from re.findall(r"^\[[^\]]+\]:\s+(\S+)", prose, re.MULTILINE)

@@ -98,7 +98,7 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
 
 
 def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
-    """Not when its epoch began, which in a long one is minutes before; a restart tells the same."""
+    """A long epoch begins minutes before its commit. A restart shows the same time."""
     run = driver(tmp_path, Refusing())
     now = START_US
 
@@ -183,7 +183,7 @@ def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> No
 
 
 def test_a_pipeline_that_is_started_over_publishes_again(tmp_path: Path) -> None:
-    """Its epochs begin at 0 while the target's marker says more: the marker is that of another state."""
+    """The epochs begin at 0 again and the marker of the target is higher, but it belongs to another state."""
     table = TargetTable("p", (Field("n", "bigint"),), None, "first")
     first = FilesTarget(tmp_path, "parquet", table)
     first.publish(0, pl.DataFrame({"n": [1]}))

@@ -1,4 +1,4 @@
-"""What people read calls a duration by the key that takes a text with its unit, as the docs and `init` write it: `gap = "30m"`.
+"""Texts name the duration key that takes a unit, as the docs and `init` do: `gap = "30m"`.
 
 Within a check of a config the key is as the user spells it, which `Spec.read` sees to.
 """

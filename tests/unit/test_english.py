@@ -1,4 +1,4 @@
-"""The lint of names, docstrings and phrases: each rule rejects what it is for, and the project has no finding."""
+"""The lint of names, docstrings and phrases: each rule rejects its examples, and the project has no findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors as a user gets them from Python: one line of ours, nothing chained, and the log as it was configured."""
+"""Errors as a Python user sees them: one line, no chained exception, and the log as it was configured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from slackwater.runner import error_boundary, run_log
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a fresh process: without the filters that hide lines while an error is on its way; what was there comes back."""
+    """Remove the filters that hide log lines while an error propagates, as in a new process. Restore them at the end."""
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     loggers = [logging.getLogger(), *(logging.getLogger(name) for name in error_boundary._BRIDGE)]
     before = [(logger, list(logger.filters)) for logger in loggers]
@@ -120,7 +120,7 @@ Caused by: java.io.EOFException
     ],
 )
 def test_running_out_of_memory_is_reported_as_such(failure: str, expected: str) -> None:
-    """Spark names the closed pipe as the cause; the killed process stands somewhere above."""
+    """Spark names the closed pipe as the cause. The killed process appears further up in the text."""
     raised = caught(service_error("py4j.protocol", CRASHED.format(failure=failure)))
     assert str(raised).startswith(f"clicks: {expected}")
 

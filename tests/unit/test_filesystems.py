@@ -1,4 +1,4 @@
-"""Addresses in object stores: `check` says which connector Spark lacks, and so does the line that a run ends with."""
+"""Paths in object stores: `check` and the error of a run name the connector that Spark lacks."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def port(run: Run) -> Iterator[int]:
 
 
 def answer_of(port: int, method: str, path: str, host: str = "10.0.0.7:9187") -> tuple[int, str, bytes]:
-    """As a kubelet asks: by the number of the pod."""
+    """Send a request as a kubelet does, with the IP address of the pod as Host."""
     connection = HTTPConnection("127.0.0.1", port)
     try:
         connection.request(method, path, headers={"Host": host})

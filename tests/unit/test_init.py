@@ -1,4 +1,4 @@
-"""`slackwater init`: what it writes passes `check` at once, says what it took from the sample, and never overwrites."""
+"""`slackwater init`: its config passes `check`, shows what it took from the sample, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
 def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> None:
-    """All of them, as they come out: also the id of a session, which no key of the config names."""
+    """The list includes session_id, which no key of the config names."""
     lines("in.jsonl", clicks(30, amount=1.5, region="north"))
     assert (
         slackwater("init", "p.toml", "--kind", kind, "--sample", "in.jsonl", "--key", "user_id", "--key", "region").code
@@ -275,7 +275,7 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
 
 
 def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
-    """Rows with one column of times, some keys, and whatever else people put into JSON; and by how much they are out of order."""
+    """Draw rows with a time column, keys and arbitrary JSON values. Return them with the seconds by which they are out of order."""
     names = [
         "page",
         "a b",
@@ -522,7 +522,7 @@ def test_disorder_is_measured_against_the_newest_row_before() -> None:
 
 
 def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> None:
-    """A few rows that are hours late do not hold every result back by hours: they become dead letters."""
+    """A few rows that are hours late become dead letters, so that they do not delay every result by hours."""
     rows = clicks(4000)
     for n in (2000, 3000, 3999):
         rows[n]["ts"] = rows[1]["ts"]

@@ -1,4 +1,4 @@
-"""Units and names as the first rows tell them; files that change after they were read, 100,000 of them."""
+"""Hints about time units and column names from the first rows, and files that change after they were read."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_listed_uri_is_a_path(uri: str, path: str) -> None:
 
 
 def test_an_existing_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None:
-    """A folder such as `in [1]`, or one file; the rest of a query may be a pattern, and a star always is."""
+    """A folder such as `in [1]` or a file is taken literally. The rest of the query may be a pattern, and a star always is one."""
     folder = tmp_path / "in [1]"
     folder.mkdir()
     (folder / "{a}.json").touch()

@@ -1,4 +1,4 @@
-"""What `check` and `explain` say of a join, and what the parts around it make of its settings."""
+"""The output of `check` and `explain` for a join, and how other packages use its settings."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def commit(**more: object) -> Commit:
 
 
 def test_the_watermark_of_each_side_waits_for_its_own_lateness_only() -> None:
-    """Allowed lateness keeps rows, it does not hold the watermark back."""
+    """Allowed lateness retains rows but does not delay the watermark."""
     clocks = next_commit.input_clocks(toml.loads(CONFIG), commit())
     assert {name: (type(c), c.lateness_us, c.idleness_us) for name, c in clocks.items()} == {
         "orders": (SourceClock, 10_000_000, 60_000_000),

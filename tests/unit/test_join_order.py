@@ -1,4 +1,4 @@
-"""The order of a run: by key hash, then time; equal rows stay as they came."""
+"""The sort order of join rows: by key hash, then by time. Equal rows keep their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A JSON Schema as columns: what each kind of value becomes, and what becomes text."""
+"""Columns of a JSON Schema: the type of each kind of value, and values that become text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A_REF = {"$ref": "#/$defs/a"}
 
 
 def column_type(schema: Any, **others: Any) -> str:
-    """The type of the one column."""
+    """Return the type of the single column."""
     columns = schema_columns(
         json.dumps({"properties": {"c": schema}, "$defs": DEFS}), {n: json.dumps(s) for n, s in others.items()}
     )

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: whose it is, and that a JVM which cannot use it says nothing."""
+"""The JVM class archive of Spark: which Java it belongs to, and that a JVM which cannot use it prints nothing."""
 
 from __future__ import annotations
 

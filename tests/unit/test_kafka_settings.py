@@ -1,4 +1,4 @@
-"""Settings of a Kafka connection as librdkafka takes them; what it refuses is one line, before any broker is asked."""
+"""Settings of a Kafka connection for librdkafka. A setting that it refuses is one line, before any broker is contacted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people read: numbers with their nouns, lengths of time, types, one hint for one mistake."""
+"""Texts for people: numbers with their nouns, durations, types, and one hint per mistake."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_counts_have_their_nouns() -> None:
 
 
 def test_no_message_has_a_count_with_a_fixed_plural() -> None:
-    """A family of texts: `{n} rows` says "1 rows" one day. Bounds, names and what is never one are left."""
+    """A text such as `{n} rows` would print "1 rows". Limits, names and counts that are never one are excluded."""
     fixed = re.compile(
         r"\{[^{}]*\} (?:bad |late |dead )?(?:rows|letters|windows|records|files|epochs|sources|keys|commits|problems)\b|%d (?:\w+ )?(?:rows|records)\b"
     )
@@ -94,7 +94,7 @@ def test_counts_of_one_are_singular(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_first_pipeline_warns_of_nothing() -> None:
-    """The default bound of a session is there for safety; nobody chose it."""
+    """Nobody chose the default limit of a session, so it causes no warning."""
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]

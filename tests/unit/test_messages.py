@@ -1,4 +1,4 @@
-"""Every message has its heading in docs/messages, and what is made from the code is as the code is."""
+"""Every message has a heading in docs/messages, and the generated pages match the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PASSED_ON = {"StartError", WARNING}  # may pass on what others say, line by line
 
 
 def test_the_sources_are_read() -> None:
-    """So many that none of the ways to say something is overlooked; and each class is raised somewhere."""
+    """The number shows that no kind of message is overlooked. Each error class is raised somewhere."""
     kinds = {m.kind for m in FOUND}
     assert kinds == {*CLASSES, WARNING} - {"SlackwaterError"}
     assert sum(m.kind == "StartError" for m in FOUND) > 150

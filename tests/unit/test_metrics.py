@@ -1,4 +1,4 @@
-"""Metrics: the text that Prometheus reads, its continuation after a restart, and where it is bound."""
+"""Metrics: the text for Prometheus, counters after a restart, and the address of the server."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
 
 
 def test_a_pending_epoch_is_exposed_before_the_first_status() -> None:
-    """The start that publishes it may try for long, or fail again: Spark has to start first."""
+    """A start may need long to publish the epoch, or may fail again, because Spark has to start first."""
     now = 1000.0
     metrics = Metrics(clock=lambda: now)
     name = 'slackwater_streaming_unpublished_seconds{pipeline="user-sessions"}'
@@ -191,7 +191,7 @@ def several() -> sw.Pipeline:
 
 
 def test_each_stage_and_target_has_its_numbers() -> None:
-    """One target is away for a while: what the other has, what it lacks and how often it refused is told, and all of it at last."""
+    """While one target is unavailable, the metrics show what each target has, the rows that wait, and the failures. Later all rows arrive."""
     now = 0.0
     metrics = Metrics(clock=lambda: now)
     metrics.begun(several())

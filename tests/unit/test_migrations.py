@@ -1,4 +1,4 @@
-"""The chain of migrations over records, without a store."""
+"""Migrations of stored records, without a store."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_session_is_described_by_its_fingerprint() -> None:
 
 @pytest.mark.parametrize(("kind", "hop"), [("tumbling", 20), ("hopping", 5)])
 def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: str, hop: int) -> None:
-    """A tumbling window's fingerprint may tell its duration as the hop."""
+    """The fingerprint of a tumbling window may store its duration as the hop."""
     lengths = {"duration_ms": 20, "hop_ms": hop, "offset_ms": 3, "gap_ms": None, "max_session_duration_ms": None}
     migrated = migrate_to_2(record(kind=kind, **lengths))
     assert migrated["emission"] == {"updates": False, "retain_us": 0}

@@ -1,4 +1,4 @@
-"""What every room makes of a system that slackwater does not have, with a source that seeks: see `tests/support/ticks.py`."""
+"""A connector that Slackwater does not have, with a seekable source, in all packages: see `tests/support/ticks.py`."""
 
 from __future__ import annotations
 

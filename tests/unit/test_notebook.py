@@ -1,4 +1,4 @@
-"""What a notebook shows of a pipeline, a plan, `why`, a state and a run; and the run in the background, without Spark."""
+"""The notebook display of a pipeline, a plan, `why`, a state and a run, and the background run, without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from slackwater.ui import notebook
 
 
 def shown(displayed: Any) -> ElementTree.Element:
-    """Its HTML, parsed: one element, balanced, without scripts and without addresses of others."""
+    """Parse the HTML of an object: one balanced element without scripts and external URLs."""
     element = ElementTree.fromstring(displayed._repr_html_())
     assert element.attrib["class"] == "slackwater"
     names = {e.tag for e in element.iter()}
@@ -113,7 +113,7 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
 
 
 def test_each_displayed_class_has_a_picture() -> None:
-    """And a class without one is an error, not an empty cell."""
+    """A class without a picture is an error, not an empty cell."""
     from slackwater.core.notebook_repr import NotebookRepr
 
     for cls in (sw.Pipeline, sw.Plan, sw.WhyReport, sw.StateView, sw.Handle):
@@ -211,7 +211,7 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
 
 
 def test_run_takes_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`sw.run` in the background: the same run, its lines kept low, an error of it at the handle."""
+    """`sw.run` in the background is the same run with fewer log lines. The handle raises its error."""
     pipeline = toml.load(config("session", tmp_path))
     with pytest.raises(sw.ConfigError, match="stop: belongs to a run in the foreground"):
         sw.run(pipeline, background=True, stop=threading.Event())  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""Where sources go on: as a commit stores it, as types, and back; and what no commit of ours holds is refused."""
+"""Offsets of sources: stored form, types and back. Offsets that no commit stores are refused."""
 
 from __future__ import annotations
 

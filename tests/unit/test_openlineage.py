@@ -1,4 +1,4 @@
-"""Run events of OpenLineage: by the client's own transports, to a file and to a receiver on loopback."""
+"""Run events of OpenLineage, sent by the client's transports to a file and to a receiver on loopback."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Event]]:
-    """What a file transport was given."""
+    """Return a function that reads the events of the file transport."""
     path = tmp_path / "events.json"
     config = {"transport": {"type": "file", "log_file_path": str(path), "append": True}}
     (tmp_path / "lineage.yml").write_text(json.dumps(config))
@@ -159,7 +159,7 @@ def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> N
 
 
 def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
-    """The state's counters go on; a run tells of its own rows alone."""
+    """The counters of the state continue, but a run reports only its own rows."""
     first = statuses()
     observer = lineage(said)
     observer.status(replace(first[1], phases={}, emitted=0))  # what a start is told of a state that is there
@@ -181,7 +181,7 @@ def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> Non
 
 
 def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> None:
-    """The client's classes hold the specification: what was sent fits into them again, and every facet names its schema."""
+    """The client's classes implement the specification. Sent events fit into them, and every facet names its schema."""
     observer = lineage(said)
     for status in statuses():
         observer.status(status)

@@ -1,4 +1,4 @@
-"""Operators: frozen, picklable, registered in every room that asks for their kind; one that is not is an error, not a silent branch."""
+"""Operators are frozen, picklable, and registered in every package that dispatches on their kind. A missing one is an error."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _opened(shard: int) -> Opened:
 
 @dataclass(frozen=True)
 class Opened:
-    """The state of a shard, which knows when it comes out of a pickle."""
+    """State of a shard that notices when it is unpickled."""
 
     shard: int
 
@@ -114,7 +114,7 @@ class Opened:
 
 
 def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
-    """Every worker gets the tasks of all shards: if each made all of them, an epoch would cost the square of the shards."""
+    """Every worker gets the tasks of all shards. If each unpickled all of them, the cost of an epoch would be quadratic."""
     operator = window("session")
     tasks = [ShardTask(operator, Opened(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
     sent = pickle.loads(cloudpickle.dumps(PackedTasks.pack(tasks)))  # type: ignore[no-untyped-call]
@@ -204,7 +204,7 @@ def test_a_limit_is_counted_exactly_where_windows_overlap() -> None:
 
 
 def questions() -> Iterator[tuple[str, Any]]:
-    """Every question of a room that is answered by the class of an operator or logic, or of a connection."""
+    """Yield every function that dispatches on the class of an operator, of stage logic or of a connection."""
     for module_info in pkgutil.walk_packages(slackwater.__path__, "slackwater."):
         module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():
@@ -228,7 +228,7 @@ def is_about_systems(question: Any) -> bool:
 
 
 class Strange:
-    """An operator or connection that nobody knows."""
+    """An operator or connection that is not registered anywhere."""
 
     pipeline = "p"
 
@@ -257,7 +257,7 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
 
 
 def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
-    """And what does not, as how its state is carried over, is refused by name: no default loses rows."""
+    """Functions without a safe default, such as the migration of state, refuse the operator by name, so that no rows are lost."""
 
     class New(NonWindowOperator):
         pass
@@ -286,7 +286,7 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
 
 
 def test_a_keyed_operator_is_handled_wherever_all_operators_are() -> None:
-    """So a new one registers nowhere. Where it has none, the question is about late rows, windows or sides, which it has not."""
+    """A new keyed operator registers nowhere. It is missing only where the function is about late rows, windows or sides."""
     every = [cls for one in OPERATOR_TYPES for cls in one.operators]
     for name, question in questions():
         bare = question.dispatch(object)

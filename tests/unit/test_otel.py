@@ -1,4 +1,4 @@
-"""Metrics by OpenTelemetry: a real receiver on loopback decodes what the SDK's exporter sends."""
+"""Metrics over OpenTelemetry: a receiver on loopback decodes the requests of the SDK's exporter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
 class Receiver(Posted):
-    """A collector: keeps what it was sent."""
+    """A collector that keeps the requests it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is not a collector that is away."""
+    """Allow long timeouts, because a slow machine is not an unreachable collector."""
     monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 60.0)
 
 
@@ -183,7 +183,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
 def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the connection and never answers: the run ends without it."""
+    """The collector accepts the connection and never answers. The run ends without it."""
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:

@@ -79,7 +79,7 @@ def test_the_identity_of_a_tumbling_window_has_no_session_id() -> None:
 
 
 class Recording:
-    """A target in memory that keeps what it was told."""
+    """A target in memory that records what is published."""
 
     guarantee, description = "exactly once", "memory"
 
@@ -96,7 +96,7 @@ class Recording:
 
 
 def committed(home: Path, **destination: Any) -> None:
-    """A state whose epoch 0 was committed and not yet published, with the record of before there were several targets."""
+    """Write a state whose epoch 0 is committed but not published, in the format of a single target."""
     store = FilesStore(home, "law")
     store.open()
     store.prepare(LOGIC)

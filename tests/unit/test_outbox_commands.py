@@ -1,4 +1,4 @@
-"""`slackwater outbox` over files: an epoch whose directory is taken by a file waits, is shown, and is set aside whole."""
+"""`slackwater outbox` over files: an epoch that cannot be published waits, is shown, and is skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the footers of Parquet files say of a column, as several writers write it; and what they do not say."""
+"""Statistics of a column from Parquet footers of several writers, and footers without usable statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slackwater plan` asks the tables that a pipeline reads: columns that came, what a start refuses, and tables that cannot be read."""
+"""`slackwater plan` reads the source tables: added columns, changes that stop a start, and unreadable tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """`slackwater plan` of a pipeline that read the table as it is at first; more keys of its source."""
+    """Run `slackwater plan` for a pipeline that has read the first version of the table. `keys` are more keys of the source."""
     ran(SESSION, STORY)
     was_read(table)
     if table.kind == "iceberg":
@@ -58,7 +58,7 @@ def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def was_read(table: Any) -> None:
-    """Let the state have read this table: what a run leaves of a source in its commits."""
+    """Store a source record in the state, as if a run had read this table."""
     spec = table.source()
     source = connector_for(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
     record = SourceRecord(offsets=source.snapshot.offsets, columns=source.schema.json())
@@ -68,7 +68,7 @@ def was_read(table: Any) -> None:
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> None:
-    """Every commit of the state, with a change and its checksum again."""
+    """Change every commit of the state and write its checksum again."""
     for file in Path("state/law/manifests").glob("*.json"):
         text, seal = file.read_text().splitlines()
         content = json.loads(text)
@@ -79,7 +79,7 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def of_table(lines: list[str]) -> list[str]:
-    """What was said of the table, and the sum."""
+    """Return the lines about the table and the summary."""
     return [line for line in lines if "columns" in line or "unknown" in line or line.startswith("law: ")]
 
 
@@ -128,7 +128,7 @@ def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> N
 
 
 def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else changed is told all the same, and a start is not said to refuse."""
+    """Other changes are still reported, and `plan` does not claim that a start fails."""
 
     def away(*arguments: Any) -> Any:
         raise OSError("connection refused")

@@ -1,4 +1,4 @@
-"""A quiet pipeline asks less often, and knows up to when it asked."""
+"""A quiet pipeline polls less often, and knows the time of its last poll."""
 
 from __future__ import annotations
 

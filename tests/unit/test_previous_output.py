@@ -1,4 +1,4 @@
-"""A state that begins where another one of the same pipeline has written: told by name, refused, put aside or kept."""
+"""A new state over the output of an earlier state of the pipeline: the output is reported, refused, put aside or kept."""
 
 from __future__ import annotations
 

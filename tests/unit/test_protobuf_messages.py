@@ -130,7 +130,7 @@ def test_frames_name_the_message_and_the_version() -> None:
 
 
 def test_message_indexes_are_counted_as_producers_count_them() -> None:
-    """A map is a message to descriptors, and nobody counts it."""
+    """Descriptors represent a map as a message, but producers do not count it."""
     files = from_texts(
         'syntax = "proto3"; message A { map<string, int32> m = 1; message B { message C { int32 x = 1; } } } message D {}',
         {},
@@ -152,7 +152,7 @@ def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
 
 
 def test_bytes_that_make_the_decoder_panic() -> None:
-    """A panic of Rust is no Exception, and no reason to lose a batch."""
+    """A Rust panic is not an Exception. It must not lose a batch."""
     files = from_texts(
         'syntax = "proto3"; message M { repeated fixed32 n = 1; map<string, M2> m = 2; } message M2 { int32 x = 1; }',
         {},

@@ -1,4 +1,4 @@
-"""The Python of the README and of examples/ under type checkers as users have them: without our mypy plugin, and in editors."""
+"""The Python of the README and of examples/ under the type checkers of users, without the mypy plugin."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ plan: sw.Plan = sw.describe(one)
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The README's Python, what pages build with it, the examples, and a file that is wrong; nothing that is ours next to them."""
+    """Write the Python of the README, the pages and the examples, and a file with mistakes, outside of the project."""
     home = tmp_path_factory.mktemp("user")
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
     assert blocks

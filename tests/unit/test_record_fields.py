@@ -1,4 +1,4 @@
-"""What a record of a commit may hold: every value has a declared type, and what does not fit is named with its path."""
+"""Records of a commit: every value has a declared type, and a mismatch is reported with its path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def takes_text(path: NodePath) -> bool:
 
 @pytest.mark.parametrize(("number", "kind"), some(STATES[::-1], keep=4))
 def test_every_node_takes_its_own_type_only(number: int, kind: str) -> None:
-    """Each node of a record with each lie: the record is parsed, or the refusal is one line with a path."""
+    """Put a wrong value at each node of a record. The record is parsed or refused in one line with a path."""
     record, refused = record_of(number, kind), 0
     for path in nodes(record):
         value = value_at(record, path)

@@ -1,4 +1,4 @@
-"""Where relative paths begin, and that nobody begins a second state next to the first without a word."""
+"""Relative paths begin at the config, and a start never creates a second state without a message."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def command(
 def test_a_state_in_the_working_directory_is_reported(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Where paths began before lies a state of this pipeline, and none where they begin now."""
+    """A state exists where paths used to begin, and none exists where they begin now."""
     (home / "elsewhere" / "state" / "clicks" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
     (home / "elsewhere" / "out" / "_slackwater").mkdir(parents=True)
@@ -180,7 +180,7 @@ def test_an_unwritable_path_is_refused(
 
 
 def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the system says it: anyone who runs this test may write anywhere."""
+    """The system's answer is simulated, because the user of this test may be able to write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
     lines = list(local_paths.unwritable_directories(loaded(home)))
     assert len(lines) == 3

@@ -1,4 +1,4 @@
-"""The last lines of a run in words: what came out of it, and why."""
+"""The last lines of a run: how many results it emitted, and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A value from the environment, or a password, is in no text that leaves; what is shown in its place is its name."""
+"""Values from the environment and passwords are masked in all output. Their names are shown instead."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from slackwater.state.files.arrow import read_arrow, write_arrow
 
 
 def test_empty_lists_after_a_sort_do_not_shift_later_columns(tmp_path: Path) -> None:
-    """Polars hands such a column out as a slice behind the end of its buffer; Arrow's writer trusts the offset."""
+    """Polars returns such a column as a slice beyond the end of its buffer, and the Arrow writer trusts the offset."""
     lists = pl.Series("set", [[1.0], [2.0], [3.0], []], dtype=pl.List(pl.Float64)).slice(3).list.sort()
     frame = pl.DataFrame(
         {"set": lists, "nothing": pl.Series([None], dtype=pl.List(pl.Int64)), "why": ["late"], "u": ["a"]}

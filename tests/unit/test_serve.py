@@ -1,4 +1,4 @@
-"""What one client of the HTTP ports can do to the others: nothing. Bounds on questions, connections, hosts and answers."""
+"""One client of the HTTP server cannot affect the others: limits on requests, connections, hosts and answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def scan_where(http_server: HttpServer, where: str) -> tuple[int, Any]:
 
 
 def raw(http_server: HttpServer, sent: bytes, whole: bool = False) -> bytes:
-    """What comes back, up to the end of the connection if `whole`, else the first part."""
+    """Return the answer up to the end of the connection if `whole`, else the first part of it."""
     with socket.create_connection(("127.0.0.1", http_server.port), timeout=30) as client:
         client.sendall(sent)
         received = b""
@@ -264,7 +264,7 @@ def counters() -> Iterator[HttpServer]:
 )
 @pytest.mark.parametrize("which", ["served", "counters"])
 def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, host: str) -> None:
-    """A page of the web that points its name at loopback reads nothing."""
+    """A web page whose name resolves to loopback cannot read anything."""
     status, answer = get(request.getfixturevalue(which), "/metrics", Host=host)
     assert status == 421
     assert "ask by its number, or allow the name with --allow-host" in answer["error"]
@@ -375,7 +375,7 @@ def small(app: Any = _hello, **limits: Any) -> HttpServer:
 
 
 def ended(client: socket.socket) -> bool:
-    """Wait for the other side to close a connection; what it still says is read."""
+    """Wait until the server closes a connection, and discard what it still sends."""
     with client:
         try:
             while client.recv(4096):

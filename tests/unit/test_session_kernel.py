@@ -1,4 +1,4 @@
-"""The compiled loops of sessions: their order, what compiles them, and that nothing else of the program does."""
+"""The session kernels: their order, what compiles them, and that nothing else loads Numba."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPREADS: dict[str, Any] = {
 @pytest.mark.parametrize("rows", [0, 1, 32, 33, 64, 65, 1000, 4097])
 @pytest.mark.parametrize("keys", [1, 3, 500])
 def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -> None:
-    """One key of thousands of rows as well as many of a few; ties in all that they are sorted by."""
+    """Sort one key with thousands of rows and many keys with a few, with ties in all sort columns."""
     rng = np.random.default_rng(rows)
     hashes = spread(rng)[rng.integers(keys, size=rows)]
     start, wide = rng.integers(max(rows // 4, 1), size=rows), rng.integers(3, size=rows)
@@ -53,7 +53,7 @@ def test_the_order_is_that_of_a_stable_sort(rows: int, keys: int, spread: Any) -
 
 @pytest.mark.parametrize("seed", range(30))
 def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
-    """Intervals in order that do not overlap, joined by gaps of their own."""
+    """The intervals are sorted, do not overlap, and have different gaps."""
     rng = np.random.default_rng(seed)
     edges = np.cumsum(rng.integers(1, 6, size=2 * 60))
     start, last = edges[::2], np.where(rng.random(60) < 0.5, edges[::2], edges[1::2])
@@ -109,7 +109,7 @@ NAN, INF = float("nan"), float("inf")
 )
 @pytest.mark.parametrize("heads", [[0, 1, 2, 3, 4, 5], [0], [0, 2, 3], [0, 5]])
 def test_adjacent_groups_merge_as_scattered_groups_do(values: list[float | None], heads: list[int]) -> None:
-    """Also those of which each accumulator is folded by one operation on arrays; NULL and NaN as everywhere."""
+    """This includes accumulators that are merged by one array operation, with NULL and NaN as elsewhere."""
     names = ["count", "sum", "avg", "min", "max", "var", "first", "collect_list"]
     columns = {"v": "double", "i": "bigint", "s": "string"}
     specs = [Aggregation(agg="count", as_="n")]

@@ -1,4 +1,4 @@
-"""The docs as a site: it builds without a warning, every page has its place, and what pages show is checked."""
+"""The docs site builds without a warning, every page is in the navigation, and the examples on the pages are checked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def configs() -> Iterator[tuple[str, int]]:
 
 
 class _Text(HTMLParser):
-    """The text of a page's content, code aside; and every address that it names."""
+    """Parser for the text of a page without code, and for the URLs that it loads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Text(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make docs` builds; no warning, for it is strict."""
+    """Build the site as `make docs` does. A warning fails the build."""
     home = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, home / "docs")
     shutil.copy(ROOT / "zensical.toml", home)
@@ -157,7 +157,7 @@ def test_every_config_on_a_page_passes_check(
     ],
 )
 def test_both_systems_use_the_same_gap_and_lateness(page: str, language: str, word: str) -> None:
-    """What the other system says in its words our config says in its own: gap and lateness are equal."""
+    """The example of the other system and the config have equal gap and lateness."""
     theirs, ours = blocks(page, language)[0], tomllib.loads(blocks(page, "toml")[0])
     window = ours["transform"]["window"]
     assert word in theirs
@@ -176,7 +176,7 @@ def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytes
 
 @cache
 def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
-    """What a target that replaces rows holds in the end."""
+    """Return the final rows of a target that replaces rows."""
     step = pictures.reopening() if corrected else pictures.window()
     script = [RowsInput({"clicks": [event]}) for event in pictures.events()]
     result = run_local(step, script, {"user": "string", "page": "string"}, ("clicks",), clock_us=pictures.CLOCK)
@@ -234,7 +234,7 @@ def test_how_to_pages_have_the_titles_that_people_search() -> None:
 
 
 def test_links_to_the_docs_in_errors_and_keys_exist() -> None:
-    """Places that the code names lead somewhere."""
+    """Links to pages and headings in the code exist."""
     named = set[tuple[str, str]]()
     for path in (ROOT / "src").rglob("*.py"):
         named |= set(re.findall(r"docs/([\w/-]+\.md)#([\w-]+)", path.read_text()))

@@ -1,4 +1,4 @@
-"""Planners and the loop that asks them, without Spark: what an epoch reads, when it begins, what a silence is."""
+"""Planners and the loop that polls them, without Spark: what an epoch reads, when it begins, and what counts as silence."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Said:
-    """A planner that says what it is told to."""
+    """A planner with scripted answers."""
 
     def __init__(self, *said: Any) -> None:
         self.said = list(said)
@@ -180,7 +180,7 @@ def test_a_limit_is_divided_among_the_partitions() -> None:
 
 
 class Clock:
-    """Seconds that pass where the loop waits, and where an epoch says so."""
+    """A clock that advances where the loop waits and where an epoch advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -189,7 +189,7 @@ class Clock:
 
 
 class Run:
-    """A loop whose sources say what a script says: rows, nothing, or an error."""
+    """A loop over sources with scripted answers: rows, nothing or an error."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.Monke
 
 
 def test_a_silent_source_counts_as_silent_while_others_keep_the_run_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs follow each other without a pause: a source that has nothing at any ask was silent all the while."""
+    """Epochs follow each other without a pause. A source without rows at every poll was silent all the time."""
     run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
     run.go()
     assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]

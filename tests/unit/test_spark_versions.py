@@ -1,4 +1,4 @@
-"""What depends on the version of Spark: where rows find their shard, and which jars are fetched."""
+"""Code that depends on the version of Spark: the partition of a shard, and which jars are fetched."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def source_of(table: Any, stored_columns: str | None = None, **keys: Any) -> Any
 
 
 class Run:
-    """What a run would do, epoch by epoch: `at` is what it would have committed."""
+    """A run, epoch by epoch. `at` holds the offsets that it would commit."""
 
     def __init__(self, table: Any, offsets: TableOffsets | None = None, **keys: Any) -> None:
         self.table, self.at = table, offsets
@@ -71,7 +71,7 @@ def numbers(path: str) -> list[int]:
 
 
 def filled(table: Any, *sizes: int, first: int = 0) -> None:
-    """A version of so many rows each, of all days."""
+    """Append versions with these numbers of rows, spread over all days."""
     for size in sizes:
         table.append([row(n, DAYS[n % 3]) for n in range(first, first + size)])
         first += size
@@ -106,7 +106,7 @@ def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> N
 
 
 def test_a_run_that_restarts_at_every_position_reads_the_same(table: Any) -> None:
-    """The position alone says it: also within what the table holds, though that has changed since."""
+    """The offsets suffice, even within the first version of a table that has changed since."""
     filled(table, 6)
     whole = Run(table, max_files_per_trigger=1)
     whole.epoch()

@@ -1,4 +1,4 @@
-"""Column names of all sorts in every target that needs no server: what is written is read back under its name."""
+"""Unusual column names in every target without a server: rows are read back under the same names."""
 
 from __future__ import annotations
 

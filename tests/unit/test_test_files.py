@@ -1,4 +1,4 @@
-"""The tests themselves: what they share lies in tests/support, and a file's name says which one it is."""
+"""Rules for the tests: shared code is in tests/support, and file names are unique."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_missing_service_skips_a_test_and_fails_it_if_all_are_required(
 
 
 def test_all_cases_but_the_first_are_exhaustive() -> None:
-    """Those that are named, and those that bring marks, keep both."""
+    """Cases keep their names and their marks."""
     cases = some([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
     assert cases[:2] == [1, 2]
     assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases[2:]] == [

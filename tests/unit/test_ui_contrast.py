@@ -1,4 +1,4 @@
-"""Colours of the page meet WCAG 2.2 AA: text 4.5 : 1 (1.4.3), marks of drawings 3 : 1 (1.4.11), light and dark."""
+"""Colours of the page meet WCAG 2.2 AA: text 4.5 : 1 (1.4.3), marks in charts 3 : 1 (1.4.11), light and dark."""
 
 from __future__ import annotations
 

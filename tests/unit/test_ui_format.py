@@ -1,4 +1,4 @@
-"""Counts of the page with their nouns, and files that a path with `..` means."""
+"""Counts and their nouns on the page, and paths with `..`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_counts_agree_with_their_nouns(count: int, noun: str, text: str) -> None
 
 
 def test_dots_in_a_path_are_resolved_before_links(tmp_path: Path) -> None:
-    """As Spark does: what a symbolic link before the dots leads to does not matter."""
+    """Spark does the same: the target of a symbolic link before the dots does not matter."""
     for name in ("in/a.json", "elsewhere/b.json"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""The page of a join, and of a window over one: what each block is about."""
+"""The page of a join and of a window over a join: the content of each block."""
 
 from __future__ import annotations
 

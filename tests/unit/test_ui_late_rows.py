@@ -1,4 +1,4 @@
-"""What the page says of late rows: replayed ones are not late any more, and the others are a click away."""
+"""Late rows on the page: replayed rows do not count as late, and the others are linked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page says of past runs: on top where the latest one failed, and in a block of its own."""
+"""Past runs on the page: a failed latest run in the header, and all runs in a separate block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page over HTTP, from a real server: what is answered, to whom, how often it is made, and what goes on next to it."""
+"""The page over HTTP from a real server: answers, access, caching and concurrent requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def page(drawn_state: Path) -> Iterator[UiServer]:
 
 
 def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -> str:
-    """What a stream says until it is what is wanted."""
+    """Read a stream until `is_complete` accepts its text."""
     client = http.client.HTTPConnection("127.0.0.1", ui_server.port, timeout=30)
     client.request("GET", path)
     response, said = client.getresponse(), ""

@@ -1,4 +1,4 @@
-"""The page of a pipeline of several stages: each has a page of its own, over HTTP, from a real server."""
+"""The page of a pipeline with several stages, each with a separate page, over HTTP from a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a state without its config, at a kept commit, next to a run; and what waits at its sources."""
+"""The page of a state: without its config, at an older commit, and during a run; and the backlog of its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to those who watch: each block once per commit, only what changed, to all the same bytes; and nobody asks meanwhile."""
+"""Updates to viewers: each changed block is sent once per commit, with the same bytes for all, and nothing is polled meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_u
 
 
 def parsed(stream: bytes) -> list[tuple[str, str]]:
-    """Events with their data, as the standard says that a browser reads them (HTML, 9.2.6)."""
+    """Parse events and their data as a browser does (HTML standard, 9.2.6)."""
     parsed_events, name, data = [], "message", list[str]()
     for line in re.split("\r\n|\r|\n", stream.decode()):
         field, _, value = line.partition(":")
@@ -121,7 +121,7 @@ def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
 
 
 class Viewer(threading.Thread):
-    """Follows, as a page does, and keeps each update."""
+    """A viewer that follows the page and keeps each update."""
 
     def __init__(self, ui_server: UiServer, path: str) -> None:
         super().__init__(daemon=True)
@@ -199,7 +199,7 @@ def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
 
 
 def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) -> None:
-    """However many there were: what is kept is the latest look, and what was sent of it."""
+    """Only the latest page model and its update stay in memory."""
 
     def all_kept() -> list[object]:
         gc.collect()
@@ -230,7 +230,7 @@ def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) 
 def test_nothing_is_polled_while_nothing_happens(
     file: Path, running: UiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Viewers wait for a ring; a state that nobody watches is not looked at."""
+    """Viewers wait for a notification. A state without viewers is not read."""
     page = get(running, "/").text
     looks, look = [], page_model.load_model
     monkeypatch.setattr(
@@ -317,7 +317,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
 
 
 def test_the_throughput_block_shows_planning(file: Path) -> None:
-    """Which the in-process engine does not do: what a run's own loop spends on it is in its commits."""
+    """The in-process engine does not plan. The time that the loop of a run spends on planning is in its commits."""
     assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
     page_source = watched(file)
     with page_source.store.peek() as snapshot:

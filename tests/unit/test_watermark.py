@@ -33,7 +33,7 @@ def clock(**settings: int | bool) -> SourceClock:
 
 
 def heard(**newest: int | None) -> SourceActivity:
-    """One epoch: the newest event of each partition there is; None: no rows in it."""
+    """Build the activity of one epoch: the newest event of each partition, or None without rows."""
     parts = {name: SILENT if t is None else SourceActivity(1, t) for name, t in newest.items()}
     times = [t for t in newest.values() if t is not None]
     return SourceActivity(len(times), max(times, default=None), parts)
@@ -74,7 +74,7 @@ def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
 
 
 def test_two_partitions_through_six_epochs() -> None:
-    """The drawing at the top, epoch by epoch: (what was heard, quiet time, watermark, global one, idle partitions)."""
+    """The drawing at the top, epoch by epoch: activity, quiet time, watermark, global watermark and idle partitions."""
     story = [
         (heard(a=100, b=None), 0, NEVER, NEVER, ()),
         (heard(a=200, b=None), 30, NEVER, NEVER, ()),
@@ -131,7 +131,7 @@ def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> N
 
 
 def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
-    """Its topic was deleted, or is not asked for any more: it must not hold the watermark for ever."""
+    """Its topic was deleted or is not read any more. It must not hold the watermark for ever."""
     c = after((heard(a=100, b=100), 0), (heard(a=300), 0))
     assert (c.watermark_us, list(c.partitions)) == (290, ["a"])
     assert list(advance_clock(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
@@ -173,7 +173,7 @@ def test_the_common_silence_is_that_of_the_last_active_source() -> None:
 
 @pytest.mark.parametrize("first", ["a", "b"])
 def test_the_order_in_which_sources_fell_silent_does_not_matter(first: str) -> None:
-    """The global watermark stays where the last source awake left it, and runs on from the largest one all the same."""
+    """The global watermark stays where the last active source left it, and still advances from the largest one."""
     clocks = {
         "a": advance_clock(clock(), SourceActivity(1, 500), 0),
         "b": advance_clock(clock(), SourceActivity(1, 300), 0),

@@ -1,4 +1,4 @@
-"""Limits of the HTTP server: which Host is ours, who gets a stream, how slowly an answer may be read."""
+"""Limits of the HTTP server: allowed hosts, streams per client, and how slowly an answer may be read."""
 
 from __future__ import annotations
 

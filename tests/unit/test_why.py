@@ -1,4 +1,4 @@
-"""`slackwater why`: what it says of states that the in-process engine wrote, and that all of it comes true.
+"""`slackwater why` over states of the in-process engine: its lines, and that its predictions come true.
 
 web   ●09:00 u1   ●09:05 u1   ●10:03 u1          newest 10:03
 app   ●09:02 u2                                  newest 09:02, then quiet: it holds the watermark
@@ -108,7 +108,7 @@ def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) ->
 
 @pytest.mark.parametrize("text", [TUMBLING, HOPPING])
 def test_windows_with_early_results_are_shown_as_open(say: Say, text: str) -> None:
-    """emit = "updates": what a reader has already is told of as what it is."""
+    """With emit = "updates", windows whose early results are published still count as open."""
     ran(text, STORY)
     before = why_json(say, "--key", "user=u1")["key"]["open"]
     ran(

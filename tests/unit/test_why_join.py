@@ -1,4 +1,4 @@
-"""`slackwater why` of a join: who holds its watermark, what waits on each side, and until when.
+"""`slackwater why` of a join: who holds its watermark, the buffered rows of each side, and when they expire.
 
 orders    ●09:00 ●09:10     a row waits for 5 m: that of 09:00 is over, and goes with the file it is in
 payments        ●09:08      holds the watermark: 09:07; a row waits for no later order

@@ -1,4 +1,4 @@
-"""`slackwater why` of a pipeline of several stages: which stage waits for which, and who holds the first of them.
+"""`slackwater why` of a pipeline with several stages: which stage waits for which, and what holds the first.
 
 orders ─▶ sessions ─▶ minutes ─┐
        clicks ─────────────────┴▶ seen (join) ─▶ target
@@ -114,7 +114,7 @@ def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
 
 
 def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say) -> None:
-    """A window that waits for a stage over idle sources, and for a source of its own."""
+    """A window waits for a stage over idle sources and for one more source."""
     text = TEXT.split('[[stages]]\nname = "seen"')[0] + TEXT[TEXT.index("[target]") :]
     text = text.replace('name = "minutes"\nfrom = "sessions"', 'name = "minutes"\nfrom = ["sessions", "clicks"]')
     text = text.replace('name = "sessions"\nfrom = "orders"', 'name = "sessions"\nfrom = ["orders", "more"]')

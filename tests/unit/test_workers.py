@@ -1,4 +1,4 @@
-"""What a Python worker of Spark does around a task, in a process of its own."""
+"""The work of a Spark Python worker around a task, in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""User-defined aggregations that do not fit themselves, in one line each; and their way through Python and TOML."""
+"""User-defined aggregations: mistakes in one line each, and the round trip through Python and TOML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs whose corrections would stand unmarked next to the rows they correct."""
+"""Configs whose corrections would be written unmarked next to the rows that they correct."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOW = (
 def problems(
     kind: str, window: Window = SESSION, target_settings: dict[str, Any] | None = None, **changed: Any
 ) -> list[Any]:
-    """What is wrong with a window of these settings and a target of this kind."""
+    """Return the problems of a window with these settings and a target of this kind."""
     window = window.model_copy(update=changed)
     values = {
         "connections": CONNECTIONS,

@@ -1,4 +1,4 @@
-"""Several targets in a config: what each is called and gets, and the mistakes, one line each."""
+"""Several targets in a config: their names, their rows, and mistakes in one line each."""
 
 from __future__ import annotations
 

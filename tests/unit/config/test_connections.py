@@ -1,4 +1,4 @@
-"""Connections of every kind, the keys that belong to them, and what comes from the environment."""
+"""Connections of every kind, their keys, and values from the environment."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_offsets_and_settings_are_read_unchanged() -> None:
 
 
 def test_a_url_with_a_password_is_in_no_error() -> None:
-    """Whatever else is wrong in a config that holds passwords, no line and no repr shows them."""
+    """No message and no repr shows a password, whatever else is wrong in the config."""
     for case in CASES:
         content = swap(*case[:3])
         with pytest.raises(sw.ConfigError) as caught:
@@ -203,7 +203,7 @@ def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its options hold secrets, which nothing shows; and the package that it needs is named."""
+    """The options hold secrets that are never shown. The missing package is named."""
     store = KAFKA[KAFKA.index("[state_store]") :]
     object_store = '[state_store]\nkind = "files"\npath = "s3://b/s"\noptions = { secret_access_key = "${PASSWORD}" }\n'
     loaded = sw.loads(swap(KAFKA, store, object_store), env=ENV)

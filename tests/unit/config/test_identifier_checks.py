@@ -1,4 +1,4 @@
-"""Names that a system cannot hold are refused by the config alone, in one line each."""
+"""Names that a system cannot store are refused when the config is read, in one line each."""
 
 from __future__ import annotations
 

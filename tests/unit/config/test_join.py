@@ -1,4 +1,4 @@
-"""Describing joins: TOML and Python build the same objects, every mistake is one line, and what the settings come to."""
+"""Specs of joins: TOML and Python build the same objects, every mistake is one line, and derived settings are right."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_rows_of_a_join_replace_nothing(target: Connection) -> None:
 
 
 def test_any_value_of_a_key_is_accepted_or_refused_in_lines() -> None:
-    """Every key with a value of every TOML type: never an exception of another kind."""
+    """Try every key with a value of every TOML type. No other kind of exception is raised."""
     for key in [*sw.Join.PARSERS, "unknown", "how"]:
         for value in (1, -1.5, 2**70, True, [], [[]], {}, "", "x", [1], {"a": [1]}, ["x"]):
             data = tomllib.loads(ISSUE)

@@ -1,4 +1,4 @@
-"""The JSON Schema of a config: made from the specs, shipped, true to `check` in both directions."""
+"""The JSON Schema of a config is generated from the specs and agrees with `check` in both directions."""
 
 from __future__ import annotations
 

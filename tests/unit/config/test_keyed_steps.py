@@ -1,4 +1,4 @@
-"""A step by key in a config: its keys, what `check`, `explain` and the schema say of it. One that slackwater does not have."""
+"""A keyed step in a config, which is not part of Slackwater: its keys, and its description in `check`, `explain` and the schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline of SQL alone as a config has it: what is valid, what `check` says of its SQL, what may be grouped by."""
+"""Configs of pipelines of SQL alone: valid ones, mistakes that `check` finds in the SQL, and columns to group by."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def test_rows_of_several_windows_may_not_be_grouped(sql: str, construct: str) ->
 
 
 def test_rows_of_a_source_may_not_be_grouped() -> None:
-    """A column of that name is not a bound there."""
+    """There, a column of this name is not the start of a window."""
     findings = Findings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
     resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, findings)
@@ -333,7 +333,7 @@ def test_sql_may_rank_the_rows_of_each_window() -> None:
 
 
 def test_grouping_over_several_inputs_is_refused() -> None:
-    """The SQL runs over each input by itself: what it puts together would be a part of the rows of a window."""
+    """The SQL runs over each input separately, so a group would have only a part of the rows of a window."""
     begin, end = STAGES.index("[[stages]]"), STAGES.index('[[stages]]\nname = "top"')
     first = STAGES[begin:end].replace("WINDOW", TUMBLING)
     again = first.replace('"per_minute"', '"others"\nfrom = "clicks"')

@@ -1,4 +1,4 @@
-"""Describing pipelines: TOML and Python build the same frozen objects, and TOML is written back."""
+"""Specs of pipelines: TOML and Python build the same frozen objects, and TOML is written back."""
 
 from __future__ import annotations
 

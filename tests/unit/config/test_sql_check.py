@@ -1,4 +1,4 @@
-"""`check` without Spark: it says nothing of what Spark accepts, and names each mistake with its key.
+"""`check` of SQL without Spark: it accepts what Spark accepts, and reports each mistake with its key.
 
 That Spark agrees is proved in tests/spark/test_check_against_spark.py, over the same cases.
 """
@@ -57,7 +57,7 @@ def test_all_mistakes_at_once() -> None:
 
 
 def test_mistakes_of_both_kinds_are_reported_together() -> None:
-    """Those of the config itself, and those that its schema shows."""
+    """These are mistakes of the config and mistakes that its schema shows."""
     text = config(query="SELECT usr_id AS user_id, amount, _event_ts FROM source").replace(
         "max_groups_per_window = 1000", "max_groups = 1"
     )
@@ -213,7 +213,7 @@ def test_a_secret_schema_is_not_shown() -> None:
 @pytest.mark.parametrize("many", [3_000, 30_000])
 @pytest.mark.parametrize("text", ["amount + {}1", "CASE WHEN {}true THEN 1 END"])
 def test_sql_of_any_size_is_checked_or_reported_as_not_checked(text: str, many: int) -> None:
-    """Nested beyond what a reader of trees can follow, or of more words than can be read in a second."""
+    """The SQL is nested too deeply for a recursive parser, or has too many words to be read in a second."""
     inner = ("1 + " if "amount" in text else "amount = 1 OR ") * many
     findings = sql_check.check_sql(
         pipeline(query=f"SELECT user_id, amount, {text.format(inner)} AS x, _event_ts FROM source")

@@ -1,4 +1,4 @@
-"""Stages as a user describes them: TOML and Python build the same, and what does not go together is told in one line."""
+"""Specs of stages: TOML and Python build the same objects, and conflicting settings are refused in one line."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from slackwater.runner import starting_offsets
 
 
 def page(tmp_path: Path, old: str = "", new: str = "") -> sw.Pipeline:
-    """The pipeline of the page, changed."""
+    """Build the pipeline of the page with a change."""
     text = next(b for n in range(9) if '"visits"' in (b := block("toml", n, "docs/sources/tables.md")))
     assert old in text
     (tmp_path / "p.toml").write_text(text.replace(old, new, 1) if old else text)

@@ -1,4 +1,4 @@
-"""`event_time_zone` and `max_jump_ms`, as `check` judges them."""
+"""Checks of `event_time_zone` and `max_jump_ms`."""
 
 from __future__ import annotations
 
