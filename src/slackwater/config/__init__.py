@@ -1,1 +1,1 @@
-"""The specs that a user writes: validated and frozen. This room knows nothing of Spark, state or clocks."""
+"""The specs that users write: validated and immutable. This package knows nothing about Spark, state or clocks."""

@@ -30,7 +30,7 @@ ROWS_ONLY = (
     "approx_quantile",
     "top_k",
     "collect_list",
-)  # SQL cannot pre-aggregate these to less than their rows
+)  # SQL cannot reduce these to less than their rows
 QUANTILE_K = 200  # rank error 1.33 %
 _PATH = 'or the import path of a class ("package.module:Class")'
 _aggregate = choice_parser(*AGGREGATES)
@@ -84,7 +84,7 @@ _NEEDS = {
 
 @with_schema(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
 def _agg(value: Any) -> Any:
-    """Parse a built-in's name or an import path; in Python also an `Aggregator` class or instance."""
+    """Parse the name of a built-in or an import path; in Python, also an `Aggregator` class or instance."""
     if value == "count_col" or isinstance(value, Aggregator):
         return value
     if isinstance(value, type) and issubclass(value, Aggregator):
@@ -232,7 +232,7 @@ class Aggregation(Spec):
         return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
-        """Return the columns that it reads besides `column`; for a user-defined one, in the order of its inputs."""
+        """Return the columns that it reads in addition to `column`; for a user-defined one, in the order of its inputs."""
         if self.builtin:
             return (self.by,) if self.by else ()
         return tuple(self.columns[name] for name in self.aggregator().inputs)

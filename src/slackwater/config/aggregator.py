@@ -2,8 +2,8 @@
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
 
-This module also loads aggregators by import path and tries them on rows of NULLs, so that `slackwater check` reports
-what does not fit. Polars is imported for that only.
+This module also loads aggregators by import path and tries them on rows of NULLs, so that `slackwater check` can report
+problems. Polars is imported only for that.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Aggregator:
 
     Derive from it, declare the columns, and implement three functions over Polars expressions.
 
-    - `inputs`: its input columns, as name -> Spark type. A column of another number type is cast if it fits.
+    - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if it fits.
     - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
     - `output`: the Spark type of the result; may be `array<…>` and `struct<…>`.
-    - `wants_keys`: whether `merge` takes the group's keys as its first argument (a mapping of name to expression).
+    - `wants_keys`: whether `merge` takes the group's keys as its first argument (a mapping from names to expressions).
 
     `lift` gets one expression per input (by name), evaluated per row, and returns one per accumulator. `merge` gets one
     per accumulator, over all rows of a group, and returns one value each. It must be associative and commutative, so
@@ -79,7 +79,7 @@ class AggregatorError(Exception):
 
 @contextmanager
 def without_imports() -> Iterator[None]:
-    """Within the block, load only classes of modules that are already imported, since a state is not trusted."""
+    """Within the block, only load classes from modules that are already imported, since a state is not trusted."""
     before = _MAY_IMPORT.set(False)
     try:
         yield
@@ -114,7 +114,7 @@ def _reference_text(reference: Any) -> str:
 
 
 def _error_line(error: Exception) -> str:
-    """Return an error as one line."""
+    """Format an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
@@ -141,7 +141,7 @@ def _import_attribute(path: str) -> Any:
 
 
 class _AnyKey(dict[str, Any]):
-    """A stand-in for keys that are not known yet. Every key is NULL."""
+    """A stand-in for unknown keys: it contains every key, with the value NULL."""
 
     def __missing__(self, name: str) -> Any:
         import polars as pl
@@ -150,7 +150,10 @@ class _AnyKey(dict[str, Any]):
 
 
 def check_aggregator(aggregator: Aggregator) -> None:
-    """Try an aggregator on two rows of NULLs. Raises AggregatorError if its declarations and functions do not fit each other."""
+    """Try an aggregator on two rows of NULLs.
+
+    Raises AggregatorError if its declarations and functions are inconsistent.
+    """
     import polars as pl
 
     from slackwater.core.schema import Field

@@ -1,4 +1,4 @@
-"""Finds durations of less than a second without a unit: `gap_ms = 30` is probably a mistake."""
+"""Detection of durations below one second without a unit: `gap_ms = 30` is probably a mistake."""
 
 from __future__ import annotations
 

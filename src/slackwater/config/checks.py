@@ -1,6 +1,6 @@
-"""Checks across a whole pipeline. They also handle drafts, which contain only what could be read of wrong parts.
+"""Checks across a whole pipeline. They also handle drafts, which contain whatever could be read of invalid parts.
 
-Each check yields (key, what is wrong). A key that was already reported (`_wrong` of a draft) is not checked again.
+Each check yields (key, what is wrong). Keys that were already reported (`_wrong` of a draft) are not checked again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def step_of(values: Values) -> Window | Join | StatelessStep | None:
-    """Return the step of a draft; None if none could be read."""
+    """Return the step of a draft, or None if no step could be read."""
     transform = values.get("transform")
     if transform is None:
         return None
@@ -33,14 +33,14 @@ def step_of(values: Values) -> Window | Join | StatelessStep | None:
 
 
 def resolve_connection(reference: object, connections: Mapping[str, Connection]) -> Connection | None:
-    """Return the connection that a name or an object refers to; None for an unknown name."""
+    """Return the connection that a name or an object refers to, or None if the name is unknown."""
     if isinstance(reference, Connection):
         return reference
     return connections.get(str(reference))
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
-    """Yield sources of equal name. Names identify sources in the state, in watermarks and in metrics."""
+    """Yield sources with equal names. Names identify sources in the state, in watermarks and in metrics."""
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
     for name, times in Counter(names).items():
         if times > 1:
@@ -58,7 +58,7 @@ def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
 
 def check_connections(values: Values) -> Iterator[Problem]:
     """Yield references to connections that do not exist or do not support their use."""
-    connections: Mapping[str, Any] = values.get("connections", {})  # None: exists, but is wrong itself
+    connections: Mapping[str, Any] = values.get("connections", {})  # None: exists, but is itself invalid
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
     stages = values.get("stages") or ()
     transforms = [(f"stages[{i}]", s) for i, s in enumerate(stages)] or [("transform", values.get("transform"))]
@@ -173,7 +173,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
 
 
 def check_corrections(values: Values) -> Iterator[Problem]:
-    """Yield windows that are emitted again to a target that only adds rows, without emit_metadata."""
+    """Yield windows that are emitted again to an append-only target without emit_metadata."""
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
@@ -182,7 +182,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     undecided = {"connection", "mode", "key_columns"} & target._wrong or {"kind", "group_by"} & window._wrong
     if connection is None or not connection.WRITES or undecided or window.emit_metadata:
         return
-    reopens = window.late_data == "reopen" and window.emit != "final"  # "final" writes a window once
+    reopens = window.late_data == "reopen" and window.emit != "final"  # "final" writes a window only once
     if not (reopens or window.emit == "updates") or target.upserts(connection.kind, window):
         return
     key = "emit" if window.emit == "updates" else "late_data"
@@ -196,7 +196,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
 
 
 def check_standalone(values: Values) -> Iterator[Problem]:
-    """Yield late_data = "standalone" with a target that replaces rows: late rows share the identity of their window."""
+    """Yield late_data = "standalone" with a target that replaces rows: late rows would share their window's identity."""
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or window.late_data != "standalone":
@@ -213,7 +213,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
 
 
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a missing state store (sessions and joins need one), and guarantees that need a durable one."""
+    """Yield a missing state store (which sessions and joins need), and guarantees that need a durable one."""
     step = step_of(values)
     if step is None or "state_store" in wrong:
         return
@@ -242,7 +242,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a missing [dead_letter], and one to which nothing would go."""
+    """Yield a missing [dead_letter], or one that nothing would be written to."""
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:
         return
@@ -255,7 +255,7 @@ def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     policy_by_key = (("on_error", on_error), ("late_data", late_data))
     keys_to_letters = [key for key, value in policy_by_key if value == "dlq"]
     has_target = values.get("dead_letter") is not None
-    # with "reopen", rows that are late for good go to [dead_letter] if it exists
+    # with "reopen", rows that are too late to correct anything go to [dead_letter] if it exists
     if has_target and not keys_to_letters and late_data != "reopen" and not undecided:
         yield (
             "dead_letter",

@@ -25,7 +25,7 @@ _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" }
 
 
 class Connection(Spec):
-    """Base class of connections. `READS`: rows can be read from it; `WRITES`: results can be written to it."""
+    """Base class of connections. `READS`: sources can use it; `WRITES`: targets can use it."""
 
     def __init__(self, **data: Any) -> None:
         _register_secrets(data)
@@ -233,7 +233,7 @@ _EXPECTED = " or ".join(format_value(kind) for kind in CONNECTIONS)
 
 
 def _register_secrets(keys: Mapping[str, Any]) -> None:
-    """Register the secrets of a connection, so that messages do not show them. The connection may be invalid."""
+    """Register the secrets of a connection, so that messages do not reveal them. The connection may be invalid."""
     for value in keys.values():
         if isinstance(value, str):
             secrets.remember_url(value)
@@ -244,7 +244,7 @@ def _register_secrets(keys: Mapping[str, Any]) -> None:
 def parse_connection(value: Any) -> Connection:
     """Parse a connection from a table or an object.
 
-    Raises InvalidValueError, or InvalidTableError (with the draft None) for problems of its keys.
+    Raises InvalidValueError, or InvalidTableError (whose draft is None) for problems with its keys.
     """
     if isinstance(value, Connection):
         return value

@@ -1,4 +1,6 @@
-"""Static metadata of each kind of connection: everything that is known without connecting. `runner.connectors` connects.
+"""Static metadata of each kind of connection: everything that is known without connecting.
+
+`runner.connectors` connects.
 
 kind ─┬─ as a source      columns of each row, whether rows can be read again, where reading begins, descriptions
       └─ as a target      descriptions of the location and of writing, delivery guarantee
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartPosition:
-    """The position at which a source begins that was never read.
+    """The position at which a source begins if it has never been read.
 
-    `default`: the default position; None if the connector decides. `offsets`: offsets by partition are allowed besides
-    "earliest" and "latest". `from_first`: the source always begins with its first row. `position_text`, `default_text`:
-    descriptions for sources without a default. `no_offsets_reason`: why offsets are not allowed.
+    `default`: the default position; None if the connector decides. `offsets`: offsets by partition are allowed, in
+    addition to "earliest" and "latest". `from_first`: the source always begins with its first row. `position_text`,
+    `default_text`: descriptions for sources without a default. `no_offsets_reason`: why offsets are not allowed.
     """
 
     default: str | None = None
@@ -55,22 +57,22 @@ def _console(t: Target) -> str:
 
 @dataclass(frozen=True)
 class ConnectorInfo:
-    """Metadata of one kind.
+    """Metadata of one kind of connection.
 
-    `write_text(target, adds, within)` describes how results are written. `adds`: rows are only added; `within`: writing
-    is part of the commit.
+    `write_text(target, adds, within)` describes how results are written. `adds`: the target is append-only; `within`:
+    writing is part of the commit.
     """
 
     # -- as a source -----------------------------------------------------------------------------------------------
     metadata_columns: tuple[str, ...] = ()  # columns that the connector adds to each row
     has_timestamp: bool = False  # each row has `_event_ts`, the time of the record
-    uses_ingest_time: bool = False  # for a record without a time, `_event_ts` is the epoch's clock
+    uses_ingest_time: bool = False  # if a record has no time, `_event_ts` is the epoch's clock
     keeps_history: bool = False  # rows can be read again
     exposes_files: bool = False  # Spark reads files and knows the file of each row
-    is_table: bool = False  # a table has a schema of its own, which is unknown before the start
+    is_table: bool = False  # a table has its own schema, which is unknown before the start
     query_is_path: bool = False  # the query is a path
-    keys: tuple[str, ...] = ()  # keys of a source besides those that every source has
-    offsets: type[Offsets] | None = None  # class of its offsets in a commit; None: only Spark's checkpoint has them
+    keys: tuple[str, ...] = ()  # keys of a source in addition to those that every source has
+    offsets: type[Offsets] | None = None  # class of its offsets in a commit; None if only Spark's checkpoint has them
     start: StartPosition = StartPosition()  # frozen
     short_name: Callable[[Source], str] = _query_text  # short description of a source
     plan_text: Callable[[Source], str] = _query_text  # description of a source in a plan
@@ -78,9 +80,9 @@ class ConnectorInfo:
     # -- as a target -----------------------------------------------------------------------------------------------
     location_text: Callable[[Target], str] = _console
     write_text: Callable[[Target, bool, bool], str] = lambda t, adds, within: "to the console"
-    append_only_text: str = ""  # describes the targets of this kind that only add rows; "" for all
+    append_only_text: str = ""  # describes which targets of this kind are append-only; "" for all
     at_least_once_reason: Callable[[Target], str | None] = (
-        _exactly_once  # why delivery is at least once; None: it is exactly once
+        _exactly_once  # why delivery is at least once; None if it is exactly once
     )
     exactly_once_text: str = "exactly once: the target keeps the last epoch with its rows and ignores an older one"
 
@@ -208,11 +210,11 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
 
 
 def metadata_columns(kind: str | None) -> tuple[str, ...]:
-    """Return the columns that a connector adds to rows, besides `_event_ts`; none for a DataFrame (None)."""
+    """Return the columns that a connector adds to rows, other than `_event_ts`; none for a DataFrame (None)."""
     return () if kind is None else CONNECTORS[kind].metadata_columns
 
 
 def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:
-    """Return the kinds of connection that keys of a source belong to. Keys that fit any kind are left out."""
+    """Return, for keys of a source, the kinds of connection that support them. Keys that fit any kind are omitted."""
     kinds_by_key = {key: tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys) for key in keys}
     return {key: kinds for key, kinds in kinds_by_key.items() if kinds}

@@ -1,6 +1,6 @@
-"""Parser of Spark's schemas: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts exactly what Spark's parser accepts.
+"""Parser for Spark's schemas: `name TYPE [NOT NULL] [COMMENT '…'], …`. It accepts exactly what Spark's parser accepts.
 
-Types are returned as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal those of a run.
+Types are returned as Spark prints them (`decimal(10,2)`, `array<int>`), so that they equal the types at run time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DdlError(Exception):
 
 
 def parse_columns(ddl: str) -> dict[str, str]:
-    """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark does not read."""
+    """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark cannot parse."""
     reader = DdlParser(_tokens(ddl))
     if reader.at_end():
         return {}
@@ -123,7 +123,7 @@ class DdlParser:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these. Returns whether it was."""
+        """Consume the next token if it is one of these. Return whether it was."""
         token = self.peek()
         if token.kind in ("word", "mark") and token.text.lower() in texts:
             self.position += 1

@@ -1,11 +1,11 @@
-"""Columns by which SQL may group the rows that it reads, although each epoch sees only its own rows.
+"""Columns by which SQL may group rows, although each epoch sees only its own rows.
 
     results of a window ─▶ one epoch has all results with equal bounds ─▶ GROUP BY window_start is exact
     rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is refused
 
-All tumbling and hopping windows with the same bounds are closed by one watermark. They are emitted in one epoch, for
-all keys. Sessions are not: one that is cut at `max_session_duration_ms` closes before one of another key that ends at
-the same time by its gap.
+All tumbling and hopping windows with the same bounds close at the same watermark, so they are emitted in the same
+epoch, for all keys. Sessions are not: a session that is cut at `max_session_duration_ms` closes before a session of
+another key that ends at the same time by its gap.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WINDOW = "a window function (OVER)"
 
 @dataclass(frozen=True)
 class GroupableColumns:
-    """Columns by which rows may be grouped (`names`). If there are none, SQL must be row-wise, and `reason` may say why."""
+    """Columns by which rows may be grouped (`names`). If there are none, SQL must be row-wise; `reason` may say why."""
 
     names: frozenset[str] = frozenset()
     reason: str = ""
 
     def advice_for(self, non_row_wise: set[str]) -> str:
-        """Return what a message says after listing the non-row-wise constructs of a SQL text; empty if nothing."""
+        """Return the advice to append to a list of constructs in a SQL text that are not row-wise; may be empty."""
         if not non_row_wise & {AGGREGATE, WINDOW}:
             return ""
         if self.names:
@@ -45,7 +45,7 @@ SEVERAL = GroupableColumns(
 
 
 def groupable_columns_of(step: StepSpec) -> GroupableColumns:
-    """Return the columns by which the results of a step may be grouped in the epoch that emits them."""
+    """Return the columns by which a step's results may be grouped in the epoch that emits them."""
     if isinstance(step, Join):
         return GroupableColumns(
             reason="each joined row is emitted by the epoch that completes it, so no epoch has all rows of a group"

@@ -1,4 +1,4 @@
-"""Checks of names that a target or a store cannot hold. They need only the config; each system has its own rules."""
+"""Checks of names that a target or store cannot accept. They need only the config; each system has its own rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from slackwater.config.target import StateStore, Target
     from slackwater.config.window import Window
 
-POSTGRES_BYTES = 63  # Postgres truncates longer identifiers, and two could become equal
+POSTGRES_BYTES = 63  # Postgres truncates longer identifiers, so that two could become equal
 _RESERVED = re.compile(r"slackwater_(state|staged|windows)_.*|slackwater_(pipelines|offsets|outputs|lists|targets)")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _AVRO = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -22,7 +22,7 @@ _DELTA = set(" ,;{}()\n\t=")
 
 
 def check_state_identifiers(values: Values) -> Iterator[Problem]:
-    """Yield one problem for each name that the state store cannot hold."""
+    """Yield one problem for each name that the state store cannot accept."""
     stages = values.get("stages") or [values["transform"]] if values.get("transform") is not None else []
     store: StateStore | None = values.get("state_store")
     if store is not None and store.kind == "postgres":
@@ -34,7 +34,7 @@ def check_state_identifiers(values: Values) -> Iterator[Problem]:
 
 
 def check_target_identifiers(values: Values, connections: Mapping[str, Any], path: str = "target") -> Iterator[Problem]:
-    """Yield one problem for each name that the target refuses, truncates or reserves. `path`: the target's key."""
+    """Yield one problem for each name that the target rejects, truncates or reserves. `path`: the target's key."""
     window: Window | None = values["transform"].window if values.get("transform") is not None else None
     target: Target | None = values.get("target")
     if target is None or target.connection is None:

@@ -52,8 +52,9 @@ def _prefix(value: Any) -> str:
 class Join(StepSpec):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
-    Rows match if their keys are equal and their times lie within the bounds: `time_window` either way, or `lower` and
-    `upper` of `right.ts - left.ts`, both inclusive. See docs/joins.md. Raises ConfigError with one line per mistake.
+    Rows match if their keys are equal and their times are within the bounds: `time_window` in either direction, or
+    `lower` and `upper` for `right.ts - left.ts`, both inclusive. See docs/joins.md. Raises ConfigError with one line
+    per mistake.
     """
 
     left_source: str
@@ -146,12 +147,12 @@ class Join(StepSpec):
 
     @property
     def join_type(self) -> str:
-        """inner, left, right or full, however `kind` spells it."""
+        """inner, left, right or full, regardless of how `kind` spells it."""
         return JOIN_TYPES[self.kind]
 
     @property
     def bounds_ms(self) -> tuple[int, int]:
-        """(lower, upper) of `right.ts - left.ts`, both inclusive."""
+        """The bounds (lower, upper) of `right.ts - left.ts`, both inclusive."""
         if self.time_window_ms is not None:
             return -int(self.time_window_ms), int(self.time_window_ms)
         return int(self.lower_ms or 0), int(self.upper_ms or 0)
@@ -173,7 +174,7 @@ class Join(StepSpec):
 
     @property
     def watermark_delay_ms(self) -> int:
-        """The maximum distance (ms) of a joined row's event time behind the watermark."""
+        """The maximum time (ms) by which a joined row's event time can be behind the watermark."""
         (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
@@ -266,13 +267,14 @@ def output_names(
     right_columns: Sequence[str],
     injected: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return, per side, the emitted columns and their names in the output, in order. `_event_ts` follows them.
+    """Return, for each side, the emitted columns and their names in the output, in order. `_event_ts` follows them.
 
     Args:
         join: the join.
         left_columns: the columns of the left side's SQL, or of its source.
         right_columns: the columns of the right side's SQL, or of its source.
-        injected: per side, the columns that the connector adds. They are not emitted unless SQL or a list selects them.
+        injected: for each side, the columns that the connector adds. They are only emitted if SQL or a list selects
+            them.
 
     Raises StartError with one line per column that does not exist or whose name is taken.
     """
@@ -299,7 +301,7 @@ def output_names(
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
-    """Yield columns whose output name is taken. Names that differ by case only are equal."""
+    """Yield columns whose output name is taken. Names that differ only in case are equal."""
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):

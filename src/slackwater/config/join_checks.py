@@ -1,4 +1,4 @@
-"""Checks of a join against its pipeline: the sources that it names, and its target. See also `checks`."""
+"""Checks of a join against its pipeline: its sources and its target. See also `checks`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _join(values: Values) -> Join | None:
 
 
 def check_join(values: Values) -> Iterator[Problem]:
-    """Yield sources of a join that do not exist, and sources that it does not read."""
+    """Yield sources of a join that do not exist, and sources that the join does not read."""
     join, sources = _join(values), values.get("sources", ())
     if join is None or not sources:
         return
@@ -48,7 +48,7 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
-    """Yield mode = "merge" for joined rows or rows of SQL alone. They have no identity, so they cannot replace rows."""
+    """Yield mode = "merge" for joined rows or rows of SQL alone. Such rows have no identity and cannot replace others."""
     target: Target | None = values.get("target")
     transform = values.get("transform")
     if transform is None or transform.window is not None or target is None or target.mode != "merge":

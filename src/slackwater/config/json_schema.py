@@ -1,10 +1,10 @@
-"""JSON Schema of a pipeline's TOML, generated from the specs. Editors use it to complete keys and to mark mistakes.
+"""JSON Schema for a pipeline's TOML, generated from the specs. Editors use it to complete keys and flag mistakes.
 
     PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `key_docs`)
     rules between keys (`_rules`)                               ──▶ its `allOf`
 
-It accepts everything that `check` accepts. Only `check` finds mistakes that the shape of the file does not show: names
-that refer to each other, SQL, and comparisons of durations.
+It accepts everything that `check` accepts. Only `check` can verify what the structure of the file does not show:
+references between names, SQL, and comparisons of durations.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FILE = "slackwater.schema.json"
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _MOST_MS = 315_576_000_000_000  # 10000 years
 _ENV: Schema = {"$ref": "#/$defs/env"}
-_NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by the minimum
+_NUMBERS = {None: "-?[0-9]+", 0: "(?:-?0+|[0-9]+)", 1: "0*[1-9][0-9]*"}  # by minimum
 
 
 def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipeline") -> Schema:
-    """Return the schema (draft 2020-12) of the file that a spec describes."""
+    """Build the schema (draft 2020-12) of the file that a spec describes."""
     defs: dict[str, Schema] = {
         "env": {
             "type": "string",
@@ -60,7 +60,7 @@ def build_schema(spec: type[Spec] = Pipeline, title: str = "A Slackwater pipelin
 
 
 def schema_text(schema: Schema | None = None) -> str:
-    """Return the schema as the content of a file."""
+    """Serialize the schema as the content of a file."""
     return json.dumps(schema or build_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -80,7 +80,7 @@ def _duration_text(least: int | None) -> Schema:
 
 
 def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
-    """Return the parsers of a table's keys; for a connection those of all kinds, which its rules tell apart."""
+    """Return the parsers of a table's keys; for a connection, those of all kinds, which its rules tell apart."""
     if spec is not Connection:
         return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
     parsers: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _value(shape: Schema, defs: dict[str, Schema]) -> Schema:
         spec: type[Spec] = shape["of"]
         name = spec.__name__.lower()
         if name not in defs:
-            defs[name] = {}  # set before the recursion, in case a table contains itself
+            defs[name] = {}  # set before recursing, in case a table contains itself
             defs[name] = {"title": name, "description": _first_line(spec)} | _table(spec, defs)
         one: Schema = {"$ref": f"#/$defs/{name}"}
         if "named" in shape:
@@ -178,13 +178,13 @@ def _spellings(spec: type[Spec], *keys: str) -> list[str]:
 
 
 def _require_key(spec: type[Spec], key: str) -> Schema:
-    """Require a key in any of its spellings."""
+    """Require a key, in any of its spellings."""
     spelled = _spellings(spec, key)
     return {"required": [key]} if len(spelled) == 1 else {"anyOf": [{"required": [name]} for name in spelled]}
 
 
 def _if_value(value: Schema, then: Schema, *keys: str) -> Schema:
-    """Apply `then` if one of the keys (spellings of one key) has such a value."""
+    """Apply `then` if one of the keys (spellings of the same key) has this value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 
@@ -194,7 +194,7 @@ def _forbid_keys(keys: Iterable[str]) -> Schema:
 
 
 def _require_value(key: str, *values: str) -> Schema:
-    """Require a key with one of these values, or with one from the environment."""
+    """Require a key with one of these values, or with a value from the environment."""
     return {"required": [key], "properties": {key: {"anyOf": [{"enum": list(values)}, _ENV]}}}
 
 

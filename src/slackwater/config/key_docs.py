@@ -19,7 +19,7 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
-DocLink = str  # a page and a heading of it: "docs/configuration.md#windows"
+DocLink = str  # a page and one of its headings: "docs/configuration.md#windows"
 _KEYS = "docs/configuration.md"
 
 _TIMES = {
@@ -205,14 +205,14 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
 
 
 def key_sentence(spec: type[Spec], key: str) -> str:
-    """Return the sentence of a key. A stage inherits those of a transform; specs of other modules have their own."""
+    """Return the sentence for a key. A stage inherits those of a transform; specs in other modules define their own."""
     for cls in spec.__mro__:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
         if key in sentences:
             return sentences[key]
     if issubclass(spec, StepSpec) and key in _TIMES:
         return _TIMES[key]
-    step = getattr(spec, "STEPS", {}).get(key)  # else the first line of the step's docstring
+    step = getattr(spec, "STEPS", {}).get(key)  # otherwise, the first line of the step's docstring
     return "" if step is None else (step.__doc__ or "").partition("\n")[0]
 
 

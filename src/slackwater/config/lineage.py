@@ -1,11 +1,11 @@
-"""The paths of rows to the steps of a pipeline: which source or stage each reads, through which stages of SQL.
+"""The paths of rows through a pipeline: which source or stage each step reads, and through which stages of SQL.
 
     clicks ──▶ paid (SQL) ──▶ per_minute ──▶ top (SQL) ──▶ target
                part of its    a step with    a step, because a
                reader         state          target gets its rows
 
-A stage of SQL that only other stages read does not run by itself. Its SQL runs at the beginning of each step that reads
-it.
+A stage of SQL that is only read by other stages does not run on its own. Its SQL runs at the beginning of each step
+that reads it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from slackwater.config.transform import Stage
 
 @dataclass(frozen=True)
 class InputPath:
-    """A path on which rows reach a step.
+    """A path by which rows reach a step.
 
     `name`: the step's name for this input. `origin`: the source, or the stage with state, that the rows come from.
-    `through`: the stages of SQL in between, in the order in which rows pass them.
+    `through`: the stages of SQL in between, in dataflow order.
     """
 
     name: str
@@ -29,7 +29,7 @@ class InputPath:
     through: tuple[Stage, ...] = ()
 
     def passes(self, stage: str | None) -> bool:
-        """Return whether a stage of SQL lies on this path. None stands for the step itself."""
+        """Return whether a stage of SQL is on this path. None means the step itself."""
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:
@@ -39,12 +39,12 @@ class InputPath:
 
     @property
     def key(self) -> str:
-        """A text that identifies the path among those of one step."""
+        """A string that identifies the path among those of the same step."""
         return " > ".join((self.origin, *(s.name for s in self.through)))
 
 
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each stage reads, by name. The default is the stage above it; for the first stage, all sources."""
+    """Return what each stage reads, by name. The default is the stage above it, or for the first stage, all sources."""
     inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)
     for stage in stages:
@@ -62,7 +62,7 @@ def executed_stages(stages: Sequence[Stage], shown: Iterable[str]) -> list[Stage
 
 
 def input_paths(stage: Stage, stages: Sequence[Stage], read: Mapping[str, Sequence[str]]) -> tuple[InputPath, ...]:
-    """Return all paths on which rows reach a stage."""
+    """Return all paths by which rows reach a stage."""
     stages_by_name = {s.name: s for s in stages}
     paths: list[InputPath] = []
     for name in read[stage.name]:

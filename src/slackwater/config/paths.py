@@ -1,4 +1,4 @@
-"""Resolution of relative paths: those of a config file begin at its own directory."""
+"""Resolution of relative paths: those in a config file are relative to its directory."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _AS_SPARK = {"s3": "s3a", "s3n": "s3a", "az": "abfss", "adl": "abfss", "gcs": "g
 
 
 def spark_scheme(scheme: str) -> str:
-    """Return Spark's name for the scheme of an address in a table's log."""
+    """Return Spark's name for the URI scheme of an address in a table's log."""
     return _AS_SPARK.get(scheme, scheme)
 
 
 def spark_address(address: str) -> str:
-    """Return an address with Spark's name of its scheme. A path without a scheme is unchanged."""
+    """Return an address with Spark's name for its scheme. A path without a scheme is unchanged."""
     scheme, colon, rest = address.partition("://")
     return f"{spark_scheme(scheme)}{colon}{rest}" if colon else address
 
@@ -68,7 +68,7 @@ def is_local(path: str) -> bool:
 
 
 def resolve_paths(pipeline: Pipeline, folder: PurePath) -> Pipeline:
-    """Return the pipeline with absolute paths. Relative ones begin at `folder`."""
+    """Return the pipeline with absolute paths. Relative ones are resolved against `folder`."""
 
     def resolve(spec: _S, *keys: str) -> _S:
         absolute = {key: _absolute(folder, value) for key in keys if (value := getattr(spec, key)) is not None}
@@ -111,7 +111,7 @@ def _absolute(folder: PurePath, path: str) -> str:
 
 
 def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield the local directories that a run writes to, each with the key that names it."""
+    """Yield the local directories that a run writes to, each with the config key that names it."""
     paths: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
     paths += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
     if not pipeline.targets:

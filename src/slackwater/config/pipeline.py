@@ -1,4 +1,4 @@
-"""The pipeline spec: sources, transform or stages, targets and state, and the checks across them."""
+"""The pipeline spec: sources, transform or stages, targets and state, and the checks across all of them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from slackwater.errors import ConfigError, StartError
 _Connected = TypeVar("_Connected", Source, Lookup, Target)
 _Transformed = TypeVar("_Transformed", Transform, Stage)
 TRANSFORM = "transform"  # name of the only stage of a pipeline without `stages`
-LONGEST_NAME = 200  # a file system allows 255, and a set-aside state gets a time appended to its name
+LONGEST_NAME = 200  # a file system allows 255, and a time is appended to the name of a state that was put aside
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 
 
 class Pipeline(Spec, NotebookRepr):
-    """A validated, frozen description of a pipeline. `slackwater.run_streaming_pipeline` runs it.
+    """A validated, immutable description of a pipeline. `slackwater.run_streaming_pipeline` runs it.
 
     `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).
     """
@@ -126,7 +126,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def stage_pipelines(self) -> dict[str, Pipeline]:
-        """Each running stage as a pipeline of its own, by name, in order. Its sources are the origins of its rows."""
+        """Each running stage as a separate pipeline, by name, in order. Its sources are the origins of its rows."""
         if not self.stages:
             return {TRANSFORM: self}
         sources, steps = {s.name: s for s in self.sources}, {s.name: s.step for s in self.stages}
@@ -150,29 +150,29 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def input_paths(self) -> tuple[InputPath, ...]:
-        """The paths on which rows reach the only step of this pipeline (see `stage_pipelines`)."""
+        """The paths by which rows reach the only step of this pipeline (see `stage_pipelines`)."""
         return self.preset_input_paths or tuple(InputPath(s.name, s.name) for s in self.sources)
 
     def input_paths_from(self, origin: str) -> tuple[InputPath, ...]:
-        """Return the input paths that begin at one source or stage."""
+        """Return the input paths that begin at a given source or stage."""
         return tuple(w for w in self.input_paths if w.origin == origin)
 
     def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """Return the SQL that rows on a path pass through, in order: the key in the config, and the text."""
+        """Return the SQL that rows on a path pass through, in order: the config key, and the text."""
         return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
     def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
-        """Return the SQL on a path as `sql_chain` does, each text with the columns that it may group by."""
+        """Return the SQL on a path like `sql_chain`, each text with the columns by which it may group."""
         upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
         transform = self.transform
         every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
         return [(key, sql, bounds) for key, sql, bounds in every if sql is not None]
 
     def groupable_columns(self, way: InputPath, reader: Stage | None = None) -> GroupableColumns:
-        """Return the columns by which the SQL of a stage on a path may group rows.
+        """Return the columns by which a stage's SQL on a path may group rows.
 
-        `reader`: the stage; None for the step itself. A stage with several inputs may not group at all: it runs over
-        each input separately, and a group may contain rows of all of them.
+        `reader`: the stage; None for the step itself. A stage with several inputs must not group at all: its SQL runs
+        over each input separately, but a group may contain rows of all inputs.
         """
         name = None if reader is None else reader.name
         paths = (
@@ -186,12 +186,12 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """The lookups of all stages by name. Lookups of equal name are equal."""
+        """The lookups of all stages by name. Lookups with equal names are equal."""
         return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
     def target_stage(self) -> Pipeline:
-        """The stage whose results go to the (first) target, as a pipeline of its own."""
+        """The stage whose results go to the (first) target, as a separate pipeline."""
         return self.stage_pipelines[self.target.from_ or self._final_stage]
 
     @property
@@ -200,7 +200,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """The pipeline once per target, by name, in order, as if it had no other target. See `target_stage` for its stage."""
+        """The pipeline once per target, by name, in order, as if it had no other target."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
@@ -213,7 +213,7 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines
 
     def one_target(self, name: str | None = None) -> Pipeline:
-        """Return the pipeline with only this target; without a name, with its only one. Raises StartError."""
+        """Return the pipeline with only the named target, or its only target if `name` is None. Raises StartError."""
         pipelines = self.per_target
         if name is None and len(pipelines) == 1:
             return next(iter(pipelines.values()))
@@ -228,11 +228,11 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """Return the writer name in a target's marker: the pipeline's name for [target], else one name per target."""
+        """Return the writer name in a target's marker: the pipeline's name for [target], otherwise one name per target."""
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hash(target)
-        marker_name = f"{self.name}~{name}"  # not a valid name of a pipeline
+        marker_name = f"{self.name}~{name}"  # not a valid name for a pipeline
         return marker_name if len(marker_name) <= LONGEST_NAME else f"{self.name[:80]}~{_hash(marker_name)}"
 
     @property
@@ -248,7 +248,10 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def watermark_delay_ms(self) -> int:
-        """How far behind its watermark this stage may emit results (ms). The watermark of a reading stage is delayed by it."""
+        """The maximum time (ms) by which results can be behind this stage's watermark.
+
+        It delays the stages that read it.
+        """
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def derived(self) -> Values:
@@ -257,13 +260,13 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def keeps_late_rows(self) -> bool:
-        """Return whether rows that are late for good become dead letters."""
+        """Return whether rows that are too late become dead letters."""
         policy = self.transform.step.late_data
         return policy == "dlq" or (policy == "reopen" and self.dead_letter is not None)
 
     @property
     def tracks_origin(self) -> bool:
-        """Return whether rows may still become dead letters after the SQL, so that it must keep their origin."""
+        """Return whether rows may still become dead letters after the SQL, so that their origin must be tracked."""
         brings_gap = self.transform.window is not None and isinstance(self.transform.window.gap_ms, str)
         return self.keeps_late_rows or (brings_gap and self.transform.on_error == "dlq")
 
@@ -332,7 +335,7 @@ class Pipeline(Spec, NotebookRepr):
 
 
 def check_run_flags(available_now: bool, flush: bool) -> None:
-    """Raise ConfigError for flags that do not go together."""
+    """Raise ConfigError for flags that cannot be combined."""
     if flush and not available_now:
         raise ConfigError(
             ["--flush: needs --available-now, because only bounded input has an end; add --available-now"]
@@ -340,7 +343,7 @@ def check_run_flags(available_now: bool, flush: bool) -> None:
 
 
 def _name_connections(values: Values) -> None:
-    """Replace connection objects with names, so that Python and TOML describe equal pipelines."""
+    """Replace connection objects with their names, so that Python and TOML describe equal pipelines."""
     connections: dict[str, Connection] = dict(values.get("connections", {}))
 
     def named(spec: _Connected) -> _Connected:
@@ -374,7 +377,7 @@ def _name_connections(values: Values) -> None:
 
 
 def _with_format(target: Target, connections: Mapping[str, Connection]) -> Target:
-    """Set the default format of a files target: Parquet."""
+    """Set the default format of a files target, which is Parquet."""
     connection = resolve_connection(target.connection, connections)
     if connection is None or connection.kind != "files" or target.format is not None:
         return target

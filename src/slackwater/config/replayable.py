@@ -1,4 +1,4 @@
-"""Checks whether dead letters of late rows can be replayed: they correct windows in the target."""
+"""Checks whether dead letters of late rows can be replayed, which corrects windows in the target."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "
 
 
 def late_refusal(pipeline: Pipeline) -> str | None:
-    """Return why `dlq replay` cannot apply late rows of this pipeline, and what would allow it; None if it can."""
+    """Return why `dlq replay` cannot apply this pipeline's late rows, and what would allow it; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
         return "the pipeline has several stages, and results that a stage has read cannot be corrected; expected a pipeline of one stage"
     step = pipeline.transform.step

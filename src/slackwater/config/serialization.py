@@ -1,4 +1,4 @@
-"""Specs as plain data for JSON, which `Spec.parse` reads back. A state describes its config in this form."""
+"""Specs as plain data for JSON, which `Spec.parse` can read back. A state describes its config in this form."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ S = TypeVar("S", bound=Spec)
 
 
 def as_data(spec: Spec) -> dict[str, Any] | None:
-    """Return the keys of a spec that are not at their default, as plain data.
+    """Return the keys of a spec that differ from their defaults, as plain data.
 
-    None if it contains something that has no name, such as a class defined in a function.
+    None if it contains something without a name, such as a class defined in a function.
     """
     try:
         return {key: _value(value) for key, value in spec.non_defaults().items()}
@@ -24,7 +24,7 @@ def as_data(spec: Spec) -> dict[str, Any] | None:
 
 
 class _UnnamedError(Exception):
-    """The value exists in Python only."""
+    """Raised for a value that exists only in Python."""
 
 
 def _value(value: Any) -> Any:
@@ -48,7 +48,7 @@ def _value(value: Any) -> Any:
 
 
 def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
-    """Return the spec that `as_data` wrote. Raises ConfigError."""
+    """Return the spec written by `as_data`. Raises ConfigError."""
     problems: list[str] = []
     spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:

@@ -97,7 +97,7 @@ def declared_columns(ddl: str) -> list[str]:
 
 @dataclass(frozen=True)
 class StageOutputRef:
-    """Stands in for a DataFrame where a source is the output of a stage.
+    """Represents the output of a stage, where a source would have a DataFrame.
 
     `groupable_columns`: the columns by which the SQL may group these rows.
     """
@@ -109,7 +109,7 @@ class Source(Spec):
     """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only).
 
     `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the
-    directory of a Delta table, the name of an Iceberg table. `name` defaults to the query. `lateness` overrides the
+    directory of a Delta table; the name of an Iceberg table. `name` defaults to the query. `lateness` overrides the
     window's for this source.
     """
 
@@ -205,7 +205,7 @@ class Source(Spec):
 
     @property
     def groupable_columns(self) -> GroupableColumns:
-        """The columns by which SQL may group the rows, although each epoch sees only its own rows."""
+        """The columns by which SQL may group rows, although each epoch sees only its own rows."""
         return self.dataframe.groupable_columns if isinstance(self.dataframe, StageOutputRef) else ROW_BY_ROW
 
     @property
@@ -311,7 +311,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
 class Lookup(Spec):
     """A small table that the SQL may join by name. It is read again every `refresh_interval`.
 
-    `format` defaults to the suffix of the file.
+    `format` defaults to the file's suffix.
     """
 
     connection: str | Connection
@@ -371,7 +371,7 @@ class Lookup(Spec):
 
 
 def guess_format(query: str) -> str | None:
-    """Return the format of a file's suffix: `data/users.jsonl.gz` -> `json`; None for an unknown suffix."""
+    """Return the format implied by a file's suffix: `data/users.jsonl.gz` -> `json`; None if the suffix is unknown."""
     spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
     formats = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]
     return formats[-1] if formats else None

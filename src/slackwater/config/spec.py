@@ -1,4 +1,4 @@
-"""Base class of all specs: frozen values that validate themselves and report each mistake in one line.
+"""Base class of all specs: immutable values that validate themselves and report each mistake in one line.
 
 A line is `<file or class>: <key>: <fact>; <what to do>`. All problems of a config are collected before any is raised.
 """
@@ -37,7 +37,7 @@ def with_units(cls: type[Spec]) -> Mapping[str, str]:
 
 
 def _under_key(line: str) -> str:
-    """Return a line of a nested table (without a file: `: key: fact`) so that it can follow the key of that table."""
+    """Return a line of a nested table (without a file: `: key: fact`) so that it can follow the table's key."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
@@ -50,7 +50,7 @@ def _respell(line: str, spelled: Mapping[str, str]) -> str:
 
 
 class Spec(BaseModel):
-    """A frozen spec. Constructing one with a mistake raises ConfigError."""
+    """An immutable spec. Constructing one with a mistake raises ConfigError."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, populate_by_name=True)
 
@@ -58,7 +58,7 @@ class Spec(BaseModel):
     ATTRIBUTES: ClassVar[Mapping[str, str]] = {}  # key -> attribute, if they differ
     ALIASES: ClassVar[Mapping[str, str]] = {}  # older spelling -> key
     SUGGESTIONS: ClassVar[Mapping[str, str]] = {}  # word of another system -> key, for "did you mean"
-    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not available yet -> advice, possibly empty
+    UNSUPPORTED: ClassVar[Mapping[str, str]] = {}  # key that is not supported yet -> advice, possibly empty
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {}  # key that TOML cannot express -> advice
     REQUIRED: ClassVar[tuple[str, ...]] = ()
 
@@ -74,19 +74,22 @@ class Spec(BaseModel):
 
     @classmethod
     def label(cls, data: Values) -> str:
-        """Return the subject of error lines for a spec made in Python, where a config from a file has the file's name."""
+        """Return the subject of error lines for a spec created in Python. For a config file, it is the file's name."""
         return cls.__name__
 
     @classmethod
     def parse(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
-        """Parse a table of a config. Returns None and appends lines to `problems` if anything is wrong."""
+        """Parse a table of a config. If anything is wrong, returns None and appends lines to `problems`."""
         count = len(problems)
         draft = cls.parse_partial(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """Parse a table like `parse`, but also return what could be read of a wrong one. Missing attributes are None."""
+        """Parse a table like `parse`, but also return what could be read of an invalid one.
+
+        Missing attributes are None.
+        """
         if isinstance(data, cls):
             return data
         blank = {name: None for name, field in cls.model_fields.items() if field.is_required()}
@@ -107,7 +110,7 @@ class Spec(BaseModel):
 
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
-        """Check keys and values one by one, then together. Returns attribute values and the keys with reported problems."""
+        """Check keys and values one by one, then together. Return attribute values and the keys with reported problems."""
         prefix = f"{file}: {path}." if path else f"{file}: "
         data = {k: v for k, v in data.items() if v is not None}
         written: dict[str, str] = {}  # key -> the spelling that the user chose
@@ -129,7 +132,7 @@ class Spec(BaseModel):
                 data[key] = data.pop(name)
                 written[key] = name
             elif key not in data and not in_ms:
-                written[key] = name  # the name of a missing key in messages
+                written[key] = name  # how messages name a missing key
         for key, value in data.items():
             if key in cls.PARSERS:
                 at_key = f"{prefix}{written.get(key, key)}"
@@ -178,7 +181,10 @@ class Spec(BaseModel):
         return values, wrong | {key for key, _ in conflicts}
 
     def derived(self) -> Values:
-        """Return attribute values that follow from other keys if the config does not set them. `to_toml` omits them."""
+        """Return attribute values that are derived from other keys if the config does not set them.
+
+        `to_toml` omits them.
+        """
         return {}
 
     def non_defaults(self) -> Values:
@@ -201,14 +207,14 @@ class Spec(BaseModel):
 
     @classmethod
     def unsupported_value(cls, key: str, value: Any) -> str | None:
-        """Return the problem of a value that this version does not support; None for a plain mistake."""
+        """Return the problem of a value that this version does not support; None if the value is simply wrong."""
         return None
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
-        """Yield problems between keys.
+        """Yield problems that involve several keys.
 
-        `wrong`: keys whose problems were reported already. Their values may be incomplete.
+        `wrong`: keys whose problems have already been reported. Their values may be incomplete.
         """
         yield from ()
 

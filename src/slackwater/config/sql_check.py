@@ -1,8 +1,8 @@
-"""Checks SQL, keys and columns of a config against its schemas, without Spark and without reading data.
+"""Static checks of SQL, keys and columns in a config against its schemas, without Spark or data.
 
     declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, aggregations, sides of a join ──▶ next stage
 
-It is conservative: every problem that it reports would also stop a start. What it cannot decide, it lists as not
+It is conservative: every problem that it reports would also fail a start. Whatever it cannot decide is listed as not
 checked, with the reason.
 """
 
@@ -72,11 +72,11 @@ def _check(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: Che
 
 
 def check_draft(pipeline: Pipeline) -> CheckResult:
-    """Check a draft: what could be read of a wrong config. Parts with reported problems are left out."""
+    """Check a draft: what could be read of an invalid config. Parts with reported problems are omitted."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:
-        return CheckResult()  # joins and several stages are checked only when their parts are valid
+        return CheckResult()  # joins and several stages are only checked if all their parts are valid
     window = transform.window
     if window is None:
         sound = transform.is_stateless and not any(s._wrong for s in pipeline.sources)
@@ -142,7 +142,7 @@ def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
 
 
 def _dataframe_type(type_: str) -> str | None:
-    """Return a type as the schema of a DataFrame has it; None if that may differ."""
+    """Return a type as it appears in the schema of a DataFrame; None if that may differ."""
     return None if type_.startswith(("char", "varchar", "string collated", "time(", "interval", "geo")) else type_
 
 
@@ -151,7 +151,7 @@ def _dataframe_type(type_: str) -> str | None:
 
 @dataclass
 class _StepCheck:
-    """Checks one step with the SQL before it. `path`: where the config describes the step."""
+    """Checks one step together with the SQL before it. `path`: where the config describes the step."""
 
     pipeline: Pipeline
     path: str
@@ -160,7 +160,7 @@ class _StepCheck:
     lookups: Mapping[str, Lookup]
 
     def check(self, inputs: Mapping[str, KnownColumns]) -> KnownColumns:
-        """Check the step against the columns of sources and stages, by name. Returns the columns that it emits."""
+        """Check the step against the columns of sources and stages, by name. Return the columns that it emits."""
         step = self.pipeline.transform.step
         tables = {}
         for name, lookup in self.lookups.items():
@@ -203,7 +203,7 @@ class _StepCheck:
         return self.pipeline.transform.step.table
 
     def _source_prefix(self, source: str) -> str:
-        """Return the words that name a source if there are several."""
+        """Return the phrase that names a source if there are several."""
         return f'source "{source}": ' if len(self.pipeline.sources) > 1 else ""
 
     # -- event time ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checks of stages against each other: what each one reads, and that only unread results may change later."""
+"""Checks of stages against each other: their inputs, and that results which may still change are not read by a stage."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _reads(values: Values) -> dict[str, tuple[str, ...]]:
 
 
 def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
-    """Yield inputs of stages that are neither a source nor a stage above."""
+    """Yield inputs of stages that are neither a source nor an earlier stage."""
     every = [s.name for s in stages]
     for number, stage in enumerate(stages):
         above = [*sources, *every[:number]]
@@ -166,7 +166,7 @@ def _unread_inputs(
 
 
 def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """Yield different lookups of one name: a lookup is one view of the whole pipeline."""
+    """Yield different lookups that share a name: a lookup is one view for the whole pipeline."""
     lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
@@ -176,7 +176,7 @@ def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
 
 
 def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
-    """Yield settings that would change emitted results of a stage that another stage reads. It cannot take a result back."""
+    """Yield settings that change emitted results, for a stage that others read: readers cannot take a result back."""
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data
     if late == "reopen" and not (window is not None and window.emit == "final"):

@@ -1,4 +1,4 @@
-"""Estimates how large a state may grow within the limits of its config."""
+"""Estimates of how large a state can grow within the limits of its config."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ GIB = 1 << 30
 DEFAULT_GIB = 16
 ROW_BYTES = 48  # the hidden columns of a state row
 KEY_BYTES = 24  # assumed per key column
-SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it grows to 4 bytes * 2^hll_precision
+SKETCH_BYTES = 1024  # an HLL sketch of about 250 distinct values; it can grow to 4 bytes * 2^hll_precision
 EXACT_BYTES = 16  # assumed per value that a group keeps
 CUSTOM_BYTES = 64  # assumed per group of a user-defined aggregation
 VERSIONS = 2  # segments keep old versions until they are merged
 
 
 def projected_bytes(window: Window) -> int:
-    """Return the size (bytes) of the state at `max_groups_per_window`, for the assumed sizes of keys and sets above."""
+    """Return the size (bytes) of the state at `max_groups_per_window`, given the assumed sizes of keys and sets above."""
     accumulators = sum(map(_accumulator_bytes, window.aggregations))
     row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
     panes = 1
@@ -45,7 +45,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
 def size_warnings(step: StepSpec) -> tuple[str, ...]:
     """Return a warning if the projected state of a window is above 1 GiB.
 
-    The default of max_groups_per_window is a safety limit, so with it the threshold is DEFAULT_GIB.
+    The default of max_groups_per_window is only a safety limit, so the threshold is then DEFAULT_GIB.
     """
     if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
         return ()

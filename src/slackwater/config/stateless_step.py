@@ -1,4 +1,4 @@
-"""The stage without state: it emits what its SQL makes of each row. In a config it has no table, only `sql`."""
+"""The stateless stage: it emits the output of its SQL for each row. In a config it has no table, only `sql`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any 
 
 
 class StatelessStep(StepSpec):
-    """Rows as the SQL emits them, one by one. Nothing waits for a time, so no time is too far in the future.
+    """Rows emitted by the SQL one at a time. Nothing waits for a time, so no time is too far in the future.
 
-    Event time is `_event_ts` if the source provides it, else the epoch's clock. It only advances the watermark.
+    Event time is `_event_ts` if the source provides it, otherwise the epoch's clock. It only advances the watermark.
     """
 
     kind: str = "rows"

@@ -52,7 +52,7 @@ RECOVERY = choice_parser("at_least_once", "persisted", "kafka_eos")
 
 
 class StepSummary(NamedTuple):
-    """Short phrases that describe a step, for use inside sentences."""
+    """Short phrases that describe a step, for use within sentences."""
 
     title: str  # "every 3rd row of 1 key"
     behaviour: str  # what it emits: "each 3rd row of a key, in the epoch that reads it"
@@ -111,7 +111,7 @@ class StepSpec(Spec):
 
 
 def allowed_ms(step: StepSpec) -> int:
-    """Return how long (ms) after its close a window may be corrected, or how far behind the watermark a row may be joined."""
+    """Return how long (ms) a window can be corrected after its close, or a row joined after the watermark passed it."""
     if step.late_data != "reopen":
         return 0
     return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms

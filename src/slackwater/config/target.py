@@ -32,7 +32,7 @@ OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 class Target(Spec):
     """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console.
 
-    `from_`: the stage whose results it gets; the last one by default. `name`: defaults to the name of that stage.
+    `from_`: the stage whose results it receives; the last one by default. `name`: defaults to the name of that stage.
     """
 
     name: str | None = None
@@ -85,7 +85,7 @@ class Target(Spec):
         "partitions": integer_parser(1, 100_000),
     }
     ATTRIBUTES: ClassVar[Mapping[str, str]] = {"from": "from_"}
-    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> kinds of connection that it belongs to
+    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = {  # key -> kinds of connection that support it
         "path": ("files", "delta"),
         "format": ("files",),
         "table": ("postgres", "iceberg"),
@@ -116,9 +116,9 @@ class Target(Spec):
         return "name one of the [connections]"
 
     def upserts(self, kind: str, step: StepSpec | None) -> bool:
-        """Return whether a target on a connection of this kind replaces rows of a window.
+        """Return whether a target on a connection of this kind replaces the rows of a window.
 
-        Others only add rows, as for a join.
+        Others are append-only, as is every target of a join.
         """
         if not isinstance(step, Window):
             return False
@@ -136,7 +136,7 @@ class Target(Spec):
         for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
-                if missing and key in ("path", "table", "topic"):  # report one mistake in one line
+                if missing and key in ("path", "table", "topic"):  # report each mistake in one line
                     missing, advice = False, f"write {needed} instead: {target_text}"
                 yield (
                     key,
@@ -156,12 +156,12 @@ class StateStore(Spec):
 
     - `kind`: `files` (a directory, or a URL of an object store), `postgres` (a database) or `in_memory` (lost when the
       process ends).
-    - `shards`: how many parts the state is spread over; one per core by default. It may change between runs.
+    - `shards`: the number of parts that the state is divided into; one per core by default. It may change between runs.
     - `schema` (postgres): the schema of its tables.
-    - `path` (postgres): where Spark's checkpoints go, which only sources that cannot seek need; a temporary directory by
-      default.
-    - `options` (a URL): how the object store is reached, as obstore spells it (`region`, `endpoint`, …). Missing options
-      come from the environment or the role of the machine.
+    - `path` (postgres): the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
+    directory by default.
+    - `options` (a URL): how to reach the object store, as obstore spells it (`region`, `endpoint`, …). Missing options
+    come from the environment or the role of the machine.
     """
 
     kind: str
@@ -228,7 +228,7 @@ class StateStore(Spec):
 
 
 def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield problems of a path that is a URL, and of options that only a URL may have."""
+    """Yield problems with a path that is a URL, and with options that only a URL may have."""
     kind, path, options = values.get("kind"), values.get("path"), values.get("options")
     if isinstance(options, Mapping):
         remember_settings(options)

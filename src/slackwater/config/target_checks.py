@@ -1,4 +1,4 @@
-"""Checks of targets against each other and against the stages. Each target gets the results of one stage."""
+"""Checks of targets against each other and against the stages. Each target receives the results of one stage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TARGET_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 
 def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield problems of the targets: names, stages, and locations that two of them share."""
+    """Yield problems with targets: names, stages, and locations that two of them share."""
     targets: Sequence[Target] = values.get("targets", ())
     if "targets" in values and "target" in values:
         yield (
@@ -65,7 +65,7 @@ def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield targets whose stage does not exist. `stage_checks` checks that each stage is read."""
-    stages: Sequence[Any] = values.get("stages", ())  # of `config.transform.Stage`, which cannot be imported here
+    stages: Sequence[Any] = values.get("stages", ())  # of type `config.transform.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
     names = [s.name for s in stages] or ["transform"]
@@ -78,7 +78,7 @@ def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong:
 
 
 def published_stages(values: Values) -> tuple[str, ...]:
-    """Return the stages of a draft whose results go to a target; all of them if a target names an unknown stage."""
+    """Return the stages of a draft whose results go to a target; all stages if a target names an unknown one."""
     names = [s.name for s in values["stages"]]
     targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
     published = dict.fromkeys(t.from_ or names[-1] for t in targets) or (names[-1],)
@@ -86,7 +86,7 @@ def published_stages(values: Values) -> tuple[str, ...]:
 
 
 def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield targets that write to the location of another one. Each would treat the other's rows as its own."""
+    """Yield targets that write to the same location as another. Each would treat the other's rows as its own."""
     seen: dict[object, str] = {}
     for path, target in placed:
         connection = resolve_connection(target.connection, connections) if target.connection is not None else None
@@ -103,7 +103,7 @@ def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping
 
 
 def each_target(values: Values) -> Iterator[tuple[str, Values]]:
-    """Yield the draft once per target, as if there were no other. `transform` is the stage whose results it gets."""
+    """Yield the draft once per target, as if it had no other target. `transform` is the stage whose results go there."""
     stages = {s.name: s for s in values.get("stages") or ()}
     for path, target in targets_with_keys(values):
         named_stage = stages.get(target.from_) if target.from_ is not None else None

@@ -1,4 +1,4 @@
-"""Reads pipelines from TOML, with `${ENV}` interpolation, and writes them back."""
+"""Reading of pipelines from TOML, with `${ENV}` interpolation, and writing them back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
 
 DEPTH = 32  # maximum depth of tables and lists; a pipeline needs six
-# "$${" stands for "${" itself; ${NAME:-default}
+# "$${" is an escaped "${"; ${NAME:-default}
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
-_NAMES = frozenset(  # keys whose values appear in tables, directories and answers; they are not secrets
+_NAMES = frozenset(  # keys whose values appear in tables, directories and query results; they are not secrets
     [
         "name",
         "kind",
@@ -46,7 +46,7 @@ _NAMES = frozenset(  # keys whose values appear in tables, directories and answe
 
 
 def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
-    """Read a pipeline from a TOML file. Relative paths begin at the directory of the file.
+    """Read a pipeline from a TOML file. Relative paths are resolved against the directory of the file.
 
     Raises ConfigError with every mistake, one line each.
     """
@@ -57,7 +57,7 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
 
 def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
-    """Read a TOML file as `load` does, but return what could be read of a wrong one, and the problems.
+    """Read a TOML file as `load` does, but return whatever could be read of an invalid one, and the problems.
 
     Raises ConfigError if the file cannot be read at all.
     """
@@ -73,7 +73,7 @@ def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[
 
 
 def loads(content: str, file: str = "<string>", env: Mapping[str, str] | None = None) -> Pipeline:
-    """Read a pipeline from a text. Relative paths begin at the working directory.
+    """Parse a pipeline from TOML text. Relative paths are resolved against the working directory.
 
     `file`: the file name in errors. Raises ConfigError with every mistake, one line each.
     """
@@ -103,7 +103,7 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
 
 
 def _too_large(value: Any, path: str = "") -> str | None:
-    """Return the key of an integer beyond 64 bits, which TOML does not allow; None if there is none."""
+    """Return the key of an integer that exceeds 64 bits, which TOML does not allow; None if there is none."""
     if isinstance(value, dict):
         items = [(f"{path}.{show_key(k)}" if path else show_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
@@ -164,7 +164,8 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 def to_toml(pipeline: Pipeline) -> str:
     """Write a pipeline as TOML; `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
-    Raises ConfigError for what exists in Python only: a source over a DataFrame, an aggregation that is a class.
+    Raises ConfigError for anything that exists only in Python: a source over a DataFrame, or an aggregation that is a
+    class.
     """
     import tomlkit
 
@@ -190,7 +191,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
 
 def _plain(spec: Spec) -> dict[str, Any]:
-    """Return the keys of a spec that are not at their default, as TOML values."""
+    """Return the keys of a spec that differ from their defaults, as TOML values."""
     units = {key: name for name, key in with_units(type(spec)).items()}
     return {
         units.get(key, key): _duration(value)
@@ -201,7 +202,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 
 def _duration(value: Any) -> Any:
-    """Return a duration as text with its unit. A gap may also be SQL."""
+    """Format a duration as text with its unit. A gap may also be SQL."""
     is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
     return duration_text(value) if is_number else _value(value)
 
@@ -210,7 +211,7 @@ def _value(value: Any, inline: bool = False) -> Any:
     import tomlkit
 
     if isinstance(value, Spec):
-        # write the kind of a connection, although it is the default of its class
+        # write the kind of a connection, even if it is the default of its class
         return ({"kind": value.kind} if isinstance(value, Connection) else {}) | _plain(value)
     if isinstance(value, Mapping):
         table = {k: _value(v) for k, v in value.items()}
@@ -229,13 +230,13 @@ def _value(value: Any, inline: bool = False) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Return a string item. SQL of several lines becomes a multi-line string if TOML reads the same text back."""
+    """Return a string item. Multi-line SQL becomes a multi-line string, provided that TOML reads the same text back."""
     import tomlkit
 
     if "\n" not in value:
         return value
     lines = tomlkit.string(value, multiline=True).as_string()
-    written = f'text = """\n{lines[3:]}\n'  # TOML drops a line break right after the quotes
+    written = f'text = """\n{lines[3:]}\n'  # TOML drops a line break directly after the quotes
     try:
         same = tomllib.loads(written)["text"] == value
     except tomllib.TOMLDecodeError:

@@ -55,8 +55,8 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 class Transform(Spec):
     """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the window or the join.
 
-    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: its name in the state, if that
-    was another one.
+    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: its name in the state, if it was
+    renamed.
     """
 
     sql: str | None = None
@@ -97,7 +97,7 @@ class Transform(Spec):
 
     @property
     def step(self) -> StepSpec:
-        """The window, join or keyed step; else the stateless step of the SQL."""
+        """The window, join or keyed step, or otherwise the stateless step of the SQL."""
         return self.stateful or ROWS
 
     @property
@@ -106,7 +106,7 @@ class Transform(Spec):
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
-        """Return the SQL for the rows of a source: one text for all sources of a window, one per side of a join."""
+        """Return the SQL for the rows of a source: one text for all sources of a window, or one per side of a join."""
         if self.join is None:
             return self.sql
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql
@@ -138,7 +138,8 @@ class Stage(Transform):
     """One of several steps: a window, a join, or SQL alone.
 
     `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
-    above. The default is both sides for a join, else the stage above; for the first stage, all sources.
+    above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the one
+    above.
     """
 
     name: str

@@ -51,7 +51,7 @@ def with_schema(**keywords: Any) -> Callable[[_K], _K]:
 
 _MOST = 2**63 - 1
 HIDDEN = "__"  # prefix of Slackwater's own columns in frames of rows
-_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # in microseconds it fits 64 bits
+_TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # still fits 64 bits in microseconds
 
 
 @with_schema(type="string", minLength=1)
@@ -62,10 +62,10 @@ def parse_text(value: Any) -> str:
 
 
 def name_problem(name: str) -> str | None:
-    """Return why a column may not have this name; None if it may."""
+    """Return why a column must not have this name; None if it may."""
     if "\0" in name:
         return f"found {format_value(name)}; a column name cannot contain U+0000: rename it in the SQL"
-    if name.startswith(HIDDEN) and name != HIDDEN:  # "__" alone stands for "no aggregation" in a state
+    if name.startswith(HIDDEN) and name != HIDDEN:  # "__" alone means "no aggregation" in a state
         return f"found {format_value(name)}; names that begin with {HIDDEN} are reserved: rename the column in the SQL"
     return None
 
@@ -144,7 +144,7 @@ def parse_names(value: Any) -> tuple[str, ...]:
 
 
 def settings_parser(expected: str) -> ValueParser:
-    """Return the parser of a table whose keys belong to another system: Spark, a client or a reader."""
+    """Return the parser for a table whose keys belong to another system: Spark, a client or a reader."""
 
     @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:

@@ -49,14 +49,14 @@ def _gap(value: Any) -> int | str:
     return gap_ms
 
 
-MOST_WINDOWS = 100_000  # per row; emitting the windows of a single such row takes about a second
+MOST_WINDOWS = 100_000  # per row; emitting the windows of one such row takes about a second
 
 
 class Window(StepSpec):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
-    Durations are texts with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`. `gap_ms` also takes milliseconds. The keys
-    of each kind and their meaning are in docs/semantics.md. Raises ConfigError with one line per mistake.
+    Durations are strings with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`. `gap_ms` also takes milliseconds. The
+    keys of each kind and their meaning are in docs/semantics.md. Raises ConfigError with one line per mistake.
     """
 
     duration_ms: int | None = None

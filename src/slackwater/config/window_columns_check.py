@@ -1,4 +1,4 @@
-"""Checks the columns that a window names against the output of the SQL before it."""
+"""Checks of the columns that a window uses against the output of the SQL before it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
 
 @dataclass
 class WindowColumns:
-    """Checks of one window. `path`: where the config describes its stage."""
+    """Checks one window. `path`: where the config describes its stage."""
 
     window: Window
     path: str
@@ -49,7 +49,7 @@ class WindowColumns:
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
     def _column_type(self, name: str, out: KnownColumns, key: str) -> str | None:
-        """Return the type of a column that a key or an aggregation names. Reports a missing or non-scalar column."""
+        """Return the type of a column that a key or an aggregation uses. Reports a missing or non-scalar column."""
         if name not in out.types:
             if out.is_complete:
                 self.result.add(
@@ -93,7 +93,7 @@ class WindowColumns:
                     )
 
     def check_same_types(self, outputs: Mapping[str, KnownColumns]) -> None:
-        """Check that the columns of the window have the same type in every source."""
+        """Check that the window's columns have the same types in every source."""
         (first, expected), *others = outputs.items()
         needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
         for source, columns in others:
@@ -109,7 +109,7 @@ class WindowColumns:
                     )
 
     def result_columns(self, out: KnownColumns) -> KnownColumns:
-        """Return the columns of the results for the next stage. Most aggregation types are known at the start only."""
+        """Return the columns of the results for the next stage. Most aggregation types are only known at the start."""
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
             (self.window.window_start_column, self.window.window_end_column, EVENT_TIME), "timestamp"
@@ -123,7 +123,7 @@ class WindowColumns:
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:
-    """Yield the columns that an aggregation reads, each after the key that names it."""
+    """Yield the columns that an aggregation reads, each after the config key that names it."""
     if aggregation.column:
         yield "column", aggregation.column
     try:

@@ -1,1 +1,1 @@
-"""Values, types, times and wording that every room uses. This room imports no other room."""
+"""Values, types, times and wording shared by all packages. This package imports no other one."""

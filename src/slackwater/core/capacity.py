@@ -1,6 +1,6 @@
 """Limits of the values that a target or a store can hold.
 
-They are checked before a commit, because a commit must be writable.
+They are checked before a commit, because whatever is committed must be writable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ValueLimits:
     covers_state: bool = False
 
     def __and__(self, other: ValueLimits) -> ValueLimits:
-        """Return the limits of values that both systems can hold."""
+        """Return the limits for values that both systems can hold."""
         times = [t for t in (self.time_range, other.time_range) if t is not None]
         sizes = [n for n in (self.key_bytes, other.key_bytes) if n is not None]
         return ValueLimits(
@@ -41,6 +41,9 @@ ANYTHING = ValueLimits()
 
 
 def value_limits_of(holder: object) -> ValueLimits:
-    """Return the limits that a target or store declares as `capacity`. One that declares none can hold any value."""
+    """Return the limits that a target or store declares as `capacity`.
+
+    Without such a declaration, any value is allowed.
+    """
     limits = getattr(holder, "capacity", ANYTHING)
     return limits if isinstance(limits, ValueLimits) else ANYTHING

@@ -1,4 +1,4 @@
-"""Columns of a dead letter: a row that could not be used. It keeps its original bytes if the source provides them."""
+"""The columns of a dead letter: a row that could not be used. It keeps the original bytes if the source provides them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LETTER = (
     # late rows only
     Field("cause", "string"),  # lateness | idle (its source or partition was idle)
     Field("watermark", "timestamp"),  # the watermark that the row was compared with
-    Field("watermark_source", "string"),  # the source that held that watermark back; NULL if all were idle
+    Field("watermark_source", "string"),  # the source that held this watermark back; NULL if all were idle
     Field("late_us", "bigint"),  # microseconds from the event time to the watermark
     Field("windows_missed", "int"),
-    Field("windows", "string"),  # starts of the windows missed, a JSON list (the first 100); sessions: NULL
+    Field("windows", "string"),  # starts of the windows missed, as a JSON list (the first 100); sessions: NULL
     Field("group_key", "string"),  # the values of group_by as a JSON object; joins: NULL
 )
 ADDED = ("group_key",)  # columns that earlier versions did not write; a target adds them to its table

@@ -1,4 +1,4 @@
-"""Fallback of the `functools.singledispatch` functions that each kind of window and join implements."""
+"""Fallback for the `functools.singledispatch` functions that each kind of window and join implements."""
 
 from __future__ import annotations
 

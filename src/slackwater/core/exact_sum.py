@@ -4,11 +4,11 @@
            └▶ limbs of a superaccumulator     else: 32-bit integers over the whole range of doubles and of their squares
 
 `sum` is the correctly rounded total, and `rest` is the remainder of the exact total. Both are functions of the exact
-total alone, and so are the limbs. Doubles are added without loss by Knuth's TwoSum. The superaccumulator is a variant
+total alone, and so are the limbs. Doubles are added exactly by Knuth's TwoSum. The superaccumulator is a variant
 of the small one of R. Neal, "Fast exact summation using small and large superaccumulators" (2015).
 
-Limb `i` counts units of 2^(32 i - 2176). A stored array of limbs begins with the number of its lowest limb, followed by
-the limbs. All but the last are between 0 and 2^32 - 1; the last one carries the sign.
+Limb `i` counts units of 2^(32 i - 2176). A stored array begins with the index of its lowest limb, followed by the
+limbs. All but the last are between 0 and 2^32 - 1; the last one carries the sign.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Bools = NDArray[np.bool_]
 LOWEST = -2176  # exponent of the lowest limb: squares of the smallest doubles are 2^-2148
 LIMBS = 144  # up to 2^2400: 2^63 squares of the largest double
 _MASK = (1 << 32) - 1
-_EXACT = 2.0**1000  # TwoSum is used below it, where nothing overflows
-_SETTLE = 1 << 28  # additions after which limbs are brought back below 2^32
-LARGE, SMALL = 2.0**480, 2.0**-450  # between them a square is the sum of two doubles
+_EXACT = 2.0**1000  # TwoSum is only used below it, where nothing overflows
+_SETTLE = 1 << 28  # additions after which limbs are reduced below 2^32 again
+LARGE, SMALL = 2.0**480, 2.0**-450  # between these, a square is the exact sum of two doubles
 
 
 @compiled
@@ -52,7 +52,7 @@ def two_product(a: float, b: float) -> tuple[float, float]:
 
 @compiled
 def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
-    """Add value * 2^exponent, |value| < 2^63."""
+    """Add value * 2^exponent, where |value| < 2^63."""
     bit = exponent - LOWEST
     limb, shift = bit >> 5, bit & 31
     sign = 1
@@ -87,7 +87,7 @@ def add_square(limbs: Int64s, value: float) -> None:
 
 @compiled
 def carry_limbs(limbs: Int64s) -> None:
-    """Carry, so that every limb but the last is between 0 and 2^32 - 1."""
+    """Propagate carries, so that every limb but the last is between 0 and 2^32 - 1."""
     for i in range(len(limbs) - 1):
         limbs[i + 1] += limbs[i] >> 32
         limbs[i] &= _MASK
@@ -95,7 +95,7 @@ def carry_limbs(limbs: Int64s) -> None:
 
 @compiled
 def round_limbs(limbs: Int64s) -> float:
-    """Return the total of carried limbs as the nearest double, ties to even; infinite beyond the largest double."""
+    """Round carried limbs to the nearest double, ties to even; infinite beyond the largest double."""
     work = limbs.copy()
     negative = work[-1] < 0
     if negative:
@@ -131,13 +131,13 @@ def round_limbs(limbs: Int64s) -> float:
 
 @compiled
 def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Append carried limbs in their stored form. Returns the array, possibly a longer one, and its used length."""
+    """Append carried limbs in their stored form. Return the array, possibly reallocated, and its used length."""
     low, top = 0, len(limbs) - 1
     while limbs[low] == 0:
         low += 1
     last = limbs[top]
     while top > low and (last == 0 or last == -1):
-        # a last limb of -1 is the sign alone
+        # a last limb of -1 is only the sign
         below = limbs[top - 1] + (last << 32)
         if last == -1 and below < -(1 << 32):
             break
@@ -155,7 +155,7 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
-    """Write the total of `limbs` as `sum` and `rest` of a group, and its limbs where two doubles do not hold it."""
+    """Write the total of `limbs` as the `sum` and `rest` of a group, plus its limbs if two doubles cannot hold it."""
     carry_limbs(limbs)
     total = round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
@@ -174,9 +174,10 @@ def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s
 
 @compiled
 def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[Floats, Floats, Int64s]:
-    """Return sum and rest of each group of totals, and the groups that two doubles could not hold exactly on the way.
+    """Return sum and rest of each group of totals, and the groups for which two doubles were not exact.
 
-    A group's totals are adjacent and begin at `heads`. `wide` marks totals that have limbs; it is empty if none has.
+    The totals of a group are adjacent and begin at `heads`. `wide` marks totals with limbs; it is empty if there are
+    none.
     """
     groups = len(heads)
     total_of, rest_of = np.empty(groups), np.empty(groups)
@@ -212,9 +213,9 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sum and rest of these groups to `total_of` and `rest_of`. Returns their limbs, and the end of each group's.
+    """Write sum and rest of these groups to `total_of` and `rest_of`; return their limbs, and the end of each group's.
 
-    Total `i` has the limbs from `offsets[i]` on, possibly none. `offsets` is empty if no total has any.
+    The limbs of total `i` begin at `offsets[i]`; there may be none. `offsets` is empty if no total has limbs.
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(groups), np.int64)
@@ -250,7 +251,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write the squares to `sums` and `rests`. Returns the values that need limbs, these, and the end of each one's."""
+    """Write the squares to `sums` and `rests`; return the values that need limbs, the limbs, and the end of each one's."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -279,9 +280,9 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
 def grid_totals(
     counts: Int64s, outside: Floats, parts: Int64s, exponents: Int64s, sums: Floats, rests: Floats
 ) -> tuple[Int64s, Int64s]:
-    """Write the totals of rows of integers to `sums` and `rests`. Returns the limbs, and the end of each row's.
+    """Write the totals of rows of integers to `sums` and `rests`. Return the limbs, and where each row's limbs end.
 
-    Row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, and of `counts[i]` times `outside[i]` (finite).
+    Row `i` is the sum of `parts[i, j]` * 2^`exponents[j]`, plus `counts[i]` times `outside[i]` (finite).
     """
     values, used = np.empty(LIMBS, np.int64), 0
     ends = np.empty(len(counts), np.int64)
@@ -318,7 +319,7 @@ def write_variances(
 ) -> Int64s:
     """Write the sample variance of each group: (n * squares - sum^2) / (n * (n - 1)), with an exact difference.
 
-    Returns the groups for which doubles do not suffice: their values, or the distances between these, are extreme.
+    Returns the groups for which doubles do not suffice: their values, or the differences between them, are extreme.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -368,7 +369,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Write variances of groups whose squares have limbs, the i-th's from `offsets[i]` on. Returns the undecided groups."""
+    """Write variances of groups whose squares have limbs, from `offsets[i]` on; return the groups still undecided."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

@@ -1,12 +1,12 @@
 """Key hashes and session ids.
 
-`key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged. A key
-therefore has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical text
-below, read as a signed 64-bit integer. It never changes.
+`key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged. So a key
+has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical text below, read
+as a signed 64-bit integer. It never changes.
 
 Canonical text of a session: for each key column `<name>=<value>` followed by U+001F, then the window start in
-microseconds. `<value>` is `N` for NULL, otherwise `V` and the value as Polars casts it to a string (timestamps and
-dates in ISO form, doubles in their shortest form, NaN as `NaN`). Binary values are hexadecimal.
+microseconds. `<value>` is `N` for NULL, otherwise `V` followed by the value as Polars casts it to a string (timestamps
+and dates in ISO form, doubles in their shortest form, NaN as `NaN`). Binary values are hexadecimal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def spark_xxhash64(values: Sequence[Any], fields: Sequence[Field]) -> int:
 
 
 def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
-    """Return `xxhash64(keys…)` of each row as int64. The frame must have the key columns."""
+    """Return `xxhash64(keys…)` of each row as int64. The frame must contain the key columns."""
     if not keys:
         return pl.Series("__kh", np.full(frame.height, 42), dtype=pl.Int64)
     columns = [frame[k.name].cast(pl.Int64) if k.base.startswith("timestamp") else frame[k.name] for k in keys]

@@ -1,4 +1,4 @@
-"""Counts with their noun, and durations, for messages."""
+"""Formatting of counts with their nouns, and of durations, for messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ _UNITS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second
 
 
 def plural(count: int, word: str, many: str | None = None) -> str:
-    """Return a count with its noun: `1 row`, `2,000 rows`. `many` is the plural if it is not the word with an s."""
+    """Format a count with its noun: `1 row`, `2,000 rows`. `many` is the plural if it is not formed with an s."""
     return f"{count:,} {word if count == 1 else many or f'{word}s'}"
 
 
 def format_duration(ms: int) -> str:
-    """Return a duration in its largest whole unit: `1 day`, `90 seconds`, `250 ms`."""
+    """Format a duration in its largest whole unit: `1 day`, `90 seconds`, `250 ms`."""
     ms = int(ms)
     for word, length in _UNITS:
         if ms and ms % length == 0:

@@ -1,6 +1,6 @@
 """Numba decorators for loops over rows. Compiled code is cached on disk, once per machine.
 
-A module with compiled loops is imported where its loops are first needed. Importing Numba takes a third of a second,
+Modules with compiled loops are only imported where their loops are needed. Importing Numba takes a third of a second,
 and neither `import slackwater` nor `slackwater check` runs a loop.
 """
 
@@ -15,11 +15,11 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def compiled(function: F) -> F:
-    """Compile a function to machine code at its first call, without the GIL, and cache the code for other processes.
+    """Compile a function to machine code on its first call, to run without the GIL, and cache the code on disk.
 
-    The cache is next to the source, else in the user's cache directory. If neither is writable, each process compiles
-    the function again. Constants of other modules are compiled in, and the cache does not notice when they change. Pass
-    them as arguments instead.
+    The cache is next to the source or, failing that, in the user's cache directory. If neither is writable, each
+    process compiles the function again. Constants from other modules are compiled in, and the cache does not notice
+    when they change, so pass them as arguments instead.
     """
     try:
         return cast(F, njit(cache=True, nogil=True)(function))
@@ -30,6 +30,6 @@ def compiled(function: F) -> F:
 def inlined(function: F) -> F:
     """Inline a function into the compiled functions that call it.
 
-    In a loop, pass it numbers only: for arrays, Numba would count references.
+    Within a loop, pass it only numbers: for arrays, Numba would count references.
     """
     return cast(F, njit(inline="always")(function))

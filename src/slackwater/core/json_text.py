@@ -1,4 +1,4 @@
-"""Values as JSON text, for systems that lack their types, and functions over the scalars of nested values."""
+"""Conversion of values to JSON text, for systems that lack their types, and mapping over nested scalars."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 
 
 def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
-    """Return an expression for a value as JSON.
+    """Return an expression that converts a value to JSON text.
 
-    Times are ISO 8601, bytes are encoded as `binary` says ("hex" or "base64"), and decimals and non-finite floats are
-    strings. NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings, else
-    an array of entries.
+    Times are ISO 8601, bytes are encoded according to `binary` ("hex" or "base64"), and decimals and non-finite floats
+    are strings. NULL is the text `null`, also within arrays and structs. A map is an object if its keys are strings,
+    otherwise an array of entries.
     """
     if isinstance(kind, pl.Map):
         return _map_text(value, kind, binary)
@@ -42,7 +42,7 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
 
 
 def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
-    """Return an expression for a whole row as a JSON object."""
+    """Return an expression that converts a whole row to a JSON object."""
     parts: list[pl.Expr] = []
     for name, kind in schema.items():
         parts += [
@@ -81,7 +81,7 @@ def _encode(value: pl.Expr) -> pl.Expr:
 
 
 def _json_scalar(value: pl.Expr, kind: pl.DataType, binary: str) -> pl.Expr:
-    """Return a scalar as a value that JSON supports."""
+    """Convert a scalar to a value that JSON supports."""
     if kind == pl.Binary:
         return value.bin.encode("base64" if binary == "base64" else "hex")
     if isinstance(kind, pl.Datetime):
@@ -95,7 +95,7 @@ def is_nested(kind: pl.DataType) -> bool:
 
 
 def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
-    """Apply `scalar` to the scalars of a nested value and keep its shape. A map becomes a list of entries."""
+    """Apply `scalar` to the scalars within a nested value, keeping its structure. A map becomes a list of entries."""
     if isinstance(kind, pl.Map):
         return apply_to_scalars(value.cast(map_entries_type(kind)), map_entries_type(kind), scalar)
     if isinstance(kind, pl.List):

@@ -1,7 +1,7 @@
 """Histogram of late rows by the additional lateness that would have kept them, in powers of two.
 
 more lateness   0    125 ms   250 ms   500 ms    1 s      2 s   …
-step                 0        1        2         3        4         1 s more would have kept a row at step 3
+step                 0        1        2         3        4         1 s more would have kept a row in step 3
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from slackwater.core.time import duration_text
 FIRST_US = 125_000
 STEPS = 46
 EDGES: Int64s = FIRST_US << np.arange(STEPS, dtype=np.int64)
-ENOUGH = 0.9  # share of the late rows that the advised lateness would have kept
-NEVER = "never"  # key of the rows that no lateness would have kept
+ENOUGH = 0.9  # share of the late rows that the recommended lateness would have kept
+NEVER = "never"  # key for the rows that no lateness would have kept
 
 
 def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
-    """Return the number of late rows by step.
+    """Count late rows by histogram step: by how much additional lateness would have kept them.
 
-    `missed_us`: the additional lateness (µs) that would have kept each row. `rows`: how many rows each entry stands
-    for.
+    `missed_us`: the additional lateness (µs) that would have kept each entry. `rows`: the number of rows in each entry.
     """
     weights = np.ones(len(missed_us), dtype=np.int64) if rows is None else rows
     totals = np.zeros(STEPS + 1, dtype=np.int64)
@@ -40,7 +39,7 @@ def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[st
 def update_histogram(
     before: Mapping[str, Any], judged: int, late: Iterable[Mapping[str, int]], of_us: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the counts of a commit after an epoch. They restart from zero if the lateness of a source changed.
+    """Return the counts of a commit after an epoch. They restart from zero if the lateness of any source changed.
 
     Args:
         before: the counts of the previous commit.
@@ -57,7 +56,7 @@ def update_histogram(
 
 @dataclass(frozen=True)
 class LatenessOption:
-    """The effect of `more_us` more lateness (µs) on every source: at most `late` rows would still be late.
+    """The effect of `more_us` additional lateness (µs) for every source: at most `late` rows would still be late.
 
     `share`: the share of all rows that would have been kept. `lateness_us`: the resulting lateness; None if the sources
     have different ones.
@@ -71,11 +70,11 @@ class LatenessOption:
 
 @dataclass(frozen=True)
 class LatenessStats:
-    """Late rows and the options that would have kept them.
+    """Late rows, and the options that would have kept them.
 
-    `rows`: rows compared with the watermark at the current lateness; `late`: the late ones among them. `share`: the
-    share that was kept. `chances`: one option per step, up to the one that keeps all. `advice`: the first option that
-    keeps ENOUGH of the late rows; None if no row was late.
+    `rows`: rows compared with the watermark at the current lateness; `late`: the late ones among them; `share`: the
+    share of rows that were not late. `chances`: one option per step, up to the option that keeps every row. `advice`:
+    the first option that keeps ENOUGH of the late rows; None if no row was late.
     """
 
     rows: int
@@ -89,7 +88,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Return the statistics of a commit's counts, as `update_histogram` writes them. Empty counts give NOTHING's values.
+    """Compute statistics from a commit's counts, as written by `update_histogram`. Empty counts give NOTHING's values.
 
     `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
     """
@@ -126,7 +125,7 @@ def advice_text(stats: LatenessStats) -> str | None:
 
 
 def format_percent(share: float) -> str:
-    """Return a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than 100."""
+    """Format a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than 100."""
     for digits in (1, 2, 3, 4):
         cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
         if share <= 0.999 or cut > 99.9:

@@ -1,4 +1,4 @@
-"""Names of local files as people write them."""
+"""Names of local files as users write them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Representations of values in notebooks and terminals.
 
-The rooms that render are above this one, so they are imported by name when they are needed.
+The packages that render values are higher up in the layering, so they are imported lazily, by name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from importlib import import_module
 
 
 class NotebookRepr:
-    """Mixin for an HTML representation. `slackwater.ui.notebook` renders each class that derives from this one."""
+    """Mixin for an HTML representation. `slackwater.ui.notebook` renders each class that derives from it."""
 
     def _repr_html_(self) -> str:
         html: str = import_module("slackwater.ui.notebook").to_html(self)
@@ -17,7 +17,7 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Mixin whose `str()` is the output of the command of the same name (`slackwater.cli.value_text`).
+    """Mixin that makes `str()` return the output of the command of the same name (`slackwater.cli.value_text`).
 
     `repr()` shows the fields.
     """

@@ -1,7 +1,7 @@
 """Column names that Slackwater adds to frames of source rows.
 
-A source that has a column of such a name is refused at the start. A stage may not read or emit any name that begins
-with `__`, see `config.value_parsers.name_problem`.
+A source with a column of such a name is rejected at the start. Stages cannot read or emit names that begin with `__`;
+see `config.value_parsers.name_problem`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ROW_COLUMNS = frozenset(
 
 
 def reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
-    """Return the columns of a source that have a reserved name. Spark ignores the case of names.
+    """Return the columns of a source that have a reserved name. Case is ignored, as in Spark.
 
-    `declared`: the columns are from a config, where no reader has added `_corrupt_record` yet.
+    `declared`: the columns come from a config, to which no reader has added `_corrupt_record` yet.
     """
 
     def is_taken(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Column types. A type has one name, Spark's, and Arrow and Polars counterparts.
+"""Column types. Each type is named as in Spark, and has an Arrow and a Polars counterpart.
 
 Keys and inputs are scalars. Results may also be `array<T>`, `map<K,V>` and `struct<name:T,…>`.
 """
@@ -34,7 +34,7 @@ _MEMBER = re.compile(r"\s*([^:<>,]+?)\s*:\s*(.+?)\s*")
 
 INTEGERS = ("tinyint", "smallint", "int", "bigint")
 FLOATS = ("float", "double")
-MAX_TEXT = 100_000  # characters of a column with its type, in a fingerprint
+MAX_TEXT = 100_000  # maximum length of a column with its type, in a fingerprint
 NUMBERS = (*INTEGERS, *FLOATS, "decimal")
 
 
@@ -120,7 +120,7 @@ class Field:
 
 
 def field_of(text: object) -> Field:
-    """Parse a column as fingerprints store it: name, space, type. Raises TypeError for any other text.
+    """Parse a column in the form stored in fingerprints: name, space, type. Raises TypeError for any other text.
 
     Names and struct types may contain spaces. The text is split at the first space that is followed by a valid type.
     """
@@ -135,14 +135,14 @@ def is_type(text: str) -> bool:
     """Return whether the text is the name of a column type. Never raises."""
     try:
         field = Field("", text)
-        # long runs of spaces make the expression for struct members slow
+        # long runs of spaces would make the regular expression for struct members slow
         return len(text) <= MAX_TEXT and "  " not in text and field.is_result_type and field.polars is not None
     except (LookupError, TypeError, ValueError, OverflowError, RecursionError, pl.exceptions.PolarsError):
         return False
 
 
 def sql_type(kind: pl.DataType) -> str:
-    """Return Spark's name of a Polars type."""
+    """Return Spark's name for a Polars type."""
     if isinstance(kind, pl.Map):
         return f"map<{sql_type(kind.key)},{sql_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
     if isinstance(kind, pl.List):
@@ -155,7 +155,7 @@ def sql_type(kind: pl.DataType) -> str:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """Split the text at the commas that are not inside brackets."""
+    """Split the text at commas that are not inside brackets."""
     depth = start = 0
     for index, character in enumerate(text):
         depth += (character in "<(") - (character in ">)")

@@ -1,4 +1,4 @@
-"""Parser for texts that are times: a year of four digits, month and day, then a time of day, then a zone.
+"""Parser for strings that are times: a four-digit year, month and day, then a time of day, then a zone.
 
 The rule is in docs/semantics.md.
 """
@@ -34,7 +34,7 @@ def _zone(name: str) -> dt.tzinfo | None:
 
 
 def text_time_us(text: str) -> int | None:
-    """Return the microseconds since 1970 of a text that is a time; None for other texts. A text without a zone is UTC."""
+    """Parse a string that is a time to microseconds since 1970; None for other strings. Without a zone, it is in UTC."""
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

@@ -1,1 +1,1 @@
-"""Static checks of SQL texts against their input columns, without Spark. This room knows columns and types, not configs."""
+"""Static checks of SQL against its input columns, without Spark. This package knows columns and types, not configs."""

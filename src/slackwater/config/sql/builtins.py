@@ -1,4 +1,4 @@
-"""Functions and keywords of Spark SQL. The names of functions are those of `SHOW FUNCTIONS` in Spark 4.3."""
+"""Functions and keywords of Spark SQL. The function names are those of `SHOW FUNCTIONS` in Spark 4.3."""
 
 from __future__ import annotations
 

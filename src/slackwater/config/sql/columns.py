@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class KnownColumns:
-    """Columns by name, with their types as Spark prints them (None: unknown). `is_complete`: there are no other columns.
+    """Columns by name, with their types as Spark prints them (None: unknown).
+
+    `is_complete`: there are no other columns.
 
     `groupable`: the case-folded names by which rows may be grouped (see `config.groupable_columns`), as far as this
-    check follows them.
+    check tracks them.
     """
 
     types: Mapping[str, str | None] = field(default_factory=dict)
@@ -30,17 +32,17 @@ UNKNOWN = KnownColumns()
 
 @dataclass
 class Findings:
-    """Findings in one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
+    """Findings about one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
 
     problems: list[str] = field(default_factory=list)
     non_row_wise: set[str] = field(default_factory=set)
     undecided: list[str] = field(default_factory=list)
-    catalog_tables: list[str] = field(default_factory=list)  # names of tables that a catalog may contain
+    catalog_tables: list[str] = field(default_factory=list)  # names of tables that may come from a catalog
 
 
 @dataclass
 class Scope:
-    """The tables of one SELECT by alias, and the aliases of its list that later items may use."""
+    """The tables of one SELECT by alias, and the aliases in its list that later items may use."""
 
     tables: list[tuple[str, KnownColumns]]
     aliases: dict[str, str | None] = field(default_factory=dict)
@@ -63,7 +65,7 @@ def function_columns(names: Sequence[str]) -> KnownColumns:
 
 
 def rename_columns(columns: KnownColumns, names: Sequence[str]) -> KnownColumns:
-    """Return columns with the names of an alias, `AS t(a, b)`."""
+    """Rename columns by an alias such as `AS t(a, b)`."""
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.is_complete:

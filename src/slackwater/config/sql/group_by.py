@@ -1,4 +1,4 @@
-"""Decides whether a SELECT groups rows by a bound of their window. What it cannot decide, the start of a run decides."""
+"""Decides whether a SELECT groups rows by a bound of their window. If this is unclear, the start of a run decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def groups_by_bound(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
-    """Return whether a GROUP BY or PARTITION BY names a window bound, or may name one."""
+    """Return whether a GROUP BY or PARTITION BY uses, or may use, a window bound."""
     from sqlglot import exp
 
     if not scope.may_group:
@@ -37,7 +37,7 @@ def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
 
 
 def item_aliases(node: exp.Select) -> dict[str, exp.Expr]:
-    """Return the aliases of a SELECT's items and their expressions. GROUP BY may use them."""
+    """Return the aliases of a SELECT's items with their expressions. GROUP BY may use them."""
     from sqlglot import exp
 
     return {item.alias.casefold(): item.this for item in node.expressions if isinstance(item, exp.Alias)}

@@ -1,4 +1,4 @@
-"""Splits a SQL text into words, texts, quoted names and signs like Spark's lexer. Comments are skipped.
+"""A lexer that splits SQL into words, strings, quoted names and signs as Spark does. Comments are skipped.
 
 SELECT n, `a b` -- note          word SELECT · word n · sign , · name `a b`
 DATE 'today'                     word DATE · text 'today'
@@ -22,7 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|
 
 
 class UnreadableError(Exception):
-    """The lexer cannot split a text. `open_quote`: a quote is not closed, which Spark refuses too."""
+    """The lexer cannot split a text. `open_quote`: a quote is not closed, which Spark rejects too."""
 
     def __init__(self, line: str, open_quote: bool = False) -> None:
         super().__init__(line)
@@ -66,7 +66,7 @@ def tokens(sql: str) -> list[Token]:
 
 
 def strip_semicolon(sql: str) -> str:
-    """Return a query without the `;` and the comments at its end; unchanged if it cannot be split."""
+    """Remove the `;` and comments at the end of a query; return it unchanged if it cannot be split."""
     try:
         parts = tokens(sql)
     except UnreadableError:
@@ -77,7 +77,7 @@ def strip_semicolon(sql: str) -> str:
 
 
 def clock_times(sql: str) -> list[str]:
-    """Return time literals that depend on the clock (`DATE 'today'`); none if the text cannot be split."""
+    """Return time literals that depend on the clock (`DATE 'today'`), or nothing if the text cannot be split."""
     try:
         parts = tokens(sql)
     except UnreadableError:
@@ -87,12 +87,12 @@ def clock_times(sql: str) -> list[str]:
 
 
 def depends_on_clock(text: str) -> bool:
-    """Return whether Spark reads a text as a time that depends on the clock."""
+    """Return whether Spark reads a string as a time that depends on the clock."""
     return bool(_CLOCK.match(text))
 
 
 def _value(text: str) -> str:
-    """Return the value of a text literal."""
+    """Return the value of a string literal."""
     if text[0] in "rR":
         return text[2:-1]
 
@@ -105,7 +105,7 @@ def _value(text: str) -> str:
 
 
 def _comment(sql: str, position: int) -> int:
-    """Return the end of a `/* */` comment, which may contain nested ones."""
+    """Return the end of a `/* */` comment, which may contain nested comments."""
     depth = 0
     for match in re.compile(r"/\*|\*/").finditer(sql, position):
         depth += 1 if match[0] == "/*" else -1

@@ -1,4 +1,4 @@
-"""Parses a SQL text, or says why not: Spark refuses it for certain, or this parser cannot read it."""
+"""Parses SQL. If that fails, says whether Spark would certainly reject it, or this parser just cannot read it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ STATEMENTS = frozenset(
 
 
 class SqlSyntaxError(Exception):
-    """A text that Spark certainly refuses as a query. The text is the end of a message."""
+    """Raised for a text that Spark would certainly reject as a query. The message is meant to end a sentence."""
 
 
 class UnsupportedSyntax(Exception):  # noqa: N818
-    """A text that this parser cannot read, although Spark may."""
+    """Raised for a text that this parser cannot read, although Spark might."""
 
 
 def parse_query(sql: str) -> exp.Expr:
     """Return the syntax tree of a query.
 
-    Raises SqlSyntaxError if it is certainly not a query, else UnsupportedSyntax.
+    Raises SqlSyntaxError if the text is certainly not a query, otherwise UnsupportedSyntax.
     """
     import sqlglot
     from sqlglot.errors import ParseError, SqlglotError
@@ -66,7 +66,7 @@ def parse_query(sql: str) -> exp.Expr:
 
 
 def _words(sql: str) -> list[lexical.Token]:
-    """Return the tokens of a query, without the `;` at its end. Raises SqlSyntaxError if it is certainly not a query."""
+    """Return the tokens of a query, without a final `;`. Raises SqlSyntaxError if the text is certainly not a query."""
     try:
         words = lexical.tokens(sql)
     except lexical.UnreadableError as error:
@@ -101,7 +101,7 @@ def _words(sql: str) -> list[lexical.Token]:
 
 
 def _misspelled(sql: str, words: Sequence[lexical.Token]) -> tuple[str, str] | None:
-    """Return a word that is nearly a keyword, and that keyword, if the text can be parsed with it."""
+    """Return a word that is nearly a keyword, and that keyword, if replacing it makes the text valid."""
     import sqlglot
 
     for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:

@@ -1,4 +1,4 @@
-"""Types of expressions, where they are obvious, and the output columns of a SELECT list."""
+"""Types of expressions where they are obvious, and the output columns of a SELECT list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def type_of(node: exp.Expr, scope: Scope) -> str | None:
-    """Return the type of an expression; None if it is not obvious."""
+    """Return the type of an expression, or None if it is not obvious."""
     from sqlglot import exp
 
     if isinstance(node, exp.Paren):
@@ -39,7 +39,7 @@ def type_of(node: exp.Expr, scope: Scope) -> str | None:
 
 
 def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
-    """Return the output columns of one SELECT item, and whether these are all."""
+    """Return the output columns of one SELECT item, and whether these are all of them."""
     from sqlglot import exp
 
     if isinstance(item, exp.Star):
@@ -61,7 +61,7 @@ def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], b
         return dict.fromkeys(inner, type_of(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
     own_name = isinstance(item, exp.Dot) or name in GENERATORS
-    return {}, not own_name  # else its name is its text, with parentheses or operators
+    return {}, not own_name  # otherwise its name is its text, with parentheses or operators
 
 
 def _star_columns(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:

@@ -1,6 +1,6 @@
-"""Resolves a SQL text against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
+"""Resolves SQL against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
 
-It reports only what is certain. An unknown table, type or construct makes columns unknown, never wrong. Names are
+It only reports what is certain. An unknown table, type or construct makes columns unknown, never wrong. Names are
 resolved as in Spark: case-insensitive, with lateral aliases; output columns keep their spelling.
 """
 
@@ -27,7 +27,7 @@ def resolve_query(
 ) -> KnownColumns:
     """Return the output columns of a query over these tables, and add to `findings`.
 
-    `rows`: names that users write instead of `source` by mistake.
+    `rows`: names that users mistakenly write instead of `source`.
     """
     try:
         tree = parse_query(sql)
@@ -49,7 +49,7 @@ def resolve_query(
 
 
 def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> str | None:
-    """Return the type of an expression over one row's columns, None if it is unknown, and add to `findings`."""
+    """Return the type of an expression over one row's columns (None if unknown), and add to `findings`."""
     from sqlglot import exp
 
     try:
@@ -78,7 +78,7 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of a query: its columns, and the non-row-wise constructs in its definition."""
+    """A table in a query: its columns, and the non-row-wise constructs in its definition."""
 
     columns: KnownColumns
     non_row_wise: set[str]
@@ -101,7 +101,7 @@ def _is_all(node: Any) -> bool:
 class QueryResolver:
     """Walks a query from its tables to its SELECT list.
 
-    `tables`: their names. `rows`: names that users write instead of `source` by mistake.
+    `tables`: the known tables. `rows`: names that users mistakenly write instead of `source`.
     """
 
     findings: Findings
@@ -271,5 +271,5 @@ class QueryResolver:
             scope.merged.add(name.name.casefold())
         if join.args.get("on"):
             NameResolver(scope, self.findings.problems, beyond).check(join.args["on"])
-        if kind in ("SEMI", "ANTI"):  # only the condition of the join sees the other table
+        if kind in ("SEMI", "ANTI"):  # only the condition of the join can see the other table
             del scope.tables[before:]

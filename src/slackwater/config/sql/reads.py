@@ -1,6 +1,6 @@
-"""Checks on the syntax tree that the rows of `source` pass through each part of a query, once.
+"""Checks on the syntax tree that a query passes on each row of `source`, exactly once.
 
-source                                   rows: each is emitted with the epoch that reads it
+source                                   rows: each is emitted in the epoch that reads it
 users, range(3), VALUES (1)              fixed: the same in every epoch
 rows JOIN fixed                          rows
 rows JOIN rows                           refused: a row would meet only the rows that its epoch happens to read
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SELF_JOIN = "source joined with itself (a join stage does that)"
 CONSTANT = "UNION ALL with rows that are not from source"
 NO_SOURCE = "no row of source (write SELECT … FROM source)"
-LOOKUP_JOINS = {  # messages for a lookup on the left of source, by join type
+LOOKUP_JOINS = {  # messages for a lookup to the left of source, by join type
     "LeftOuter": "a lookup LEFT JOIN source (write source LEFT JOIN lookup)",
     "LeftSemi": "a lookup LEFT SEMI JOIN source (write source LEFT SEMI JOIN lookup)",
     "LeftAnti": "a lookup LEFT ANTI JOIN source (write source LEFT ANTI JOIN lookup)",
@@ -27,7 +27,7 @@ LOOKUP_JOINS = {  # messages for a lookup on the left of source, by join type
 
 
 def refused_reads(tree: exp.Expr) -> set[str]:
-    """Return the reasons to refuse a query because of what it reads; empty if that cannot be decided."""
+    """Return the reasons to reject a query because of what it reads; empty if that cannot be decided."""
     refused = set[str]()
     if _SourceReferences(refused).query(tree, {}) is False and not refused:
         refused.add(NO_SOURCE)

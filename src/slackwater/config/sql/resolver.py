@@ -1,4 +1,4 @@
-"""Resolves names in expressions over the tables of one SELECT: missing columns and functions, non-row-wise functions."""
+"""Resolves names in expressions over the tables of one SELECT: finds unknown names and non-row-wise functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NameResolver:
-    """Checks expressions over one scope. Mistakes go to `problems`, non-row-wise constructs to `non_row_wise`."""
+    """Checks expressions within one scope. Mistakes go to `problems`, non-row-wise constructs to `non_row_wise`."""
 
     scope: Scope
     problems: list[str]
@@ -58,7 +58,7 @@ class NameResolver:
         self.check_children(node)
 
     def check_children(self, node: exp.Expr) -> None:
-        """Check the children of a node as `judge` does."""
+        """Check the children of a node like the node itself."""
         for child in node.iter_expressions():
             self.check(child)
 
@@ -146,7 +146,7 @@ class NameResolver:
 
 
 def _variables(node: exp.Expr) -> Iterator[str]:
-    """Yield the variables of the lambdas around a node."""
+    """Yield the variables of the lambdas that enclose a node."""
     from sqlglot import exp
 
     parent = node.parent

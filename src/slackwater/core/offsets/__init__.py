@@ -2,10 +2,10 @@
 
     files   {"segments": ["offsets/000000007-…jsonl"], "count": 3, "changed": {"count": 1, "last": ["/in/a.json"]}}
     Kafka   {"clicks": {"0": 1200, "1": 1180}}
-    tables  {"table": "8a1c…", "version": 12}                                     all of version 12 and earlier ones
+    tables  {"table": "8a1c…", "version": 12}                                     version 12 and all earlier ones
             {"table": "8a1c…", "version": 12, "files": 3, "content": true}        three files of the content of version 12
 
-A source that only Spark's checkpoint can continue has no offsets here.
+A source that only Spark's checkpoint can resume has no offsets here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ KINDS: tuple[type[Offsets], ...] = (
     TableOffsets,
     FileOffsets,
     KafkaOffsets,
-)  # Kafka's keys are names of topics, so it must be tried last
+)  # Kafka's keys are topic names, so it must be tried last
 
 
 def parse_offsets(stored: Any) -> Offsets | None:
     """Return the offsets that a commit stores.
 
-    A state is not trusted: raises ValueError for anything that no commit contains.
+    The state is not trusted: raises ValueError for anything that a commit cannot contain.
     """
     if stored is None or isinstance(stored, Offsets):
         return stored

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 @dataclass(frozen=True)
 class ChangedFiles:
-    """Files that changed after they were read: their number, and the names of the `last` ones."""
+    """Files that changed after they were read: their number, and the names of the most recent ones (`last`)."""
 
     count: int = 0
     last: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class ChangedFiles:
 class OffsetChange(NamedTuple):
     """The effect of new offsets on one part of a source, as text.
 
-    `rereads`: rows are read again. `skips_rows`: rows are never read.
+    `rereads`: rows will be read again. `skips_rows`: rows will never be read.
     """
 
     part: str
@@ -33,24 +33,27 @@ class OffsetChange(NamedTuple):
     skips_rows: bool = False
 
 
-OffsetLookup = Callable[[str | int], "Offsets"]  # returns the offsets of "earliest", "latest" or a time (µs)
+OffsetLookup = Callable[[str | int], "Offsets"]  # returns the offsets for "earliest", "latest" or a time (µs)
 NEEDS_FILE = "give the pipeline's TOML file as WHERE"
 
 
 class Offsets(ABC):
-    """The position up to which one source was read. Immutable; without arguments, nothing was read."""
+    """The position up to which one source was read. Immutable; constructed without arguments, nothing was read."""
 
     @classmethod
     @abstractmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self | None:
         """Return the offsets that a commit stores; None if they are of another kind.
 
-        Raises ValueError for anything that no commit contains.
+        Raises ValueError for anything that a commit cannot contain.
         """
 
     @classmethod
     def coerce(cls, offsets: Offsets | None) -> Self:
-        """Return `offsets` if they are of this kind, else empty ones: the source was of another kind before."""
+        """Return `offsets` if they are of this kind.
+
+        Otherwise return empty offsets, since the source used to be of another kind.
+        """
         return offsets if isinstance(offsets, cls) else cls()
 
     @abstractmethod
@@ -59,31 +62,34 @@ class Offsets(ABC):
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
-        """Return names and positions, for tables that people read."""
+        """Return names and positions, for tables shown to users."""
 
     @abstractmethod
     def describe(self) -> str:
-        """Return where reading continues, as in `after 3 files`."""
+        """Describe where reading continues, as in `after 3 files`."""
 
     @abstractmethod
     def changes(self, before: Offsets | None) -> Sequence[OffsetChange]:
-        """Return the effects of continuing here instead of at `before`."""
+        """Return the effects of continuing here rather than at `before`."""
 
     @abstractmethod
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
-        """Return the offsets for a start at a word or a time (µs).
+        """Return the offsets for a start at "earliest", "latest" or a time.
 
         Args:
-            prefix: the beginning of error messages, which names the option.
-            start: "earliest", "latest" or a time.
-            lookup: asks the system of the source for offsets; None without its config.
+            prefix: the prefix of error messages, which names the option.
+            start: "earliest", "latest" or a time (µs).
+            lookup: requests offsets from the source's system; None if its config is missing.
 
-        Raises StartError, also for a `start` that this kind does not support.
+        Raises StartError, also if this kind does not support `start`.
         """
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """Names of the lists next to the state that belong to these offsets. Empty if a commit holds them completely."""
+        """Names of the lists next to the state that are part of these offsets.
+
+        Empty if the commit contains the offsets entirely.
+        """
         return ()
 
     @property
@@ -101,7 +107,7 @@ def is_count(value: Any) -> bool:
 
 
 def count_of_files(value: Any) -> int:
-    """Return a stored number of files. Raises ValueError if it is not a count."""
+    """Parse a stored number of files. Raises ValueError if it is not a count."""
     if not is_count(value):
         raise ValueError(f"{str(value)[:100]!r} is not a number of files")
     return int(value)

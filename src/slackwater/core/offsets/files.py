@@ -1,4 +1,4 @@
-"""Offsets of file sources. Files have no order, so all files that were read are listed next to the state."""
+"""Offsets of file sources. Files have no order, so every file that was read is listed next to the state."""
 
 from __future__ import annotations
 

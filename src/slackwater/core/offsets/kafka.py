@@ -1,7 +1,7 @@
 """Offsets of Kafka sources: the next offset of each partition, and the id of each topic.
 
-A topic that is deleted and created again keeps its name and gets another id. Offsets of the old topic mean nothing in
-the new one.
+A topic that is deleted and recreated keeps its name, but gets another id. Offsets in the old topic mean nothing in the
+new one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from slackwater.errors import StartError
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
 V = TypeVar("V")
 _PARTITIONS = 8  # the maximum number of partitions in a description
-_IDS = "#ids"  # in the stored form, next to the topics: no topic has this name
+_IDS = "#ids"  # key in the stored form, next to the topics: no topic has this name
 
 
 def group_by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
-    """Group values per (topic, partition) by topic, in the form that Spark writes."""
+    """Group values by topic that are keyed by (topic, partition), in the form that Spark writes."""
     topics: dict[str, dict[str, V]] = {}
     for (topic, partition), offset in offsets.items():
         topics.setdefault(topic, {})[str(partition)] = offset

@@ -1,4 +1,4 @@
-"""Offsets of table sources: a position in the order of a table's versions."""
+"""Offsets of table sources: a position in the sequence of a table's versions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slackwater.errors import StartError
 
 @dataclass(frozen=True)
 class TableOffsets(Offsets):
-    """How far a table was read, in the order of its versions.
+    """How far a table was read, in the sequence of its versions.
 
     `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table or
-    the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: how
-    many files were read; None for all. `content`: `files` counts the content of the version, not the files that it
-    added.
+    the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: the
+    number of files that were read; None for all. `content`: `files` counts files of the version's content, not files
+    that the version added.
     """
 
     table: str = ""
@@ -48,7 +48,7 @@ class TableOffsets(Offsets):
 
     @property
     def fully_read(self) -> TableOffsets:
-        """These offsets with all files of the version read."""
+        """Return these offsets with all files of the version read."""
         return replace(self, files=None, content=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class TableOffsets(Offsets):
         return [OffsetChange("versions", was, "what it holds", "all of it again" if again else "", rereads=again)]
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
-        """Return the offsets for "earliest" (the content at the next run) or "latest" (changes after now)."""
+        """Return the offsets for "earliest" (the content at the next run) or "latest" (changes from now on)."""
         if start == "earliest":
             return TableOffsets(files=0, content=True)
         if start != "latest":
@@ -81,7 +81,7 @@ class TableOffsets(Offsets):
         return lookup("latest")
 
     def __str__(self) -> str:
-        """Return the position as text: `version 12`, or `3 files of version 12`."""
+        """Format the position: `version 12`, or `3 files of version 12`."""
         if self.version < 0:
             return "its first version" if self.table else "nothing"
         version = f"version {self.version}" if self.sequence is None else f"snapshot {self.version} ({self.sequence})"
