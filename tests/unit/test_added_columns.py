@@ -104,5 +104,5 @@ def test_a_table_that_this_state_has_not_written_to_gets_no_columns(pipeline: Pi
     ],
     ids=["one more", "in another order", "the same", "one is gone", "another type"],
 )
-def test_a_join_goes_on_with_columns_that_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
+def test_a_join_continues_when_columns_are_only_added(now: list[list[str]], new: list[list[str]] | None) -> None:
     assert added_columns.added_side_columns([["k string"], ["x int"]], now) == new

@@ -33,8 +33,8 @@ def metas(text: str) -> tuple[SegmentMeta, ...]:
         ("abc", "xbcy", 0, "xbcy"),  # an epoch has merged "a" itself: its rows would be in the state twice
         ("abc", "xab", 0, "xab"),
         ("abc", "xy", 0, "xy"),
-        ("dab", "aby", 10, "My"),  # "d" was dropped, as all its rows are over
-        ("dab", "aby", 9, "aby"),  # who took "d" away was somebody else
+        ("dab", "aby", 10, "My"),  # "d" was dropped, because all its rows are expired
+        ("dab", "aby", 9, "aby"),  # "d" was removed for another reason
         ("ade", "ay", 10, "My"),
         ("dea", "y", 99, "y"),
         ("ab", "axb", 0, "axb"),
@@ -77,7 +77,7 @@ def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store:
     segments = piled(store, range(8))
     assert len(segments) == 8
     merged(store)
-    store.collect_garbage()  # what no commit names yet is spared
+    store.collect_garbage()  # segments that no commit names yet are kept
     shard = store.shard(0, 1, 8, segments)
     assert len(shard.metas) == 1
     assert shard.reader(LOGIC).scan().sort("user").equals(rows("a", "b", "c"))
@@ -85,7 +85,7 @@ def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store:
     assert [m.file for m in after[:1]] == [m.file for m in shard.metas]
     assert len(after) == 2
     assert not store._merger.epochs
-    piled(store, range(9, 17), after)  # the commits that name the eight are let go of
+    piled(store, range(9, 17), after)  # the commits that name the eight segments expire
     merged(store)
     store.collect_garbage()
     names = {path.name for path in (Path(store.root) / "segments").iterdir()}
@@ -109,7 +109,7 @@ def test_an_error_of_the_background_merge_ends_the_next_epoch(store: FilesStore)
     staged = shard.stage(LOGIC, rows("a"), LOGIC.empty_state(), ALIVE)
     committed = store.commit(commit(7, segments=(staged,))).stages[0].segments[0]
     merged(store)
-    store.commit(commit(8, segments=(committed,)))  # which is made, whatever merging met
+    store.commit(commit(8, segments=(committed,)))  # the commit succeeds although the merge failed
     with pytest.raises(StateError, match=r"segments/.*arrow"):
         store.shard(0, 1, 9, committed)
 

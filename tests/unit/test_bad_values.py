@@ -123,7 +123,7 @@ def test_the_line_of_a_bad_json_record_is_found(tmp_path: Path) -> None:
     file.write_text('{"user": "ann", "s": {"a": 1}}\n')
     assert find_lines_in_file(nested, str(file), [Record(row={"user": "ann", "s": {"a": 1}})]) == [
         None
-    ]  # cannot be told
+    ]  # not distinguishable
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_an_epoch_far_over_the_floor_misses_its_goal() -> None:
     assert row_of(lines(case), "Times the floor", CASE.name).endswith("MISSED")
 
 
-def test_the_floor_emits_nothing_and_its_counts_are_no_difference() -> None:
+def test_the_floor_emits_nothing_and_its_counts_are_not_compared() -> None:
     assert compared()["same_output"]
     differing = compared(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
     assert not differing["same_output"]
@@ -203,7 +203,7 @@ def test_two_reports_are_compared_case_by_case(tmp_path: Path, capsys: pytest.Ca
     ]
     assert slackwater_row[2:] == ["1.50", "0.75", "0.50", "2.00", "1.00", "0.50", "300", "300", "1.00"]
     floor_rows = [line.split() for line in printed if line.startswith(f"{CASE.name} ") and f" {FLOOR} " in line]
-    assert floor_rows[1][2:] == ["1.25", "0.62", "0.50"]  # next to the floor of the same run
+    assert floor_rows[1][2:] == ["1.25", "0.62", "0.50"]  # relative to the floor of the same run
 
 
 def test_different_machines_are_compared_only_with_unlike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,13 +245,13 @@ def look(epoch: int, **changed: float) -> flat.Look:
 def test_growth_over_the_epochs_is_measured() -> None:
     looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
     growth = flat.growth(looks)
-    assert growth["open_files"] == (9, 36, 4)  # the first four are compilers at work
+    assert growth["open_files"] == (9, 36, 4)  # during the first four epochs, compilers run
     assert growth["seconds"] == (2, 2, 1)
     assert growth["state_files"] == (0, 0, 1)
     assert flat.growth(looks[:1])["seconds"] == (9, 9, 1)
 
 
-def test_the_plot_is_a_file_of_its_own_with_a_line_per_figure() -> None:
+def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
     looks = [look(100 * n, open_files=n)._asdict() for n in range(1, 5)]
     plot = ElementTree.fromstring(drawn([sample["epoch"] for sample in looks], looks))
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]

@@ -112,7 +112,7 @@ def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> No
         CaseTest.read(file)
 
 
-def test_the_schema_takes_what_is_right_and_refuses_unknown_keys(tmp_path: Path) -> None:
+def test_the_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path) -> None:
     valid = Draft202012Validator(json_schema.build_schema(case_file.TestCase, "tests"))
     page = DOCS.read_text().partition("```toml\n")[2].partition("```")[0]
     assert not [e.message for e in valid.iter_errors(json.loads(json.dumps(tomllib.loads(page), default=str)))]
@@ -418,7 +418,9 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
         test.crash("commit.after", shards=3)
         test.pipe([{"user_id": "u1", "ts": time_text("11:00")}])
         test.restart(shards=1)
-        test.pipe([{"user_id": "u2", "ts": time_text("09:00")}])  # late, and heard though the config only counts it
+        test.pipe(
+            [{"user_id": "u2", "ts": time_text("09:00")}]
+        )  # late, and reported although the config only counts it
         test.flush()
         result = test.result()
     assert sorted(result.table["clicks"]) == [1, 2]

@@ -152,7 +152,9 @@ def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, m
     assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')
 
 
-def test_a_bug_shows_its_stack_trace_when_asked(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_its_stack_trace_with_slackwater_debug(
+    slackwater: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
     failing(monkeypatch, KeyError("gone"))
     with pytest.raises(KeyError, match="gone"):

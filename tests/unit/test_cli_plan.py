@@ -58,7 +58,7 @@ def changes_by_key(text: str) -> dict[str, KeyChange]:
     return {c.key: c for c in compared.changes}
 
 
-def test_without_a_state_it_says_so(say: Say) -> None:
+def test_plan_without_a_state_says_so(say: Say) -> None:
     assert say(SESSION) == (0, ["law: there is no state yet: the next start begins it"])
     in_memory = TUMBLING.split("[state_store]")[0]
     assert say(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])

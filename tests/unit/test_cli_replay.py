@@ -145,7 +145,7 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
         f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )
-    with pytest.raises(StartError, match="there is no state yet"):  # the others would go on
+    with pytest.raises(StartError, match="there is no state yet"):  # the others would be replayed
         replay_dead_letters(spec, lambda letters: letters.filter(pl.col("reason") != "late"))  # type: ignore[arg-type]
 
 

@@ -154,7 +154,7 @@ def test_the_live_view_shows_every_number() -> None:
     assert "━" in text.splitlines()[-1]
 
 
-def test_the_live_view_has_a_bar_only_where_the_end_is_known() -> None:
+def test_the_live_view_has_a_bar_only_if_the_end_is_known() -> None:
     assert "━" not in shown(STATUS)
 
 
@@ -327,7 +327,7 @@ def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int
     assert len(err.splitlines()) == 1
 
 
-def test_a_signal_may_come_while_the_run_looks_at_the_stop_event() -> None:
+def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
     """`Event.wait` holds the event's lock for a moment, in the very thread that handles signals."""
     said: list[str] = []
 

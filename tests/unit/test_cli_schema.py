@@ -25,7 +25,7 @@ def test_the_schema_is_printed(slackwater: Command) -> None:
     assert json.loads(said.out) == json_schema.build_schema()
 
 
-def test_check_says_where_the_wrong_keys_are_documented(slackwater: Command, tmp_path: Path) -> None:
+def test_check_links_to_the_docs_of_wrong_keys(slackwater: Command, tmp_path: Path) -> None:
     wrong = BASE.replace("gap_ms", "gapp").replace('path = "out"', 'pth = "out"').replace('as = "events"', 'as = ""')
     (tmp_path / "p.toml").write_text(wrong)
     *lines, places, count = slackwater("check", "p.toml").err.splitlines()

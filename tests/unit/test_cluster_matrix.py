@@ -8,7 +8,7 @@ from tests.e2e.cluster_matrix import FAULTS, KINDS, STORES, in_turn, per, reques
 from tests.e2e.results_table import Table
 
 
-def test_each_cell_comes_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:
+def test_each_cell_appears_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:
     cells = list(in_turn(KINDS, list(STORES), FAULTS))
     expected = {(k, s, f) for k in KINDS for s in STORES for f in FAULTS if f != "storage" or s == "s3"}
     assert len(cells) == len(expected) == 52 and set(cells) == expected

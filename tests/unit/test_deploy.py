@@ -107,7 +107,7 @@ def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
 
 
 def test_the_dashboard_is_valid_for_grafana() -> None:
-    assert DASHBOARD["id"] is None  # else it would replace another
+    assert DASHBOARD["id"] is None  # otherwise it would replace another dashboard
     assert DASHBOARD["uid"] == "slackwater"
     ids = [p["id"] for p in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
@@ -124,7 +124,7 @@ def test_the_dashboard_is_valid_for_grafana() -> None:
             assert "{{pipeline}}" in target["legendFormat"]
 
 
-def test_no_panel_lies_over_another() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     taken: dict[tuple[int, int], int] = {}
     for panel in DASHBOARD["panels"]:
         grid = panel["gridPos"]

@@ -60,7 +60,7 @@ def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
         (("spec", "template", "spec", "terminationGracePeriodSeconds"), "2m"),
     ],
 )
-def test_the_schema_refuses_what_kubernetes_would(path: tuple[Any, ...], value: Any) -> None:
+def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: Any) -> None:
     document = copy.deepcopy(deployed.deployment())
     parent: Any = document
     for step in path[:-1]:
@@ -216,7 +216,7 @@ def test_the_compose_file_is_valid() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("imagee", "x"), ("stop_grace_period", 2.5), ("ports", "9090:9090")])
-def test_the_schema_refuses_what_compose_would(key: str, value: Any) -> None:
+def test_the_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> None:
     document = copy.deepcopy(deployed.composed())
     document["services"]["prometheus"][key] = value
     assert list(COMPOSE.iter_errors(document))

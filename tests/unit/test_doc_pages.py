@@ -59,7 +59,7 @@ def test_the_first_pipeline_of_the_readme_is_the_one_in_its_folder() -> None:
     assert toml.load(folder / "sessions.toml").name == "user-sessions"
 
 
-def test_the_page_begins_with_what_a_newcomer_types() -> None:
+def test_the_readme_begins_with_the_commands_of_a_newcomer() -> None:
     first, second, third, *_ = blocks("")
     assert [line.split("#")[0].split() for line in first.splitlines()][:2] == [["make", "demo"], ["make", "test"]]
     assert second == "source .venv/bin/activate\n"

@@ -87,7 +87,7 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
     with pytest.raises(PublishError):
         run.run_batch(batch(1, 50_000), 0)  # commits, and cannot publish
     with pytest.raises(PublishError):
-        run.run_batch(batch(2, 90_000), 0)  # not before epoch 1 is out
+        run.run_batch(batch(2, 90_000), 0)  # not before epoch 1 is published
     with pytest.raises(PublishError):
         run.tick(10**9)
     assert run.state.epoch == 1

@@ -20,7 +20,7 @@ from slackwater.config.window import Window
 ROOT = Path(__file__).parents[2]
 KEYS = sorted({key for cls in (Window, Join, Source, Lookup, Pipeline, StateStore) for key in with_units(cls).values()})
 NAMED = re.compile(rf"\b({'|'.join(KEYS)})\b")
-RESPELLED = {"window.py", "join.py", "step_spec.py"}  # of config/: lines of `Spec.check`
+RESPELLED = {"window.py", "join.py", "step_spec.py"}  # modules of config/ with messages of `Spec.check`
 MADE = {
     "keys.md",
     "messages",

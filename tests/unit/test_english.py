@@ -41,7 +41,7 @@ def rules(check: Callable[[ast.AST, str], Iterator[english.Finding]], code: str)
         *((check, CLEAN, []) for check in (english.local_names, english.public_names, english.docstrings)),
     ],
 )
-def test_a_rule_rejects_what_it_is_for(
+def test_a_rule_rejects_its_example(
     check: Callable[[ast.AST, str], Iterator[english.Finding]], code: str, names: list[str]
 ) -> None:
     assert rules(check, code) == names

@@ -93,7 +93,7 @@ def service_error(module: str, text: str) -> Exception:
         (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; what was committed stays"),
     ],
 )
-def test_errors_of_services_are_one_line_of_ours(error: Exception, expected: str) -> None:
+def test_errors_of_services_become_one_line(error: Exception, expected: str) -> None:
     raised = caught(error)
     assert type(raised) is EpochError
     assert str(raised).startswith(expected)

@@ -42,11 +42,11 @@ def test_a_run_is_ready_while_it_reads_its_sources(run: Run) -> None:
         run.health.waiting(PendingPublish(3, 0))
         assert run.codes() == (200, 503, "publishing")
         run.health.waiting(None)
-        run.health.status(STATUS)  # what the state held
+        run.health.status(STATUS)  # the status from the state
         assert run.codes() == (200, 503, "starting")
         run.health.reading()
         assert run.codes() == (200, 200, "reading")
-        run.health.waiting(PendingPublish(4, 0))  # each epoch is
+        run.health.waiting(PendingPublish(4, 0))  # each epoch waits until it is published
         assert run.codes() == (200, 200, "reading")
         run.stop.set()
         assert run.codes() == (200, 503, "stopping")

@@ -153,7 +153,10 @@ def test_no_test_without_a_sample(slackwater: Command) -> None:
 
 def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> None:
     rows = clicks(100, amount=1.5, meta={"a": [1, 2]}, tags=[], gone=None)
-    rows[50]["ts"], rows[54]["ts"] = rows[54]["ts"], rows[50]["ts"]  # 41 s would be the same: the next step is a minute
+    rows[50]["ts"], rows[54]["ts"] = (
+        rows[54]["ts"],
+        rows[50]["ts"],
+    )  # 41 s would give the same, because the next step is a minute
     Path("in").mkdir()
     lines("in/a.jsonl", rows)
     said = slackwater("init", "p.toml", "--sample", "in")
@@ -245,7 +248,7 @@ def test_records_of_a_topic(slackwater: Command) -> None:
     )  # the record's own
 
 
-def test_parquet_brings_its_own_types(slackwater: Command) -> None:
+def test_init_reads_the_types_of_parquet(slackwater: Command) -> None:
     times = [START.replace(tzinfo=None) + dt.timedelta(seconds=n) for n in range(20)]
     frame = pl.DataFrame(
         {"device": ["a", "b"] * 10, "n": pl.Series(range(20), dtype=pl.UInt32), "at": times, "tags": [["x"]] * 20}
@@ -508,7 +511,7 @@ def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> N
     assert text_time_us(text) == expected
 
 
-def test_numbers_that_are_no_times() -> None:
+def test_numbers_that_are_not_times() -> None:
     assert time_unit_of([]) is None
     assert time_unit_of([1, 2, 3]) is None
     assert time_unit_of([1709283600, 5]) is None

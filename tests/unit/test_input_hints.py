@@ -69,13 +69,13 @@ def test_a_changed_file_is_reported_once_by_size_or_time(tmp_path: Path) -> None
     tracker.add(entry(p) for p in paths)
     assert tracker.find_changed() == []
     paths[0].write_text("xy")
-    os.utime(paths[0], (1000, 1000))  # its time is as it was
+    os.utime(paths[0], (1000, 1000))  # its modification time is unchanged
     os.utime(paths[1], (2000, 2000))
     paths[2].unlink()
     assert sorted(e.path for e in tracker.find_changed(None)) == sorted(p.as_uri() for p in paths[:2])
     assert tracker.find_changed(None) == []
     old_tracker = FileChangeTracker()
-    old_tracker.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # of a state that knew no sizes
+    old_tracker.add([FileEntry(paths[0].as_uri(), 1_000_000)])  # from a state that stored no sizes
     assert old_tracker.find_changed() == []
 
 

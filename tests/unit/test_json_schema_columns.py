@@ -56,7 +56,7 @@ DEFS = {
         ({"allOf": [{"properties": {"x": A_REF}}, {"properties": {"y": A_REF}}]}, "STRUCT<`x`: BIGINT, `y`: BIGINT>"),
         (A_REF, "BIGINT"),
         ({"$ref": "#/$defs/of~1tilde~0"}, "BOOLEAN"),
-        ({"$ref": "#/$defs/tree"}, "STRUCT<`left`: STRING, `n`: BIGINT>"),  # what contains itself is text from there on
+        ({"$ref": "#/$defs/tree"}, "STRUCT<`left`: STRING, `n`: BIGINT>"),  # a recursive type becomes text
         ({"$ref": "#/$defs/again"}, "STRING"),
     ],
 )  # fmt: skip

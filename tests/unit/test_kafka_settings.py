@@ -52,7 +52,7 @@ def test_user_and_password_of_a_jaas_entry_are_taken() -> None:
     settings = broker(**SCRAM, **{"sasl.jaas.config": JAAS}).settings()
     assert (settings["sasl.username"], settings["sasl.password"]) == ('u "1"', "p=;w")
     assert "sasl.jaas.config" not in settings
-    assert make_client(AdminClient, settings) is not None  # one that has nothing to do is falsy
+    assert make_client(AdminClient, settings) is not None  # a producer without pending messages is falsy
 
 
 def test_librdkafka_options_override_jaas() -> None:

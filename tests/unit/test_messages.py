@@ -18,7 +18,7 @@ from slackwater.messages import FAMILIES, PAGES, WARNING, find_family
 FOUND = messages()
 TEXT = "\n".join((ROOT / page).read_text() for page in PAGES)
 MISTAKES = (ROOT / "docs" / "messages" / "config-keys.md").read_text()
-PASSED_ON = {"StartError", WARNING}  # may pass on what others say, line by line
+PASSED_ON = {"StartError", WARNING}  # may raise collected lines of other functions
 
 
 def test_the_sources_are_read() -> None:
@@ -51,7 +51,7 @@ def test_every_mistake_of_a_config_is_listed() -> None:
             assert text in MISTAKES, f"{text!r} is not in docs/messages/config-keys.md: make reference"
 
 
-def test_every_family_has_a_heading_of_its_own_and_a_message() -> None:
+def test_every_family_has_a_unique_heading_and_a_message() -> None:
     names = [f.anchor for f in FAMILIES]
     assert len(set(names)) == len(names)
     unused = {f.title for f in FAMILIES} - {m.family.title for m in FOUND if m.family}

@@ -96,11 +96,13 @@ def test_the_histogram_adds_up_per_phase() -> None:
 
 def test_counters_continue_after_a_restart() -> None:
     later = replace(STATUS, counters=replace(COUNTERS, rows_in=1100, emitted={"close": 41, "cap": 2}))
-    before, after = shown(STATUS), shown(later)  # two processes: nothing but the status is carried over
+    before, after = shown(STATUS), shown(later)  # two processes share only the status
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
-    assert len(totals) == 19 + 9 + 22  # nine of a stage and a target; the latter by how much lateness late rows missed
+    assert (
+        len(totals) == 19 + 9 + 22
+    )  # nine series of stages and targets; the other shows by how much late rows exceeded the lateness
     assert all(after[s] >= before[s] for s in totals)
 
 

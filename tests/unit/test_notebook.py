@@ -79,7 +79,7 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     body = element.find(".//tbody")
     assert body is not None
     assert len(body) == frame.height
-    with sw.open_state(file) as view:  # an earlier commit, too
+    with sw.open_state(file) as view:  # also an earlier commit
         assert "Epoch 9" in words(shown(view.as_of(9)))
 
 
@@ -121,7 +121,7 @@ def test_each_displayed_class_has_a_picture() -> None:
         assert notebook._render.dispatch(cls) is not notebook._render.dispatch(object)
     with pytest.raises(TypeError, match="no picture of a NotebookRepr"):
         NotebookRepr()._repr_html_()
-    assert watched  # the states of these tests are those of the page's
+    assert watched  # these states are those of the tests of the page
 
 
 # -- the handle ------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
         pass
 
 
-def test_run_takes_the_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sw.run` in the background is the same run with fewer log lines. The handle raises its error."""
     pipeline = toml.load(config("session", tmp_path))
     with pytest.raises(sw.ConfigError, match="stop: belongs to a run in the foreground"):

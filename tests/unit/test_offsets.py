@@ -32,7 +32,7 @@ FILES = {"segments": ["offsets/000000007-0c4acc5e4059-ab.jsonl", "3f2a"], "count
         ),  # type: ignore[arg-type]
         ({"clicks": {"0": 1200, "1": 0}}, KafkaOffsets({"clicks": {"0": 1200, "1": 0}})),
         ({}, KafkaOffsets()),
-        ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic of this name
+        ({"segments": {"0": 4}}, KafkaOffsets({"segments": {"0": 4}})),  # a topic of the name "segments"
     ],
 )
 def test_stored_offsets_survive_a_round_trip(stored: Any, offsets: Any) -> None:

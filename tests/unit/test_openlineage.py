@@ -46,18 +46,18 @@ Event = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.chdir(tmp_path)  # no openlineage.yml there
+    monkeypatch.chdir(tmp_path)  # a directory without openlineage.yml
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("slackwater.observe.openlineage.PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("slackwater.observe.openlineage.LAST_SECONDS", 60.0)
     monkeypatch.setattr(
         "slackwater.observe.openlineage.AWAY_SECONDS", 60.0
-    )  # a slow machine is not a backend that is away
+    )  # a slow machine is not an unreachable backend
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE")]:
         monkeypatch.delenv(name)
     yield
     for name in [n for n in os.environ if n.startswith("OPENLINEAGE__")]:
-        del os.environ[name]  # the client sets some from others
+        del os.environ[name]  # the client sets some variables from others
     secrets.forget_secrets()
 
 
@@ -162,14 +162,14 @@ def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
     """The counters of the state continue, but a run reports only its own rows."""
     first = statuses()
     observer = lineage(said)
-    observer.status(replace(first[1], phases={}, emitted=0))  # what a start is told of a state that is there
+    observer.status(replace(first[1], phases={}, emitted=0))  # the status that a start reports for an existing state
     for status in first[2:]:
         observer.status(status)
     observer.ended(None)
     assert rows(events(), "inputs") == 3
 
 
-def test_a_failure_says_why_without_secrets(events: Any, said: list[str]) -> None:
+def test_a_failure_has_a_reason_without_secrets(events: Any, said: list[str]) -> None:
     secrets.remember_secret("hunter-22-hunter")
     observer = lineage(said)
     observer.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
@@ -355,7 +355,7 @@ def test_sources_have_the_dataset_names_of_openlineage(
 ) -> None:
     pipeline = loads(PLACES.format(connection=connection, query=query, more=more), "p.toml", {})
     assert datasets.source_datasets(pipeline, pipeline.sources[0]) == expected
-    assert datasets.target_dataset(pipeline, pipeline.target) is None  # the console is not a place
+    assert datasets.target_dataset(pipeline, pipeline.target) is None  # the console is not a dataset
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_an_operator_is_frozen_and_goes_to_workers(kind: str) -> None:
     assert type(operator) is cls
     with pytest.raises(FrozenInstanceError):
         operator.pipeline = "another"  # type: ignore[misc]
-    _ = operator.output  # what is cached goes along, or is made again
+    _ = operator.output  # cached attributes are pickled or computed again
     sent = pickle.loads(pickle.dumps(operator))
     assert sent == operator
     assert [f.name for f in sent.output] == [f.name for f in operator.output]
@@ -155,7 +155,7 @@ def test_sessions_count_keys_and_intervals_per_shard() -> None:
     assert (after.groups, after.windows) == ((0, 2), (0, 3))
 
 
-def test_a_join_counts_what_became_of_the_rows_of_each_side() -> None:
+def test_a_join_counts_the_outcome_of_the_rows_of_each_side() -> None:
     operator = join()
     sides = (SideReport(buffered=2, late=1), SideReport(buffered=1))
     after = operator.counts_after_ingest(StageCounts((0,), (0,)), [IngestReport(shard=0, segments=(), sides=sides)])
@@ -220,7 +220,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 PRINTED = (
     "slackwater.ui.notebook._render",
     "slackwater.cli.value_text.text",
-)  # by the class of a value that Python returns
+)  # dispatches on the class of a value that Python code returns
 
 
 def is_about_systems(question: Any) -> bool:
@@ -316,7 +316,7 @@ def test_an_operator_is_rebuilt_from_its_state(kind: str) -> None:
     assert type(operator) in operator_type.operators
     if operator_type.from_state is None or isinstance(
         operator, KeyedOperator
-    ):  # these are told by their steps, too: see test_keyed_state
+    ):  # keyed operators also need their step: see test_keyed_state
         return
     description = {
         "fingerprint": operator.fingerprint,

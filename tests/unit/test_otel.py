@@ -158,7 +158,7 @@ def test_the_environment_variables_of_opentelemetry_are_used(
 def test_an_unreachable_collector_does_not_stop_a_run(
     said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # nobody listens there
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     caplog.set_level(logging.DEBUG, "opentelemetry")
     observer = started(said)
@@ -192,7 +192,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
         observer = started(said)
         observer.status(STATUS)
         observer.ended(None)
-        assert observer._thread.daemon  # if it is still at it, it ends with the process
+        assert observer._thread.daemon  # a thread that still runs ends with the process
 
 
 def test_a_failing_collector_is_reported_once_and_again_when_it_works(
@@ -201,7 +201,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     receiver.status = 400
     observer = started(said)
-    receiver.wait(5)  # each of them failed
+    receiver.wait(5)  # each request failed
     receiver.status = 200
     receiver.wait(2)
     observer.ended(None)

@@ -109,7 +109,7 @@ def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
 def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tmp_path: Path, form: str) -> None:
     publish_epochs(tmp_path, 3, 4, form=form)
-    publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to them, by --keep-output
+    publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to the earlier files, as with --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
     (line,) = previous_output.put_aside(pipeline)
     aside = Path(line.split('"')[1])

@@ -108,7 +108,7 @@ def test_frames_name_the_message_and_the_version() -> None:
         heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
     )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
-    long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, its place written out
+    long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, with an explicit message index
     decoded = rows(framed_decoder, first(row, 7), second(more, 300), long)
     old = {**row, "note": None, "kind": "BUY"}
     assert decoded == [old, more, more]
@@ -145,7 +145,9 @@ def test_message_indexes_are_counted_as_producers_count_them() -> None:
 def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
     bodies = [first({"user": "u", "amount": 5})] * 10_000
     for n in broken:
-        bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[n % 3]  # no number, too short, no text
+        bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[
+            n % 3
+        ]  # an invalid number, a truncated field, invalid UTF-8
     decoded = decoder(from_texts(FIRST, {})).decode(pa.array(bodies, pa.binary()))
     assert decoded.is_null().to_pylist() == [n in set(broken) for n in range(10_000)]
     assert all(row == {"user": "u", "amount": 5} for row in decoded.drop_null().to_pylist())

@@ -67,8 +67,8 @@ def right(home: Path) -> list[str]:
     return sorted(p.name for p in home.glob("*.py") if p.name != "wrong.py")
 
 
-@long(beside="test_public_types.py::test_pyright_takes_them_too")
-def test_mypy_takes_the_readme_and_the_examples(sources: Path) -> None:
+@long(beside="test_public_types.py::test_pyright_accepts_the_readme_and_the_examples")
+def test_mypy_accepts_the_readme_and_the_examples(sources: Path) -> None:
     said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *right(sources))
     assert said.startswith("Success: no issues found"), said
 
@@ -78,7 +78,7 @@ def test_mypy_still_finds_mistakes(sources: Path) -> None:
     assert re.findall(r"^wrong.py:(\d+): error", said, re.MULTILINE) == ["4", "5", "6"], said
 
 
-def test_pyright_takes_them_too(sources: Path) -> None:
+def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
     said = checked(sources, "pyright", "--pythonpath", sys.executable, *right(sources))
     assert "0 errors" in said, said
     said = checked(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")

@@ -37,7 +37,7 @@ def takes_text(path: NodePath) -> bool:
 
 
 @pytest.mark.parametrize(("number", "kind"), some(STATES[::-1], keep=4))
-def test_every_node_takes_its_own_type_only(number: int, kind: str) -> None:
+def test_every_node_accepts_only_its_declared_type(number: int, kind: str) -> None:
     """Put a wrong value at each node of a record. The record is parsed or refused in one line with a path."""
     record, refused = record_of(number, kind), 0
     for path in nodes(record):
@@ -52,7 +52,7 @@ def test_every_node_takes_its_own_type_only(number: int, kind: str) -> None:
                 assert len(str(error)) < 600
                 continue
             if number < FORMAT:
-                continue  # its fields are not all carried over
+                continue  # not all of its fields are stored
             if type(value) is int and not takes_text(path):
                 assert type(lie) is int or lie is None, f"{path} is {value} and takes {lie!r}"
             if type(value) is bool:
@@ -121,7 +121,7 @@ REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_names_the_path_what_was_found_and_what_was_expected(name: str) -> None:
+def test_a_refusal_names_the_path_and_the_found_and_expected_value(name: str) -> None:
     path, value, text = REFUSALS[name]
     with pytest.raises(RecordError) as raised:
         parsed(with_value(TODAY, path, value))

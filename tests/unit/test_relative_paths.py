@@ -85,7 +85,7 @@ def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest
 
 def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
     pipeline = loaded(home)
-    assert pipeline.sources[0].name == "in/*.jsonl"  # states know it by this name
+    assert pipeline.sources[0].name == "in/*.jsonl"  # states store this name
     written = sw.to_toml(pipeline)
     assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(home) not in written
     (home / "conf" / "copy.toml").write_text(written)
@@ -138,7 +138,7 @@ def test_moved_directories_are_reported_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(loaded(home))  # there is one where paths begin now
+    local_paths.check_moved_directories(loaded(home))  # a state exists where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths begin at the folder of the config"):

@@ -317,7 +317,7 @@ def test_a_request_body_is_not_a_second_request(served: HttpServer, more: bytes)
 def test_input_that_is_not_http_is_refused_and_closed(served: HttpServer, junk: bytes) -> None:
     try:
         answer = raw(served, junk)
-    except (ConnectionResetError, BrokenPipeError):  # it was closed before it had read everything
+    except (ConnectionResetError, BrokenPipeError):  # the server closed before it had read everything
         answer = b"HTTP/1.1 4"
     assert answer.startswith(b"HTTP/1.1 4")
     assert get(served, "/")[0] == 200

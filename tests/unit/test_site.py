@@ -184,7 +184,7 @@ def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_the_tables_of_ten_events_are_what_comes_out(corrected: bool) -> None:
+def test_the_tables_of_ten_events_match_the_emitted_rows(corrected: bool) -> None:
     names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
     held = _emitted(corrected).values()
     shown = [[str(format_iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]

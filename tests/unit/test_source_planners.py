@@ -49,11 +49,11 @@ def test_new_files_are_planned_oldest_first_up_to_the_limit(tmp_path: Path) -> N
         put(tmp_path, name, modified_s)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     assert names(planner) == ["e", "d"]
-    put(tmp_path, "late", -5)  # older than what waits: it comes when files are listed again
+    put(tmp_path, "late", -5)  # older than the planned files: it is planned after the next listing
     assert names(planner) == ["c", "b"]
     assert names(planner) == ["late", "a"]
     assert planner.next() is None
-    put(tmp_path, "e", 99)  # read already: it is not read again
+    put(tmp_path, "e", 99)  # already read, so it is not read again
     put(tmp_path, "f", 1)
     assert names(planner) == ["f"]
 
@@ -201,7 +201,7 @@ class Run:
     ) -> None:
         self.clock, self.said, self.epoch_s = clock, script(), epoch_s
         self.asked: list[float] = []
-        self.heard: list[tuple[str, float, float]] = []  # what, when, after how much quiet
+        self.heard: list[tuple[str, float, float]] = []  # kind, time, quiet seconds before it
         self.stop = SimpleNamespace(is_set=lambda: self.ended, set=self._end, wait=self._wait)
         self.ended = False
         self.pipeline = SimpleNamespace(name="p", idle_pause_ms=pause_ms, trigger_interval_ms=every_ms)
@@ -254,7 +254,7 @@ def test_rows_are_taken_immediately_and_the_whole_silence_is_counted(monkeypatch
     assert run.heard[1][1] == 1000.0, "back to back"
     quiet = sum(s for *_, s in run.heard)
     assert quiet == pytest.approx(run.heard[-1][1] - 1000, abs=1e-3), "all of it, and nothing twice"
-    silent = run.asked[2:-2]  # the last ask but one had rows
+    silent = run.asked[2:-2]  # the last poll but one returned rows
     pauses = [b - a for a, b in pairwise(silent)]
     assert pauses[0] == pytest.approx(0.01)
     assert max(pauses) == pytest.approx(1.0)
@@ -291,7 +291,7 @@ def test_only_a_part_of_a_slow_epoch_counts_as_silence(monkeypatch: pytest.Monke
 def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
         yield ROWS
-        clock.now += 25.0  # a slow epoch: the next interval is over
+        clock.now += 25.0  # a slow epoch: the next interval has passed
         yield from [ROWS, NOTHING, NOTHING]
 
     clock = Clock(monkeypatch)
@@ -309,7 +309,7 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
 
 def test_setting_the_clock_back_delays_a_trigger_by_at_most_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     def script() -> Iterator[Any]:
-        clock.now -= 3600.0  # while the sources were asked
+        clock.now -= 3600.0  # while the sources were polled
         yield ROWS
         yield ROWS
 

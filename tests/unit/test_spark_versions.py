@@ -26,10 +26,10 @@ def test_each_shard_has_a_number_that_leads_to_its_partition(shards: int) -> Non
 @pytest.mark.parametrize(
     ("spark", "cached", "taken"),
     [
-        ("4.3.0", ["4.0.2", "4.2.0"], "4.2.0"),  # a cache that an older Spark shares
+        ("4.3.0", ["4.0.2", "4.2.0"], "4.2.0"),  # a cache shared with an older Spark
         ("4.3.0", ["4.0.2"], None),
         ("4.2.1", ["4.2.0", "4.2.1"], "4.2.1"),
-        ("4.0.5", ["4.2.0", "4.0.2"], "4.0.2"),  # none of a later Spark
+        ("4.0.5", ["4.2.0", "4.0.2"], "4.0.2"),  # never the connector of a later Spark
         ("4.0.5", ["4.2.0", "4.1.1"], None),
     ],
 )

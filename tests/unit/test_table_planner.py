@@ -41,7 +41,7 @@ class Run:
         self.epochs: list[list[int]] = []
         self.lost = 0
         self.source = source_of(table, **keys)
-        # as a commit holds it, and back
+        # round trip through the form that a commit stores
         record = SourceRecord.model_validate_json(SourceRecord(offsets=offsets).model_dump_json())
         self.planner = TablePlanner(self.source, record)
 

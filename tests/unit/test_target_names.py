@@ -23,7 +23,7 @@ HOSTILE = (
     "token", "select", "CamelCase", "rate%", "%(x)s", 'a"b', "a'b", "a'); DROP TABLE x; --", "a\\b", "ä€\U0001f600", "a.b", "$1", "?",
     "x" * 300, "__gone", "s", "t", "a`b", "\x01\x1b[2J", "-", "a:b", "#",
 )  # fmt: skip
-SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # Delta has no use for these
+SPACED = ("a b", "a;b", "a,b", "a\nb", "{x}", "a=b", "\t", " ")  # Delta does not allow these
 
 
 def frame(odd: str) -> tuple[TargetTable, pl.DataFrame]:

@@ -40,7 +40,7 @@ def test_imports_of_tests_are_found() -> None:
     assert of_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
 
 
-def test_each_test_file_has_a_name_of_its_own() -> None:
+def test_test_file_names_are_unique() -> None:
     names = Counter(path.name for path in FILES if path.name.startswith("test_"))
     assert [name for name, many in names.items() if many > 1] == []
 

@@ -36,7 +36,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), report_lines)
     seen = load_model(watched, 0)
     assert seen.closing is None
-    # the order without a user comes out alone, the payment without one nowhere
+    # the order without a user is emitted without a partner, the payment without a user is not emitted
     assert (seen.rows.total.rows_in, seen.rows.total.used, seen.rows.total.keyless) == (20, 19, 1)
     assert seen.top.accounted
     assert "1 without a key" in seen.top.sentence

@@ -64,7 +64,7 @@ def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -
     return said
 
 
-def test_every_answer_says_what_a_browser_may_do(page: UiServer) -> None:
+def test_every_answer_has_security_headers(page: UiServer) -> None:
     for path in (*PATHS, "/key?user=u1", "/key?nix=1", "/nix", "/static/ui.css", "/static/nix", "/closing", "/state/"):
         answer = get(page, path)
         policy = answer.headers["content-security-policy"]
@@ -157,7 +157,7 @@ def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
         assert json.loads(after.body)["epoch"] == json.loads(before.body)["epoch"] + 1
         assert after.headers["etag"] == f'"{new}"'
         assert json.loads(get(running, "/ui/rows.json").body)["total"]["rows_in"] == 2
-        # who comes later, or comes back, is told at once what it has not seen
+        # a viewer that connects later or again immediately gets what it has not seen
         events(running, "/ui/events?seen=other", lambda s: f"data: {new}\n" in s)
     finally:
         running.stop()
@@ -316,7 +316,7 @@ def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
             client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return client.recv(12) == b"HTTP/1.1 200"
 
-    until(is_followed)  # the places are free once the server has seen that their clients left
+    until(is_followed)  # the slots are free once the server has noticed that the clients left
 
 
 @pytest.mark.parametrize("path", ["/ui/events", "/ui/events?blocks", "/", "/key?user=u1", "/ui/top.json"])

@@ -163,7 +163,7 @@ def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
     assert list(record["stages"]) == ["sessions", "minutes", "seen"]
 
 
-def test_a_look_at_one_stage(file: Path) -> None:
+def test_the_page_model_of_one_stage(file: Path) -> None:
     seen = load_model(watched(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")

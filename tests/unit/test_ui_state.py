@@ -42,7 +42,7 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
         if block == "top":
             block_alone["told"] = tuple(line.replace("FILE", str(file)) for line in block_alone["told"])
         assert block_alone == block_with_config, block
-    assert pages.block_data("pace", without_config)["waits"] == ()  # no commit says where its sources are
+    assert pages.block_data("pace", without_config)["waits"] == ()  # no commit stores where the sources are
 
 
 def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> 
     assert seen.joined is not None
     assert (
         seen.stages[0].open >= sum(s.rows for s in seen.joined.sides) > 0
-    )  # with those that are over, and lie there still
+    )  # including expired rows that are still stored
     text = pages.render_page(seen, PageLocation("")).decode()
     assert text.count('class="box"') == 2
     assert [f'href="/stage/{s.at}/"' in text for s in seen.stages] == [True, True]
@@ -137,8 +137,8 @@ def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
         assert snapshot is not None
         web, app = asker.waits(one.pipeline, snapshot)
         assert (web.count, web.unit, app.count, app.rows) == (1, "files", 0, 0)
-        assert web.rows is None  # no file was read yet, so nobody knows how many rows one has
-        # one that a commit has does not wait; its rows are those of one file
+        assert web.rows is None  # no file was read yet, so the rows per file are unknown
+        # a committed file is not part of the backlog; its rows are the rows per file
         store = FilesStore(tmp_path / "state", "law")
         name = store.write_list(0, [json.dumps([(tmp_path / "web" / n).as_uri(), 0, 2]) for n in ("a.jsonl",)])
         offsets = FileOffsets((name,), 1)
@@ -174,7 +174,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     release.set()
 
 
-def test_run_with_ui_serves_the_page_beside_the_run(
+def test_run_with_ui_serves_the_page_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config("session", tmp_path)

@@ -94,7 +94,7 @@ def test_a_notification_wakes_the_waiting_viewers_of_every_loop() -> None:
     for thread in threads:
         thread.join(60)
     assert woken == {"a": 5, "b": 5}
-    bell.notify()  # nobody waits, and the loops are closed
+    bell.notify()  # no viewer waits, and the loops are closed
     assert bell._listeners == {}
 
 
@@ -184,7 +184,7 @@ def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
             tuple(viewers[0].updates[number - 1].items())
         }
         sent = viewers[0].updates[number - 1]
-        # of the first commit that they follow they get all, since nobody had drawn the one before for them
+        # viewers get all blocks of their first commit, because the previous one was not rendered
         expected = {b: t for b, t in after.items() if number == 1 or t != before[b]}
         assert {b: t for b, t in sent.items() if b != "commit"} == expected
         assert sent["commit"] == get(running, "/ui/top.json").headers["etag"].strip('"')
@@ -205,9 +205,9 @@ def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) 
         gc.collect()
         return [
             o for o in gc.get_objects() if type(o) in (page_model.PageModel, PageUpdate)
-        ]  # isinstance would ask what a weak proxy stands for
+        ]  # isinstance would resolve weak proxies
 
-    others = all_kept()  # of other tests in this process
+    others = all_kept()  # objects of other tests in this process
     earlier_ids = {id(o) for o in others}
 
     def new_counts() -> dict[str, int]:
@@ -224,7 +224,7 @@ def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) 
         counts.append(new_counts())
     assert all(set(now) == {"PageModel", "PageUpdate"} and max(now.values()) <= 2 for now in counts), (
         counts
-    )  # one may be in the making
+    )  # one may be under construction
 
 
 def test_nothing_is_polled_while_nothing_happens(
@@ -247,7 +247,7 @@ def test_nothing_is_polled_while_nothing_happens(
     )
     for _ in range(20):
         one.refresh()
-        one._next = 0.0  # whatever the pause is
+        one._next = 0.0  # regardless of the pause
     assert (looks, turns) == ([], [])
     commit(file, 1)
     for viewer in viewers:
@@ -304,7 +304,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
         "While it works it reads 3,000 a second."
     )
     assert rendered_pace(batch[0])[0].rows_per_s == 4000, "of one commit, too, if it is the first"
-    # only the last ones are kept: nothing came between them, and that is not a rate
+    # only the last commits are kept; no rows came between them, so there is no rate
     later = at_epoch(7, 6000, 60_000_000, 2_000_000), at_epoch(8, 6000, 63_000_000, 3_000_000)
     block, text = rendered_pace(*later)
     assert (block.rows, block.rows_per_s) == (0, None)
@@ -338,9 +338,9 @@ def test_the_throughput_block_shows_planning(file: Path) -> None:
     assert block.busy == pytest.approx((7 * 0.07 + 0.028) / 1.010), "from the beginning of the first epoch on"
     whole = replace(page_model.load_model(page_source, first.committed_us), pace=block)
     text = pages.render_fragment("pace", whole, PageLocation("")).decode()
-    assert text.count('class="phase plan"') == 2 * 2  # in each of both drawings
+    assert text.count('class="phase plan"') == 2 * 2  # in each of the two charts
     assert '<li class="phase-plan">plan</li>' in text
-    # a commit of before does not tell of it
+    # an older commit does not contain it
     old = {p: us for p, us in spent.items() if p != "plan"}
     former = first.model_copy(update={"counters": {**first.counters, "spent_us": old}})
     assert [lap.phases.get("plan") for lap in throughput.build_throughput([former], [], 0).laps] == [None]

@@ -50,7 +50,9 @@ def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back(
     c = advance_clock(clock(), SourceActivity(3, 100), 0)
     assert c.watermark_us == 90
     assert advance_clock(c, SourceActivity(1, 50), 0).watermark_us == 90
-    assert advance_clock(c, SourceActivity(5, None), 0).watermark_us == 90  # only bad rows: heard, but no time
+    assert (
+        advance_clock(c, SourceActivity(5, None), 0).watermark_us == 90
+    )  # only bad rows: rows arrived, but none with a time
     assert global_watermark(95, [c]) == 95
 
 
@@ -137,7 +139,7 @@ def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
     assert list(advance_clock(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
 
 
-def test_all_partitions_idle_make_the_source_idle_and_others_go_on() -> None:
+def test_a_source_is_idle_when_all_its_partitions_are() -> None:
     quiet = after((heard(a=100, b=200), 0), (SILENT, 60))
     assert quiet.idle_flags == (("", True), ("a", True), ("b", True))
     other = after((SourceActivity(1, 500), 0))

@@ -138,7 +138,7 @@ def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> N
         assert bool(result.rows) is not bool(early)
 
 
-def test_a_session_that_is_cut_at_the_cap_says_so(say: Say) -> None:
+def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
     ran(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
     said = say("--key", "user=u1")
@@ -294,7 +294,7 @@ def test_no_state_yet(say: Say) -> None:
     store.close()
 
 
-def test_state_in_memory_cannot_be_looked_at(say: Say) -> None:
+def test_state_in_memory_cannot_be_opened(say: Say) -> None:
     Path("p.toml").write_text(TUMBLING.split("[state_store]")[0])
     assert say() == [
         '1 error: law: its state is in memory, where only the runner can look; set [state_store] kind = "files" or "postgres"'

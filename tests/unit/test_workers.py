@@ -46,7 +46,7 @@ print(json.dumps({"told": told, "kept": kept, "looked_at": looked_at, "left": le
 def test_a_task_report_loads_no_pandas_and_the_garbage_collector_skips_modules() -> None:
     measured = json.loads(subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, check=True).stdout)
     task_reports = [{"report": json.dumps({"names": ["k"], "rows": 6}), "error": "", "rows": 6, "bytes": 50}]
-    three = {"rows": 3, "bytes": 25}  # values of eight bytes, and which of them are there
+    three = {"rows": 3, "bytes": 25}  # values of eight bytes, and a validity bitmap
     failed = [{"report": "no", "error": "EpochError", **three}]
     assert measured["told"] == [*[task_reports] * 9, failed]
     assert measured["kept"] > 50_000 > 5_000 > measured["looked_at"]

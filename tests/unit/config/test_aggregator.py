@@ -143,7 +143,9 @@ def test_fingerprints_of_the_first_release_are_as_they_were() -> None:
     assert text(None, agg="count") == "count *"
     assert text(agg="count") == "count x double"
     assert text(agg="min") == "min x double"
-    assert text(agg="avg") == "avg x double lossless"  # since the totals are exact: states of before are carried over
+    assert (
+        text(agg="avg") == "avg x double lossless"
+    )  # the totals are exact, so states of earlier releases are migrated
     assert text(agg="count_distinct") == "count_distinct x double approximate 14"
     assert text(agg="count_distinct", mode="exact", max_distinct_values_per_group=1) == "count_distinct x double exact"
     assert text(agg="min_by", by="b") == "min_by x double b date"

@@ -48,7 +48,7 @@ def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
 )
 def test_the_configs_the_mistakes_are_made_in_are_right(content: str) -> None:
     loaded = sw.loads(content, env=ENV)
-    assert loaded.transform.window.event_time_column == "_event_ts"  # a Kafka record has a time of its own
+    assert loaded.transform.window.event_time_column == "_event_ts"  # a Kafka record has a timestamp
 
 
 @pytest.mark.parametrize(

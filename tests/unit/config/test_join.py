@@ -325,7 +325,7 @@ def test_valid_settings_of_a_join(old: str, new: str) -> None:
     assert sw.loads(swap(old, new), env=ENV).transform.join is not None
 
 
-def test_files_have_no_event_time_of_their_own() -> None:
+def test_files_have_no_record_timestamps() -> None:
     with pytest.raises(ConfigError) as caught:
         pipeline(join())
     which = "which have no event time of their own: name a column or an expression"

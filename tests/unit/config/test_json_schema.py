@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.build_schema()
 VALID = Draft202012Validator(SCHEMA)
 
-# What no schema can refuse: the line of `check`, and why. Anything else in the tables of errors it must refuse.
+# Mistakes that no schema can refuse: the line of `check`, and why. The schema must refuse all others in the tables of errors.
 BEYOND = {
     r"expected a duration of at most 10000 years": "a pattern does not compare numbers",
     r"expected (at most|less than|more than|at least source_idleness_ms)": "two values are compared",
@@ -152,7 +152,7 @@ TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda sp
 
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
-def test_every_key_has_a_sentence_and_a_place_that_names_it(spec: type[Spec]) -> None:
+def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) -> None:
     page, _, anchor = key_docs.doc_link(spec).partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
