@@ -108,6 +108,13 @@ def test_every_page_is_in_the_navigation() -> None:
         for one in entry if isinstance(entry, list) else entry.values() if isinstance(entry, dict) else ():
             yield from pages(one)
 
+    def headings(entries: list[dict[str, Any]]) -> Iterator[str]:
+        for entry in entries:
+            for heading, inner in entry.items():
+                if isinstance(inner, list):
+                    yield heading
+                    yield from headings(inner)
+
     project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     named = list(pages(project["nav"]))
     assert sorted(named) == sorted(p for p in PAGES if not p.startswith("adr/"))
@@ -119,6 +126,8 @@ def test_every_page_is_in_the_navigation() -> None:
         "Reference",
         "Explain",
     ]
+    home = re.findall(r"^(?:##|###) (.*)$", (DOCS / "index.md").read_text(), re.MULTILINE)
+    assert home == list(headings(project["nav"][1:])), "the home page and the navigation have the same headings"
     decisions = (DOCS / "decisions.md").read_text()
     assert [p for p in PAGES if p.startswith("adr/") and f"]({p})" not in decisions] == []
 

@@ -11,7 +11,7 @@ SERVICES: Sequence[MessageFamily] = (
         "`init` cannot use the sample",
         START,
         "The file or directory of `--sample` does not exist, holds no rows, or has nothing that can be a time or a key.",
-        "Name another sample, or the columns with `--time` and `--key`: [the first day](first-day.md#what-it-takes-from-a-sample).",
+        "Name another sample, or the columns with `--time` and `--key`: [what `init` takes from a sample](first-day.md#what-it-takes-from-a-sample).",
         ("--sample", "--time: ", "--key: .* is not a column", "no config came of it"),
     ),
     MessageFamily(
