@@ -12,7 +12,7 @@
     ├── ExhaustedError       this process cannot open another file; no file is damaged
     ├── PublishError         the target refused the committed output; the next start publishes it
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
-    └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
+    └── EpochError           an epoch failed while it ran (user SQL, permission_error input, a missing service)
         └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts again with them
 
 Each message says what failed, what was expected and found, and what to do next.
@@ -111,7 +111,7 @@ def is_forbidden(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def unreadable(subject: str, error: BaseException) -> StateError | None:
+def permission_error(subject: str, error: BaseException) -> StateError | None:
     """Return a StateError if this user may not read a part of a state (`subject`); None for any other error."""
     if not is_forbidden(error):
         return None

@@ -328,17 +328,17 @@ def target_text(pipeline: Pipeline) -> str:
         return "; ".join(
             f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.per_target.items()
         )
-    return CONNECTORS[kind_of(pipeline.target, pipeline)].location_text(pipeline.target)
+    return CONNECTORS[connection_kind(pipeline.target, pipeline)].location_text(pipeline.target)
 
 
 def _target(t: Target, pipeline: Pipeline) -> str:
     # joined pairs, stateless rows and dead letters have no identity to upsert by
     adds = pipeline.target_stage.transform.window is None or t is not pipeline.target
     in_transaction = t is pipeline.target and shares_transaction(pipeline)
-    return CONNECTORS[kind_of(t, pipeline)].write_text(t, adds, in_transaction)
+    return CONNECTORS[connection_kind(t, pipeline)].write_text(t, adds, in_transaction)
 
 
-def kind_of(t: Target, pipeline: Pipeline) -> str:
+def connection_kind(t: Target, pipeline: Pipeline) -> str:
     connection = resolve_connection(t.connection, pipeline.connections)
     return connection.kind if connection is not None else "console"
 
@@ -362,7 +362,7 @@ def delivery_guarantee(pipeline: Pipeline) -> str:
         if len(set(each.values())) > 1:
             return "; ".join(f"{name}: {guarantee}" for name, guarantee in each.items())
         return next(iter(each.values()))
-    connector = CONNECTORS[kind_of(pipeline.target, pipeline)]
+    connector = CONNECTORS[connection_kind(pipeline.target, pipeline)]
     if (weaker := connector.at_least_once_reason(pipeline.target)) is not None:
         return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:

@@ -263,7 +263,7 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place
 
     def counts(user: str | None, limit: int = 5) -> list[int]:
         key = pl.DataFrame({"user": [user]}, schema={"user": pl.String})
-        (results,) = key_history.history_of(output.pipeline, "transform", output.logic.keys, key, limit).results
+        (results,) = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key, limit).results
         assert results.problem is None
         return [int(row["n"]) for row in results.rows]
 
@@ -274,5 +274,5 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place
 def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], Place]) -> None:
     output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
-    history = key_history.history_of(output.pipeline, "transform", output.logic.keys, key)
+    history = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key)
     assert "its target is the console, which keeps nothing" in str(history.results[0].problem)

@@ -17,8 +17,8 @@ from slackwater.sources.files import (
     absolute_query,
     check_exists,
     load_file_list,
-    note_changes,
     readable_path,
+    record_changes,
     store_file_list,
 )
 from slackwater.spark.first_row_counts import FirstRowCounts, missing_text, unit_hint
@@ -98,7 +98,7 @@ def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: 
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
     before = FileOffsets((name,), 2)
-    after = note_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
+    after = record_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
     assert load_file_list(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
     assert (after.count, after.changed) == (2, ChangedFiles(1, ("/a",)))
     later = store_file_list(store, 2, after, [FileEntry("file:///c", 3, 1)])

@@ -219,7 +219,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 
 PRINTED = (
     "slackwater.ui.notebook._render",
-    "slackwater.cli.value_text.text",
+    "slackwater.cli.value_text.render_text",
 )  # dispatches on the class of a value that Python code returns
 
 
@@ -266,14 +266,14 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
     }
     assert answered == {
-        "evolution.migrate.with_history",
-        "evolution.migrate.migrated",
+        "evolution.migrate.restore_earlier_settings",
+        "evolution.migrate.adopt_migrated_state",
         "operators.storability.usable_times",
         "spark.shard_columns.worker_aggregations",
         "spark.shard_columns.lift_rows",
         "spark.shard_columns.without_preaggregation",
         "spark.shard_columns.typed_rows",
-        "testing.local_engine.as_declared",
+        "testing.local_engine.cast_to_declared",
         "ui.blocks.upcoming_closes._closing_times",
         "ui.blocks.upcoming_closes._closing_keys",
     }

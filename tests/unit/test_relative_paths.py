@@ -10,7 +10,7 @@ import pytest
 
 import slackwater as sw
 from slackwater.cli.main import main
-from slackwater.config.paths import as_written
+from slackwater.config.paths import restore_written_path
 from slackwater.errors import StartError
 from slackwater.runner import local_paths
 
@@ -90,8 +90,8 @@ def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
     assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(home) not in written
     (home / "conf" / "copy.toml").write_text(written)
     assert sw.load(home / "conf" / "copy.toml") == pipeline
-    assert as_written(str(pipeline.target.path)) == str(home / "conf" / "out")
-    assert as_written(pipeline.target.path or "") == "out"
+    assert restore_written_path(str(pipeline.target.path)) == str(home / "conf" / "out")
+    assert restore_written_path(pipeline.target.path or "") == "out"
 
 
 @pytest.mark.parametrize("path", ["/data/in", "s3://bucket/in", "file:/data/in"])

@@ -135,7 +135,7 @@ def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
             (tmp_path / folder / name).write_text("{}")
     with one.store.peek() as snapshot:
         assert snapshot is not None
-        web, app = asker.waits(one.pipeline, snapshot)
+        web, app = asker.poll(one.pipeline, snapshot)
         assert (web.count, web.unit, app.count, app.rows) == (1, "files", 0, 0)
         assert web.rows is None  # no file was read yet, so the rows per file are unknown
         # a committed file is not part of the backlog; its rows are the rows per file
@@ -147,7 +147,7 @@ def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
         (tmp_path / "web" / "b.jsonl").write_text("{}")
         (tmp_path / "web" / "c.jsonl").write_text("{}")
         later = dataclasses.replace(snapshot, commit=snapshot.commit.model_copy(update={"sources": sources}))
-        web, _ = BacklogPoller().waits(one.pipeline, later)
+        web, _ = BacklogPoller().poll(one.pipeline, later)
         assert (web.count, web.rows) == (2, 2 * snapshot.commit.clocks["web"].rows)
 
 
@@ -168,7 +168,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     with one.store.peek() as snapshot:
         assert snapshot is not None
         for _ in range(3):
-            backlogs = one.asker.waits(one.pipeline, snapshot)
+            backlogs = one.asker.poll(one.pipeline, snapshot)
             assert [w.problem for w in backlogs] == ["it is being asked"] * 2
         assert sum(t.name.startswith("ui-asks-") for t in threading.enumerate()) == 2
     release.set()

@@ -12,7 +12,7 @@ from pathlib import Path
 from slackwater.core.humanize import plural as plural
 from slackwater.engine.status import SourceStatus, Status
 from slackwater.runner.results_text import results_lines
-from slackwater.runner.run_log import late_between
+from slackwater.runner.run_log import late_results_text
 
 
 def program() -> str:
@@ -87,7 +87,7 @@ def summary(status: Status | None, pipeline: str, where: str) -> str:
     *earlier, last = results_lines(status)
     lines += [*(f"  {line}" for line in earlier), f"  {last}; results in {where}"]
     if status.stages[1:]:
-        lines.append(f"  {late_between(status)}")
+        lines.append(f"  {late_results_text(status)}")
     if c.letters:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))
         lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")

@@ -17,17 +17,17 @@ ROWS = 20  # the number of rows of a result to show
 
 
 @singledispatch
-def text(value: object) -> str:
+def render_text(value: object) -> str:
     """Return the lines of a value as one text."""
     return repr(value)
 
 
-@text.register
+@render_text.register
 def _(value: WhyReport) -> str:
     return "\n".join(why.report_lines(value, value.file))
 
 
-@text.register
+@render_text.register
 def _(value: Plan) -> str:
     return mask_secrets("\n".join(_plan_lines(value)))
 
@@ -46,7 +46,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         yield f"  note       {line}"
 
 
-@text.register
+@render_text.register
 def _(value: LocalResult) -> str:
     """Return the last rows of each table, and the counts of all rows."""
     tables = value.tables if len(value.tables) > 1 else {"": value.table}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from slackwater.config.window import Window
 
 
-def step_of(values: Values) -> Window | Join | StatelessStep | None:
+def draft_step(values: Values) -> Window | Join | StatelessStep | None:
     """Return the step of a draft, or None if no step could be read."""
     transform = values.get("transform")
     if transform is None:
@@ -123,7 +123,7 @@ def _unknown_connection(key: str, reference: object, connections: Mapping[str, A
 
 def check_event_time(values: Values) -> Iterator[Problem]:
     """Yield sources without an event time, and columns that conflict with `_event_ts`."""
-    step = step_of(values)
+    step = draft_step(values)
     if step is None:
         return
     processing = step.time_mode == "processing"
@@ -214,7 +214,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
 
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield a missing state store (which sessions and joins need), and guarantees that need a durable one."""
-    step = step_of(values)
+    step = draft_step(values)
     if step is None or "state_store" in wrong:
         return
     store: StateStore | None = values.get("state_store")

@@ -38,7 +38,7 @@ class InterpolatedPath(EnvString):
     written: str
 
 
-def as_written(path: str) -> str:
+def restore_written_path(path: str) -> str:
     """Return a path as the config writes it."""
     return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
@@ -120,4 +120,4 @@ def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     yield from ((key, path) for key, path in paths if path and is_local(path))
 
 
-__all__ = ["ResolvedPath", "as_written", "is_local", "local_directories", "resolve_paths"]
+__all__ = ["ResolvedPath", "is_local", "local_directories", "resolve_paths", "restore_written_path"]

@@ -27,9 +27,9 @@ from slackwater.config.lineage import InputPath, executed_stages, input_paths, s
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
-from slackwater.config.stage_checks import check_stages, each_step
+from slackwater.config.stage_checks import check_stages, iterate_steps
 from slackwater.config.target import StateStore, Target
-from slackwater.config.target_checks import TARGET_NAME, check_targets, each_target, published_stages
+from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, published_stages
 from slackwater.config.transform import STEP, Stage, Transform
 from slackwater.config.value_parsers import (
     Duration,
@@ -313,13 +313,13 @@ class Pipeline(Spec, NotebookRepr):
         yield from check_connections(values)
         if not values.get("stages"):
             yield from check_join(values)
-        for stage_values in each_step(values):
+        for stage_values in iterate_steps(values):
             yield from check_event_time(stage_values)
             yield from check_state(stage_values, wrong)
         yield from check_letters(values, wrong)
         yield from check_targets(values, wrong)
         problems: list[Problem] = []
-        for path, stage_values in each_target(values):
+        for path, stage_values in iterate_targets(values):
             problems += [
                 *check_corrections(stage_values),
                 *check_standalone(stage_values),

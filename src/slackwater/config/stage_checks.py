@@ -14,7 +14,7 @@ from slackwater.config.target_checks import published_stages
 from slackwater.config.transform import Stage
 
 
-def each_step(values: Values) -> Iterator[Values]:
+def iterate_steps(values: Values) -> Iterator[Values]:
     """Yield the draft once per running stage. `transform` is the stage, `read` the sources that it reads."""
     stages = values.get("stages")
     if not stages:

@@ -102,7 +102,7 @@ def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping
             )
 
 
-def each_target(values: Values) -> Iterator[tuple[str, Values]]:
+def iterate_targets(values: Values) -> Iterator[tuple[str, Values]]:
     """Yield the draft once per target, as if it had no other target. `transform` is the stage whose results go there."""
     stages = {s.name: s for s in values.get("stages") or ()}
     for path, target in targets_with_keys(values):

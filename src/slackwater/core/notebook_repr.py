@@ -23,5 +23,5 @@ class TerminalRepr:
     """
 
     def __str__(self) -> str:
-        text: str = import_module("slackwater.cli.value_text").text(self)
+        text: str = import_module("slackwater.cli.value_text").render_text(self)
         return text

@@ -116,7 +116,7 @@ class Publisher:
         growing = added_columns.targets_accepting_columns(self.pipeline)
         changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
         if changed:
-            raise StartError(f"{self.pipeline.name}: {destinations.pending_text(latest.epoch, changed)}")
+            raise StartError(f"{self.pipeline.name}: {destinations.describe_pending(latest.epoch, changed)}")
         latest = destinations.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.publish_pending(latest)

@@ -62,7 +62,7 @@ class Startup:
         pairs = match_stages(self.pipeline.former_names, state)
         state = commit_from_config.with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
-        with_earlier_settings = migrate.migrated if migrates else migrate.with_history
+        with_earlier_settings = migrate.adopt_migrated_state if migrates else migrate.restore_earlier_settings
         stages = [
             replace(s, operator=with_earlier_settings(s.operator, before))
             for s, before in zip(stages, state.stages, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from slackwater.config.paths import as_written
+from slackwater.config.paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.serialization import as_data
 from slackwater.config.step_spec import StepSpec
@@ -45,7 +45,7 @@ def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
     """Return hashes of what each source of one stage reads; "" for a DataFrame."""
-    return {f'source "{s.name}" query': _hash(s.query and as_written(s.query)) for s in pipeline.sources}
+    return {f'source "{s.name}" query': _hash(s.query and restore_written_path(s.query)) for s in pipeline.sources}
 
 
 def _hash(text: str | None) -> str:

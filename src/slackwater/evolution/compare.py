@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slackwater.config.paths import as_written
+from slackwater.config.paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, commit_from_config, destinations
@@ -138,7 +138,9 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
     for source in pipeline.sources:
         if sources and source.name not in sources:
             how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
-            yield KeyChange(f'source "{source.name}"', None, as_written(source.query or "given"), COMPATIBLE, how)
+            yield KeyChange(
+                f'source "{source.name}"', None, restore_written_path(source.query or "given"), COMPATIBLE, how
+            )
     for name in sources.keys() - {s.name for s in pipeline.sources}:
         how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
         yield KeyChange(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from slackwater.config.paths import as_written
+from slackwater.config.paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window
@@ -17,7 +17,7 @@ TargetLocation = tuple[str | None, ...]
 
 def target_location(target: Target) -> TargetLocation:
     """Return where a target writes, as a commit stores it."""
-    return (target.path and as_written(target.path), target.table, target.topic)
+    return (target.path and restore_written_path(target.path), target.table, target.topic)
 
 
 def letter_location(pipeline: Pipeline) -> TargetLocation | None:
@@ -163,7 +163,7 @@ def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) 
         return None
     now = configured_targets(pipeline)
     changed = changed_destinations(commit, pipeline.former_names, now, letter_location(pipeline), missing)
-    return pending_text(commit.epoch, changed) if changed else None
+    return describe_pending(commit.epoch, changed) if changed else None
 
 
 def changed_destinations(
@@ -204,7 +204,7 @@ def changed_destinations(
     return changed
 
 
-def pending_text(epoch: int, changed: Sequence[str]) -> str:
+def describe_pending(epoch: int, changed: Sequence[str]) -> str:
     return (
         f"epoch {epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
         "start once with the former config, then change it"

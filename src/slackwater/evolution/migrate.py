@@ -43,33 +43,33 @@ def read_earlier_settings(state: StageState) -> dict[str, Any]:
 
 
 @singledispatch
-def with_history(operator: Operator, state: StageState) -> Operator:
+def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
     """Return the operator with what a state remembers of former configs."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.with_history")
+    raise_unregistered(operator, "slackwater.evolution.migrate.restore_earlier_settings")
 
 
-@with_history.register(WindowOperator)
+@restore_earlier_settings.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
     return operator.with_earlier_settings(read_earlier_settings(state))
 
 
-@with_history.register(NonWindowOperator)
+@restore_earlier_settings.register(NonWindowOperator)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
 @singledispatch
-def migrated(operator: Operator, state: StageState) -> Operator:
+def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
     """Return the operator as it continues a state that is migrated to it."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.migrated")
+    raise_unregistered(operator, "slackwater.evolution.migrate.adopt_migrated_state")
 
 
-@migrated.register(WindowOperator)
+@adopt_migrated_state.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
     return operator.continue_from(former_window(operator, state), state.watermark_us)
 
 
-@migrated.register(NonWindowOperator)
+@adopt_migrated_state.register(NonWindowOperator)
 def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
@@ -288,11 +288,11 @@ def _(operator: Operator, store: StateStore, state: StageState, epoch: int, numb
 
 __all__ = [
     "StageMigration",
+    "adopt_migrated_state",
     "described_window",
     "former_window",
-    "migrated",
     "read_earlier_settings",
     "read_stage",
+    "restore_earlier_settings",
     "with_common_aggregations",
-    "with_history",
 ]

@@ -19,7 +19,7 @@ from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted, run_st
 from slackwater.core.humanize import plural
 from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_references
 from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
-from slackwater.joins.match import SortedRows, flags_at, matching_pairs, matching_ranges, sort_order
+from slackwater.joins.match import SortedRows, mask_at, matching_pairs, matching_ranges, sort_order
 
 MOST = 500_000  # pairs per output chunk
 NUMBERS = 1 << 32  # number of ids per epoch
@@ -302,4 +302,4 @@ def _evict_oldest(
     return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
 
 
-__all__ = ["MOST", "JoinResult", "RowsPerKeyExceededError", "SideCounts", "emit", "flags_at", "ingest"]
+__all__ = ["MOST", "JoinResult", "RowsPerKeyExceededError", "SideCounts", "emit", "ingest", "mask_at"]

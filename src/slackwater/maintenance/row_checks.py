@@ -27,7 +27,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.state.files.buffers import meta_of
+from slackwater.state.files.buffers import describe_segment
 from slackwater.state.protocol import ShardState
 from slackwater.windows import panes, sessions
 from slackwater.windows.state_rows import (
@@ -176,7 +176,7 @@ def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     """Describe problems of buffered rows of one side, or of row ids (`left+`, `left-`)."""
-    side, suffix = side_of(operator, kind)
+    side, suffix = parse_side(operator, kind)
     if side is None:
         yield f"rows of a kind that no join has: {kind!r}"
         return
@@ -203,7 +203,7 @@ def _(
     yield f"{plural(rows.height, 'row')}, and this stage keeps none"
 
 
-def side_of(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
+def parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
     """Return the side of a segment (None if it is unknown), and "+" for ids of matched rows, "-" for ids of evicted
     rows.
     """
@@ -237,9 +237,9 @@ def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: Segmen
 
 @_segment_figures.register
 def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    side, suffix = side_of(operator, meta.kind)
+    side, suffix = parse_side(operator, meta.kind)
     assert side is not None
-    segment = meta_of(side, suffix, rows, meta.file, meta.bytes)
+    segment = describe_segment(side, suffix, rows, meta.file, meta.bytes)
     return segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})
 
 

@@ -120,7 +120,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     if latest.staged and store.published_epoch() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
         sizes.waiting = _sum(waiting, "")
-    referenced = {name for m in commits for name in files_of(m)}
+    referenced = {name for m in commits for name in list_referenced_files(m)}
     last = max(sizes.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
@@ -143,7 +143,7 @@ def retained_commits(store: StateStore) -> list[Commit]:
     return commits
 
 
-def files_of(commit: Commit) -> list[str]:
+def list_referenced_files(commit: Commit) -> list[str]:
     """Return the files that a commit refers to, relative to its directory."""
     staged = [o.file for o in (*commit.output, *commit.letters)]
     return [*_segments(commit), *staged, *commit.lists]

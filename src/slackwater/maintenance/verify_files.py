@@ -63,7 +63,7 @@ class _FilesCheck:
     # -- manifests -------------------------------------------------------------------------------------------------
 
     def path(self, epoch: int) -> str:
-        return self.storage.shown(f"manifests/{epoch:09d}.json")
+        return self.storage.full_name(f"manifests/{epoch:09d}.json")
 
     def read_manifests(self, epochs: Iterable[int]) -> None:
         for epoch in epochs:
@@ -78,7 +78,7 @@ class _FilesCheck:
         for name in sorted(self.storage.sizes("manifests")):
             if not re.fullmatch(r"[0-9]{9,18}\.json", name):
                 self.add_problem(
-                    self.storage.shown(f"manifests/{name}"),
+                    self.storage.full_name(f"manifests/{name}"),
                     "is not a manifest",
                     (-1,),
                     "move it elsewhere; nothing reads it",
@@ -103,7 +103,7 @@ class _FilesCheck:
 
     def check_published(self, epochs: list[int]) -> int | None:
         """Return the last published epoch; None if it is unknown."""
-        path = self.storage.shown("published")
+        path = self.storage.full_name("published")
         try:
             published = self.store.published_epoch()
         except StateError as error:
@@ -151,7 +151,7 @@ class _FilesCheck:
         return self.steps[epoch, stage]
 
     def check_segment(self, check: _SegmentCheck) -> None:
-        meta, path = check.meta, self.storage.shown(check.meta.file)
+        meta, path = check.meta, self.storage.full_name(check.meta.file)
         self.report.files += 1
         self.report.rows += meta.rows
         self.report.bytes += meta.bytes
@@ -168,7 +168,7 @@ class _FilesCheck:
         """Describe problems in the rows of a segment whose bytes are intact."""
         meta, shard = check.meta, (check.shard, check.shards)
         try:
-            table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.shown(meta.file))
+            table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.full_name(meta.file))
             if table.num_rows != meta.rows:
                 yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
                 return
@@ -193,7 +193,7 @@ class _FilesCheck:
             if step is None or not matches_description(step, stage):
                 continue
             for shard, metas in enumerate(stage.segments):
-                if self.path(epoch) in damaged or any(self.storage.shown(m.file) in damaged for m in metas):
+                if self.path(epoch) in damaged or any(self.storage.full_name(m.file) in damaged for m in metas):
                     continue
                 try:
                     everything = row_checks.visible_rows(
@@ -215,7 +215,7 @@ class _FilesCheck:
             self.check_output(meta, epoch)
 
     def check_output(self, meta: OutputMeta, epoch: int) -> None:
-        path, file = self.storage.shown(meta.file), FileRef(meta.file, meta.checksum)
+        path, file = self.storage.full_name(meta.file), FileRef(meta.file, meta.checksum)
         self.report.files += 1
         self.report.rows += meta.rows
         if damage := self.storage.find_damage(file):
@@ -239,7 +239,7 @@ class _FilesCheck:
         for file, epochs in epochs_by_file.items():
             self.report.files += 1
             if damage := self.storage.find_damage(listed(file)):
-                self.add_problem(self.storage.shown(file), damage, epochs)
+                self.add_problem(self.storage.full_name(file), damage, epochs)
             else:
                 self.report.bytes += self.storage.local_path(listed(file)).stat().st_size
 
@@ -270,7 +270,7 @@ def _check_begins(check: _FilesCheck) -> None:
         check.store.check_begins()
     except StateError as error:
         check.add_problem(
-            check.storage.shown("manifests"),
+            check.storage.full_name("manifests"),
             _strip_remedy(str(error)),
             (),
             "restore the manifests from a copy of the directory",

@@ -31,7 +31,7 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.postgres import client, columns, table_ownership
-from slackwater.state.postgres.commit import rows_of
+from slackwater.state.postgres.commit import offset_rows
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.store import PostgresStore
@@ -74,7 +74,7 @@ class _TablesCheck:
             self.add_problem(place, "its watermark is not that of its record")
         if published > commit.epoch:
             self.add_problem(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
-        expected = {(s, p): o for s, r in commit.sources.items() for p, o in rows_of(r.offsets).items()}
+        expected = {(s, p): o for s, r in commit.sources.items() for p, o in offset_rows(r.offsets).items()}
         stored = {
             (source, partition): offset
             for source, partition, offset in self.db.execute(

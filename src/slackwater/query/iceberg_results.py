@@ -59,7 +59,7 @@ class IcebergResults:
 
     def _read_rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:
         try:
-            frames = [iceberg.rows_of(table, task) for task in tasks]
+            frames = [iceberg.read_file_rows(table, task) for task in tasks]
         except Exception as error:
             raise self._read_error(error) from None
         rows = pl.concat(frames) if frames else None

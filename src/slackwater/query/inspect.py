@@ -35,7 +35,7 @@ from slackwater.windows.logic import WindowLogic
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueQuery
 
 
-def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
+def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     """Return the operator that wrote a commit of one stage (see `query.stage_view`).
 
     `pipeline`: a config of this stage that can continue with the state. If the state does not describe its window, the
@@ -60,7 +60,7 @@ def operator_of(pipeline: Pipeline, commit: Commit) -> Operator:
 Texts = Sequence[str] | Mapping[str, str | None]
 
 
-def key_of(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
+def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
     """Parse a key into a frame with one row and the key columns.
 
     Args:
@@ -180,13 +180,13 @@ def _parse_key_value(logic: WindowLogic, field: Field, text: str | None) -> Any:
     return text
 
 
-def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+def read_key_rows(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
     """Return all state rows of one key.
 
     Args:
         snapshot: The snapshot to read.
         logic: The operator of the stage.
-        key: One row with the key columns, from `key_of`.
+        key: One row with the key columns, from `parse_key`.
         stage: The index of the stage; -1 for the last one.
     """
     stages = snapshot.commit.stages
@@ -201,7 +201,7 @@ def rows_of(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage:
 @singledispatch
 def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
     """Return the hashes of the state units that may hold rows of a key. `key`: the hash of the key."""
-    raise_unregistered(operator, "slackwater.query.inspect.rows_of")
+    raise_unregistered(operator, "slackwater.query.inspect.read_key_rows")
 
 
 @_unit_hashes.register

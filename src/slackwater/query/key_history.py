@@ -43,7 +43,7 @@ def with_history(
     return replace(answer, key=stages[-1].key, stages=stages if answer.stages else ())
 
 
-def history_of(
+def read_key_history(
     pipeline: Pipeline, stage: str, keys: Sequence[Field], key: pl.DataFrame, limit: int = SHOWN
 ) -> KeyHistory:
     """Return the history of a key in one stage.
@@ -54,7 +54,7 @@ def history_of(
         pipeline: The pipeline.
         stage: The name of the stage.
         keys: The key columns of the stage.
-        key: One row with the key columns, from `query.inspect.key_of`.
+        key: One row with the key columns, from `query.inspect.parse_key`.
         limit: The largest number of late rows, and of results per target.
     """
     late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
@@ -78,10 +78,10 @@ def _key_frames(
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         stage_pipeline = pipeline.stage_pipelines.get(stage.name, pipeline)
-        operator = inspect.operator_of(stage_pipeline, narrow_commit(commit, number))
+        operator = inspect.rebuild_operator(stage_pipeline, narrow_commit(commit, number))
         if isinstance(operator, WindowOperator):
             try:
-                key_frames[stage.name] = operator, inspect.key_of(operator, key, "--key")
+                key_frames[stage.name] = operator, inspect.parse_key(operator, key, "--key")
             except StartError as error:
                 problems.append(error)
     if not key_frames:
@@ -95,7 +95,7 @@ def _with_key_history(
     if stage.key is None or stage.stage not in key_frames:
         return stage
     operator, frame = key_frames[stage.stage]
-    history = history_of(pipeline, stage.stage, operator.keys, frame, limit)
+    history = read_key_history(pipeline, stage.stage, operator.keys, frame, limit)
     return replace(stage, key=replace(stage.key, history=history))
 
 
@@ -208,4 +208,4 @@ def _key_filter(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) ->
     return same
 
 
-__all__ = ["group_keys", "history_of", "with_history"]
+__all__ = ["group_keys", "read_key_history", "with_history"]

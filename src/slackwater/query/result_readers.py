@@ -167,7 +167,7 @@ class _FileResults:
 
     @property
     def location(self) -> str:
-        return self.folder.shown
+        return self.folder.full_name
 
     def latest(self, limit: int) -> pl.DataFrame | None:
         return self.poll()

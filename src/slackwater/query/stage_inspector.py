@@ -74,7 +74,7 @@ class StageInspector:
         self.pipeline, self.snapshot, self.number = pipeline, narrow_snapshot(snapshot, number), number
         self.state: StageState = self.snapshot.commit.stages[0]
         self.name, self.read = self.state.name, read
-        self.operator: Operator = inspect.operator_of(pipeline, self.snapshot.commit)
+        self.operator: Operator = inspect.rebuild_operator(pipeline, self.snapshot.commit)
         source_names = [s.name for s in pipeline.sources if not s.is_stage_output]
         input_clocks = next_commit.input_clocks(pipeline, self.state)
         self.clocks: Mapping[str, SourceClock] = {n: input_clocks[n] for n in source_names}
@@ -220,8 +220,8 @@ class StageInspector:
 
     @_key_report.register
     def _(self, operator: PaneOperator, texts: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
-        rows = inspect.rows_of(self.snapshot, operator, key)
+        watermark, key = self.state.watermark_us, inspect.parse_key(operator, texts, "--key")
+        rows = inspect.read_key_rows(self.snapshot, operator, key)
         windows = self._windows_of(operator, inspect.open_windows(operator, rows, watermark))
         before = None
         if watermark > NO_WATERMARK:
@@ -230,8 +230,8 @@ class StageInspector:
 
     @_key_report.register
     def _(self, operator: SessionOperator, texts: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.key_of(operator, texts, "--key")
-        rows = inspect.rows_of(self.snapshot, operator, key)
+        watermark, key = self.state.watermark_us, inspect.parse_key(operator, texts, "--key")
+        rows = inspect.read_key_rows(self.snapshot, operator, key)
         windows = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
         unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(watermark)
         floor = time_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None

@@ -162,11 +162,11 @@ class StateView(NotebookRepr):
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key from texts `name=value` (see `query.inspect.key_of`), for `fetch` and `find_sessions`."""
+        """Parse a key from texts `name=value` (see `query.inspect.parse_key`), for `fetch` and `find_sessions`."""
         logic = restore_window(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
-        return inspect.key_of(logic, texts).row(0, named=True)
+        return inspect.parse_key(logic, texts).row(0, named=True)
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
@@ -205,7 +205,7 @@ class StateView(NotebookRepr):
         return self._cached
 
     def _windows_of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
-        rows = inspect.rows_of(snapshot, logic, _key_frame(logic, key), self.stage)
+        rows = inspect.read_key_rows(snapshot, logic, _key_frame(logic, key), self.stage)
         return logic.sorted_output(_windows(snapshot, logic, rows))
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class AttemptLedger:
 
         Equal letters of a file stand for as many equal rows. Those of a topic's record are applied together.
         """
-        matched = with_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
+        matched = add_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
         matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))
         nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over(_PLACE)).otherwise(0)
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
@@ -69,7 +69,7 @@ class AttemptLedger:
         time.
         """
         identity = [*_GROUP, *_PLACE, "__once"]
-        parts = [_count_equal(with_ids(chunk), identity) for chunk in chunks]
+        parts = [_count_equal(add_ids(chunk), identity) for chunk in chunks]
         if not parts:
             return pl.DataFrame(schema=_COUNTED)
         sums = (
@@ -87,7 +87,7 @@ class AttemptLedger:
         done = groups.agg(pl.col("letters", "applied", "tries").sum(), pl.col("first").min(), pl.col("last").max())
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
-    def with_tries(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
+    def update_attempts(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
         """Return the lines of the next list: `tried` letters have one more attempt, `applied` ones are removed."""
         more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
@@ -110,7 +110,7 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
     )
 
 
-def with_ids(letters: pl.DataFrame) -> pl.DataFrame:
+def add_ids(letters: pl.DataFrame) -> pl.DataFrame:
     """Add `__id` to letters."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 

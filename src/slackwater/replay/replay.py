@@ -99,7 +99,7 @@ def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFra
     them.
     """
     epoch, store = driver.state.epoch + 1, driver.store
-    tries = _ledger(driver).with_tries(remaining, [applied])
+    tries = _ledger(driver).update_attempts(remaining, [applied])
     record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
     return ReplayRecord(
         record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0

@@ -88,7 +88,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
                 f'{name}: source "{source.name}" is {kind}, which keeps no history; expected kafka, files, delta or iceberg'
             )
     target, connections = _target(pipeline, into), dict(pipeline.connections)
-    kind = explain.kind_of(pipeline.target, pipeline)
+    kind = explain.connection_kind(pipeline.target, pipeline)
     same = (target.path, target.table, target.topic) == (
         pipeline.target.path,
         pipeline.target.table,
@@ -121,7 +121,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
     """Return the target with its path, table or topic replaced by `into`; instead of a console, Parquet files."""
-    target, kind = pipeline.target, explain.kind_of(pipeline.target, pipeline)
+    target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target
     if kind == "console":

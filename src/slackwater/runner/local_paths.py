@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slackwater.config.message_format import EnvString, format_value
-from slackwater.config.paths import as_written, is_local, local_directories
+from slackwater.config.paths import is_local, local_directories, restore_written_path
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.directory_names import OUTPUT_FOLDER, STATE_FOLDERS
 from slackwater.errors import StartError
@@ -85,7 +85,7 @@ def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Pat
         "dead_letter.path": f"_slackwater/{pipeline.name}-letters.json",
     }
     for key, path in local_directories(pipeline):
-        written = as_written(path)
+        written = restore_written_path(path)
         old, new = Path.cwd() / written, Path(path)
         if written == path or old.resolve() == new.resolve():
             continue

@@ -132,7 +132,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
     came = "; ".join(results_lines(replace(status, config=pipeline), "by flush"))
-    between = f"; {late_between(status)}" if status.stages[1:] else ""
+    between = f"; {late_results_text(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
@@ -140,7 +140,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     )
 
 
-def late_between(status: Status) -> str:
+def late_results_text(status: Status) -> str:
     """Return a text with the number of results that were late for the stage that reads them; it should be 0."""
     return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 

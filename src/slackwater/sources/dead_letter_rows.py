@@ -53,7 +53,7 @@ def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_colum
     from pyspark.sql.types import StringType, StructField, StructType
 
     F = spark_connect.sql_functions(letters)  # noqa: N806
-    with_corrupt = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+    with_corrupt = StructType([*times.reader_schema.fields, StructField(CORRUPT, StringType())])
     reading: dict[str, Any] = {**times.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
     text = _text(letters)
     parse = (

@@ -70,7 +70,7 @@ class DeltaLog:
         self._first_version = table.version() if self._first_version is None else self._first_version
         return TableSnapshot(TableOffsets(self._id, table.version()), columns, tuple(metadata.partition_columns))
 
-    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
         import pyarrow as pa
 
         table = self._table(offsets.version)

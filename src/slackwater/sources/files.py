@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from slackwater.config.paths import as_written
+from slackwater.config.paths import restore_written_path
 from slackwater.config.source import Source
 from slackwater.core.local_files import local_name
 from slackwater.core.offsets import ChangedFiles, FileOffsets
@@ -110,7 +110,7 @@ class FilesSource(SparkPlannedSource):
         return reader.options(**options).load(_as_glob(absolute_query(self.spec.query or "")))
 
     def signature(self) -> dict[str, Any]:
-        return {"name": self.name, "query": as_written(self.spec.query or ""), "format": self.spec.format}
+        return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
         """List all files in the state as files of batch 0."""
@@ -188,7 +188,7 @@ class FilesSource(SparkPlannedSource):
         form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._cache
         plain = form not in ("json", "csv")
         if cache.get("session") is not session:
-            schema = self.schema if plain else self.text_schema.as_read
+            schema = self.schema if plain else self.text_schema.reader_schema
             cache |= {
                 "session": session,
                 "reader": batch_reader(session, form, schema, self.spec.options),
@@ -221,7 +221,7 @@ def absolute_query(query: str) -> str:
         return query
     path = Path.cwd() / query
     existing = _existing_prefix(path)
-    return str(Path(literal_pattern(str(existing)), *path.parts[len(existing.parts) :]))
+    return str(Path(escape_pattern(str(existing)), *path.parts[len(existing.parts) :]))
 
 
 def _existing_prefix(path: Path) -> Path:
@@ -234,7 +234,7 @@ def _existing_prefix(path: Path) -> Path:
     return existing
 
 
-def literal_pattern(path: str) -> str:
+def escape_pattern(path: str) -> str:
     """Return a pattern that matches only this path."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
 
@@ -242,7 +242,7 @@ def literal_pattern(path: str) -> str:
 def readable_path(uri: str) -> str:
     """Convert a URI from Spark's file list to a path for its readers, which expect patterns and no percent-encoding."""
     scheme, colon, rest = uri.partition(":")
-    return f"{scheme}{colon}{literal_pattern(unquote(rest))}"
+    return f"{scheme}{colon}{escape_pattern(unquote(rest))}"
 
 
 def _as_glob(query: str) -> str:
@@ -366,7 +366,7 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     return name_files
 
 
-def note_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
+def record_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(local_name(e.path) for e in files))

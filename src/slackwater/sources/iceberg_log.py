@@ -46,7 +46,7 @@ class IcebergLog:
         offsets = none if current is None else _offsets_of(table, current)
         return TableSnapshot(offsets, spark_columns(self.description, table.schema()))
 
-    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
         table = self._table()
         numbered_files: list[tuple[int, DataFile]] = []
         for manifest in self._snapshot(table, offsets).manifests(table.io):

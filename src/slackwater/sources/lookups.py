@@ -63,7 +63,7 @@ class Lookups:
         if spec.schema_ and spec.format in ("json", "csv"):
             schema = spark_connect.schema_of_ddl(self.session, spec.schema_)
             times = TextTimestampSchema(schema, spec.format, find_time_zone(spec.options, None), spec.options)
-            frame = times.convert(read.schema(times.as_read).load(absolute_query(spec.query)))
+            frame = times.convert(read.schema(times.reader_schema).load(absolute_query(spec.query)))
         else:
             frame = (read.schema(spec.schema_) if spec.schema_ else read).load(absolute_query(spec.query))
         # A copy: the files may be replaced or deleted while this version is still in use.

@@ -76,11 +76,11 @@ def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
     """
     for source in sources:
         if not can_plan(source):
-            raise not_over_connect(pipeline, source.name)
+            raise connect_not_supported(pipeline, source.name)
         source.check_connect(pipeline)
 
 
-def not_over_connect(pipeline: str, source: str) -> StartError:
+def connect_not_supported(pipeline: str, source: str) -> StartError:
     """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
         f'{pipeline}: source "{source}" is planned by a streaming query of Spark, which Slackwater does not run over Spark Connect; '

@@ -19,7 +19,7 @@ from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.sources import dead_letter_rows, spark_connect
 from slackwater.sources.base import Seekable, SourceBatch, spark_error_reason
-from slackwater.sources.files import SIZE_MODULUS, literal_pattern
+from slackwater.sources.files import SIZE_MODULUS, escape_pattern
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -107,7 +107,7 @@ class TableLog(Protocol):
         """Return the current table. Raises StartError if it does not exist or Spark cannot read it correctly."""
         ...
 
-    def files_of(self, offsets: TableOffsets) -> Sequence[DataFile]:
+    def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
         """Return all files of a version, earliest added first, in a stable order."""
         ...
 
@@ -223,7 +223,7 @@ class TableSource(Seekable):
         if not files:
             return session.createDataFrame([], self.schema)
         try:
-            rows = self._reader(session).load([literal_pattern(f.path) for f in files])
+            rows = self._reader(session).load([escape_pattern(f.path) for f in files])
             frame = self._with_values(session, rows, files)
             assert frame.schema is not None
         except Exception as error:

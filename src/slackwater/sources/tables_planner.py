@@ -94,7 +94,7 @@ class TablePlanner:
         offsets, done = self._position, self._position.files or 0
         end = offsets.fully_read
         if offsets.content:
-            files = self._source.log.files_of(offsets)
+            files = self._source.log.list_files(offsets)
         else:
             version = self._source.log.read_version(offsets)
             self._check(version)

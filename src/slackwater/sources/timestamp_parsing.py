@@ -41,11 +41,11 @@ def timestamp_sql(text: str, zone: str = UTC) -> str:
     """Return SQL that converts a text to a TIMESTAMP; NULL if the text is not one."""
     read = f"try_cast({text} AS TIMESTAMP)"
     if zone != UTC:
-        read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {in_zone(read, zone)} END"
+        read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {local_time_sql(read, zone)} END"
     return f"CASE WHEN {has_date_sql(text)} THEN {read} END"
 
 
-def in_zone(clock: str, zone: str) -> str:
+def local_time_sql(clock: str, zone: str) -> str:
     """Return SQL for a TIMESTAMP that was read as UTC but is a local time of `zone`."""
     return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
 
@@ -81,7 +81,7 @@ class TextTimestampSchema:
     options: Mapping[str, str]
 
     @property
-    def as_read(self) -> StructType:
+    def reader_schema(self) -> StructType:
         """The schema to pass to the reader."""
         return self._as_text(self.schema)
 

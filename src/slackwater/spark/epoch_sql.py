@@ -38,7 +38,7 @@ def event_time_sql(
     if field.type == "timestamp":
         return value
     if field.type in ("timestamp_ntz", "date"):
-        return timestamp_parsing.in_zone(f"CAST({value} AS TIMESTAMP)", zone)
+        return timestamp_parsing.local_time_sql(f"CAST({value} AS TIMESTAMP)", zone)
     if field.type == "string":
         return timestamp_parsing.timestamp_sql(value, zone)
     if field.base in schema.INTEGERS:

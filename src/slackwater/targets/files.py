@@ -136,7 +136,7 @@ class FilesTarget:
 
     @property
     def _shown(self) -> str:
-        return self._folder.shown
+        return self._folder.full_name
 
     def _files(self) -> list[str]:
         """Return the files of this writer, of any state."""

@@ -243,7 +243,7 @@ class IcebergTarget:
 
             buffered = [rows.select(list(kinds))]
             for task in hit:
-                frame = iceberg.rows_of(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
+                frame = iceberg.read_file_rows(table, task).select(pl.col(n).cast(t) for n, t in kinds.items())
                 buffered.append(frame.join(keys, on=identity, how="anti", nulls_equal=True))
                 kept_rows += buffered[-1].height
                 snapshot.delete_data_file(task.file)

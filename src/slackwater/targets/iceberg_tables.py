@@ -189,10 +189,10 @@ def read_files(
     from pyiceberg.expressions import AlwaysTrue
 
     for task in table.scan(where or AlwaysTrue()).plan_files():
-        yield task, rows_of(table, task, columns, where)
+        yield task, read_file_rows(table, task, columns, where)
 
 
-def rows_of(
+def read_file_rows(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
     """Return the rows of a file, without deleted ones."""

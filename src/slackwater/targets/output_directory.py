@@ -28,7 +28,7 @@ class OutputDirectory(Protocol):
     """A flat directory of named files. Operations raise OSError or an error of this project."""
 
     @property
-    def shown(self) -> str: ...
+    def full_name(self) -> str: ...
 
     def names(self, within: str = "") -> list[str]:
         """Return the names of the files in the directory, or in the folder `within`. Empty if it does not exist."""
@@ -67,7 +67,7 @@ class LocalDirectory:
     path: Path
 
     @property
-    def shown(self) -> str:
+    def full_name(self) -> str:
         return str(self.path)
 
     def names(self, within: str = "") -> list[str]:
@@ -127,7 +127,7 @@ class BucketDirectory:
     _content: dict[str, bytes | None] = field(default_factory=dict)
 
     @property
-    def shown(self) -> str:
+    def full_name(self) -> str:
         return self.client.url
 
     def names(self, within: str = "") -> list[str]:
@@ -154,7 +154,7 @@ class BucketDirectory:
         version = self.client.rewrite(name, content, self._versions[name])
         if version is None:
             del self._content[name], self._versions[name]
-            raise PublishError(f"{self.shown}/{name} was written by another runner meanwhile; this one stops")
+            raise PublishError(f"{self.full_name}/{name} was written by another runner meanwhile; this one stops")
         self._content[name], self._versions[name] = content, version
 
     def move(self, names: Sequence[str], to: str) -> None:
@@ -167,7 +167,7 @@ class BucketDirectory:
 
     def local_copy(self) -> Path:
         cache = FileCache(
-            f"target-{xxhash.xxh3_128_hexdigest(repr(sorted(self.client.options.items())).encode() + self.shown.encode())}"
+            f"target-{xxhash.xxh3_128_hexdigest(repr(sorted(self.client.options.items())).encode() + self.full_name.encode())}"
         )
         sizes = {name: size for name, size in self.client.sizes("").items() if "/" not in name}
         for name, size in sizes.items():

@@ -23,7 +23,7 @@ from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letter
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
-from slackwater.testing.local_engine import Spans, as_declared, lift_inputs
+from slackwater.testing.local_engine import Spans, cast_to_declared, lift_inputs
 from slackwater.testing.sql_frontend import InputRows, PreparedRows, SqlFrontend
 from slackwater.testing.stub_sources import NUMBER, Offsets
 from slackwater.watermark import SourceActivity
@@ -124,7 +124,7 @@ class LocalSqlEngine:
         staged: list[LetterFile],
     ) -> list[Any]:
         all_rows, origin, folded = pl.concat(parts), pl.concat(origins), self.logic.is_preaggregated
-        all_rows = lift_inputs(self.logic, as_declared(self.logic, all_rows))
+        all_rows = lift_inputs(self.logic, cast_to_declared(self.logic, all_rows))
         owner = pl.Series(shard_of(all_rows["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
         reports = [

@@ -242,18 +242,18 @@ def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | N
 
 
 @singledispatch
-def as_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
+def cast_to_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Cast the columns that the SQL of an epoch selected to the types that the step was bound with."""
-    raise_unregistered(operator, "slackwater.testing.local_engine.as_declared")
+    raise_unregistered(operator, "slackwater.testing.local_engine.cast_to_declared")
 
 
-@as_declared.register(WindowOperator)
+@cast_to_declared.register(WindowOperator)
 def _(operator: WindowOperator, frame: pl.DataFrame) -> pl.DataFrame:
     typed = {k.name: k.polars for k in operator.keys} | {i.field.name: i.field.polars for i in operator.inputs}
     return frame.with_columns(frame[n].cast(t) for n, t in typed.items())
 
 
-@as_declared.register(NonWindowOperator)
+@cast_to_declared.register(NonWindowOperator)
 def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 

@@ -133,7 +133,7 @@ class StubSource:
             return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
         assert isinstance(self.real, files.FilesSource)
         times, options = self.real.text_schema, dict(self.spec.options)
-        full_schema = StructType([*times.as_read.fields, StructField(CORRUPT, StringType())])
+        full_schema = StructType([*times.reader_schema.fields, StructField(CORRUPT, StringType())])
         reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         if form == "json":
             parsed = F.from_json(text, full_schema, reading)

@@ -45,7 +45,7 @@ class BacklogPoller:
     _answers: dict[str, _BacklogAnswer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def waits(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
+    def poll(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
         """Return the backlog of each source that can be polled, in the order of the config."""
         questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:

@@ -181,7 +181,7 @@ def build_model(
         counted,
         None if closing_of is None else build_closes(_stage_snapshot(snapshot, closing_of)),
         build_growth(history),
-        None if stage is not None else build_throughput(history, watched.asker.waits(pipeline, snapshot), now_us),
+        None if stage is not None else build_throughput(history, watched.asker.poll(pipeline, snapshot), now_us),
         None
         if joined_of is None
         else build_buffers(_stage_snapshot(snapshot, joined_of), _join_sources(pipeline_report, joined_of.name)),

@@ -196,8 +196,8 @@ class IntervalBatch:
         """
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
-        floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
-        first = per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
+        floor = reduce_per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
+        first = reduce_per_key(np.minimum, np.where(is_open, self.start, FAR), self.key)
         return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
 
 
@@ -219,14 +219,14 @@ def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl
     )
 
 
-def first_of_each(key: Int64s) -> Int64s:
+def first_per_key(key: Int64s) -> Int64s:
     """Return the position of the first interval of each key."""
     return np.flatnonzero(np.diff(key, prepend=-1))
 
 
-def per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
+def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int64s:
     """Reduce `values` per key with `ufunc`; `key` is sorted and dense."""
-    result: Int64s = ufunc.reduceat(values, first_of_each(key)) if len(key) else values  # type: ignore[assignment]
+    result: Int64s = ufunc.reduceat(values, first_per_key(key)) if len(key) else values  # type: ignore[assignment]
     return result
 
 

@@ -21,7 +21,7 @@ import polars as pl
 from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.windows import panes, session_emission, sessions
-from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_of_each, mark_emitted
+from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_per_key, mark_emitted
 from slackwater.windows.key_order import sorted_by_key
 from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic
@@ -295,7 +295,7 @@ def _refusal_reasons(
         return pl.Series("refused", [], dtype=pl.String)
     unit = IntervalBatch.from_frame(retaining, frame)
     run, _ = find_runs(retaining, unit)
-    heads = first_of_each(run)
+    heads = first_per_key(run)
     span = np.maximum.reduceat(unit.last, heads) - unit.start[heads]
     is_stored = unit.frame["__revived"].to_numpy()
     cut = is_stored & (unit.due - 1 - unit.start == retaining.cap_us)

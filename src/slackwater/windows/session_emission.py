@@ -23,9 +23,9 @@ from slackwater.windows.intervals import (
     IntervalBatch,
     SessionLogic,
     find_runs,
-    first_of_each,
+    first_per_key,
     mark_emitted,
-    per_key,
+    reduce_per_key,
     select_rows,
 )
 from slackwater.windows.results import EmitResult
@@ -83,7 +83,7 @@ def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1
-    heads = first_of_each(session)
+    heads = first_per_key(session)
     end = np.minimum(np.maximum.reduceat(unit.end, heads), unit.start[heads] + logic.cap_us)
     merged = logic.merge_groups(
         unit.frame.select("__kh", *logic.key_names, *logic.accumulators), session, [pl.col("__kh").first()]
@@ -160,7 +160,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
     state, bare = _remaining_state(logic, whole, select_rows(unit, ~gone[session]), floors, watermark)
     open_after = int(state["__kind"].is_in(OPEN).sum())
     superseded = _superseded(logic, merged, emitted)
-    emptied = int((bare & per_key(np.logical_or, held, whole.key).astype(bool)).sum())
+    emptied = int((bare & reduce_per_key(np.logical_or, held, whole.key).astype(bool)).sum())
     return EmitResult(rows.select(_columns(logic)), state, superseded, -emptied, open_after - int(held.sum()))
 
 
@@ -205,7 +205,7 @@ def _remaining_state(
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
-    heads = first_of_each(whole.key)
+    heads = first_per_key(whole.key)
     parts = [state]
     if len(alone):
         parts.append(floor_rows(logic, whole.frame[heads[alone]], alone, floors))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, find_runs, first_of_each
+from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, find_runs, first_per_key
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -43,7 +43,7 @@ def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
     cap = logic.cap_us
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
-    heads = first_of_each(session)
+    heads = first_per_key(session)
     start, reach = unit.start[heads], np.maximum.reduceat(unit.end, heads)
     is_cut = np.append((run[heads][1:] == run[heads][:-1]) & (start[1:] <= reach[:-1]), False)
     following = np.append(start[1:], FAR)  # a late row may have moved the next session to before start + cap
@@ -68,7 +68,7 @@ def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64
     if not unit.emitted.any():
         return unit
     stored = np.flatnonzero(unit.kind != ROW)
-    heads = first_of_each(fragment)
+    heads = first_per_key(fragment)
     fragments = replace(
         unit,
         key=unit.key[heads],

@@ -25,7 +25,7 @@ from __future__ import annotations
 import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import IntervalBatch, SessionLogic, first_of_each
+from slackwater.windows.intervals import IntervalBatch, SessionLogic, first_per_key
 from slackwater.windows.results import IngestResult
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
 
@@ -41,7 +41,7 @@ def build_state(logic: SessionLogic, unit: IntervalBatch, floors: Int64s, waterm
 
 def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """Build one FLOOR row for each key with a floor; `floors` is indexed by key."""
-    heads = first_of_each(key)
+    heads = first_per_key(key)
     values = floors[key[heads]]
     has_floor = values != NO_WATERMARK
     if not has_floor.any():

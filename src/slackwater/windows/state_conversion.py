@@ -32,7 +32,7 @@ from slackwater.windows.intervals import (
     IntervalBatch,
     SessionLogic,
     find_runs,
-    first_of_each,
+    first_per_key,
     mark_emitted,
     select_rows,
 )
@@ -100,7 +100,7 @@ def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFr
     has_no_session[unit.key] = False
     alone = np.flatnonzero(has_no_session & (floors != NO_WATERMARK))
     if len(alone):
-        parts.append(floor_rows(logic, whole.frame[first_of_each(whole.key)[alone]], alone, floors))
+        parts.append(floor_rows(logic, whole.frame[first_per_key(whole.key)[alone]], alone, floors))
     return pl.concat(parts)
 
 
@@ -114,7 +114,7 @@ def _regroup_intervals(
         # the smaller gap would split fragments apart: merge them into the sessions that they now form
         whole = _number_sessions(former, unit, logic.cap_us)
         unit = _merge_sessions(logic, _unmark_changed(unit, before, whole), whole)
-        before, end = np.arange(len(unit.key)), end[first_of_each(whole)]
+        before, end = np.arange(len(unit.key)), end[first_per_key(whole)]
     if not logic.dynamic:
         unit = replace(unit, end=unit.last + logic.gap_us)
     now = build_layout(logic, unit)
@@ -133,7 +133,7 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
 
     `ends` marks the intervals of open sessions whose end has changed.
     """
-    heads = first_of_each(after)
+    heads = first_per_key(after)
     first, last = before[heads], np.maximum.reduceat(before, heads)
     whole = np.bincount(before)[first] == np.diff(heads, append=len(after))
     changed = ((first != last) | ~whole)[after]
@@ -144,7 +144,7 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
 
 def _merge_sessions(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
     """Merge the intervals of each session into one."""
-    heads = first_of_each(session)
+    heads = first_per_key(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]
     frame = logic.merge_groups(unit.frame.select(columns), session, [pl.col("__h").first(), pl.col("__kh").first()])
     emitted = np.logical_and.reduceat(unit.emitted, heads)

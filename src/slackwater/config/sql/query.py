@@ -40,7 +40,7 @@ def resolve_query(
     readable = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
         if "source" in readable:
-            findings.non_row_wise |= reads.refused_reads(tree) | set(lexical.clock_times(sql))
+            findings.non_row_wise |= reads.find_refused_reads(tree) | set(lexical.clock_times(sql))
         groups = any(columns.groupable for columns in tables.values())
         return QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.non_row_wise)
     except RecursionError:

@@ -67,7 +67,7 @@ class JsonPayload(Payload):
     def with_payload(self, records: DataFrame) -> DataFrame:
         from pyspark.sql.types import StringType, StructField, StructType
 
-        schema = StructType([*self._times.as_read.fields, StructField(CORRUPT, StringType())])
+        schema = StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
         F = spark_connect.sql_functions(records)  # noqa: N806
         rest = (

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidden, unreadable
+from slackwater.errors import EpochError, ExhaustedError, StateError, is_forbidden, permission_error
 
 
 def write_arrow(path: Path, frame: pl.DataFrame) -> tuple[int, str]:
@@ -120,7 +120,7 @@ def verify_file(path: Path, expected: str, size: int | None = None, shown: str =
         try:
             path.open("rb").close()
         except OSError as error:
-            if forbidden := unreadable(f"state file {shown or path}", error):
+            if forbidden := permission_error(f"state file {shown or path}", error):
                 raise forbidden from None
         raise StateError(
             f"state file {shown or path} {damage}; restore it from a copy of the state directory; nothing was changed"
@@ -162,7 +162,7 @@ def open_arrow(path: Path, shown: str = "") -> pa.Table:
     except (OSError, pa.ArrowException) as error:
         raise (
             ExhaustedError.from_error(error)
-            or unreadable(f"state file {shown or path}", error)
+            or permission_error(f"state file {shown or path}", error)
             or StateError(
                 f"state file {shown or path} cannot be read ({type(error).__name__}); restore it from a copy of the state directory"
             )

@@ -195,7 +195,7 @@ class JoinWriter:
         """Write a sorted frame: rows by (`__kh`, `__ts`), ids by `__id`."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, frame)
-        return meta_of(side, suffix, frame, name, size, digest)
+        return describe_segment(side, suffix, frame, name, size, digest)
 
     def _merge(
         self, side: JoinSide, suffix: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
@@ -210,7 +210,9 @@ class JoinWriter:
         return SegmentMerge(tuple(metas[-count:]), (self.write(side, suffix, frame),) if frame.height else ())
 
 
-def meta_of(side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = "") -> SegmentMeta:
+def describe_segment(
+    side: JoinSide, suffix: str, frame: pl.DataFrame, file: str, size: int, digest: str = ""
+) -> SegmentMeta:
     """Return the metadata for rows of a side. `suffix` is "" for rows, and "+" or "-" for ids.
 
     Rows of an outer side are due until they expire, because they may be emitted without a partner.

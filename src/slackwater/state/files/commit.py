@@ -9,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, is_forbidden, unreadable
+from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, is_forbidden, permission_error
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.files.arrow import file_checksum
@@ -32,7 +32,7 @@ class CommitLog:
             raise ExhaustedError.from_error(error) or error from None
         return sorted(int(name[:-5]) for name in sizes if re.fullmatch(r"[0-9]{9,18}\.json", name))
 
-    def epochs_to_the_last(self) -> list[int]:
+    def list_all_epochs(self) -> list[int]:
         """Return the stored epochs, including those that an object store's listing does not show yet.
 
         This costs at least one additional request. Raises StateError.
@@ -46,13 +46,13 @@ class CommitLog:
     def file(epoch: int) -> str:
         return f"manifests/{epoch:09d}.json"
 
-    def shown(self, epoch: int) -> str:
+    def full_name(self, epoch: int) -> str:
         """Return the file of a commit, for messages."""
-        return self.storage.shown(self.file(epoch))
+        return self.storage.full_name(self.file(epoch))
 
     def read_record(self, epoch: int) -> StoredRecord:
         """Read a commit as it is stored. Raises StateError if it is damaged or its format cannot be migrated."""
-        shown = self.shown(epoch)
+        shown = self.full_name(epoch)
         try:
             text, _, ending = self.storage.read(self.file(epoch)).content.decode().rstrip("\n").rpartition("\n")
             data = json.loads(text)
@@ -62,8 +62,10 @@ class CommitLog:
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise (
                 ExhaustedError.from_error(error)
-                or unreadable(f"manifest {shown}", error)
-                or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
+                or permission_error(f"manifest {shown}", error)
+                or StateError(
+                    f"manifest {shown} is damaged or permission_error; restore it from a copy of the directory"
+                )
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
             raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")
@@ -72,7 +74,7 @@ class CommitLog:
 
     def read(self, epoch: int) -> Commit:
         """Read a commit. Raises StateError if it is missing, damaged, or belongs to another epoch or pipeline."""
-        (version, data), shown = self.read_record(epoch), self.shown(epoch)
+        (version, data), shown = self.read_record(epoch), self.full_name(epoch)
         try:
             commit = parse_commit(data, version, f"manifest {shown}")
         except RecordError as error:

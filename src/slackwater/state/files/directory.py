@@ -37,7 +37,7 @@ class LocalStorage:
     def is_remote(self) -> bool:
         return False
 
-    def shown(self, file: str) -> str:
+    def full_name(self, file: str) -> str:
         return str(self.path / file)
 
     def sibling(self, name: str) -> LocalStorage:

@@ -54,7 +54,7 @@ class Lease:
         weakref.finalize(self, _end_lease, self._ended, self.token)
 
     @property
-    def shown(self) -> str:
+    def full_name(self) -> str:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
@@ -69,7 +69,7 @@ class Lease:
                 content, version = current
                 if version != watched:
                     if watched is not None or _is_alive(content):
-                        raise _held_error(content, self.shown)
+                        raise _held_error(content, self.full_name)
                     watched, since = version, time.monotonic()
                 lapsed = began - since > LEASE_S + SKEW_S
                 if not (lapsed or _is_over(content)):
@@ -120,7 +120,7 @@ class Lease:
             self.renew()
         if self._lost:
             raise FencedError(
-                f"this runner must not {doing}: {self._lost} took over ({self.shown}) while this one was not heard of for "
+                f"this runner must not {doing}: {self._lost} took over ({self.full_name}) while this one was not heard of for "
                 f"{LEASE_S:g} seconds; it stops, and the other goes on from what is committed"
             )
 

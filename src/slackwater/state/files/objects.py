@@ -78,7 +78,7 @@ class ObjectStorage:
     def is_remote(self) -> bool:
         return True
 
-    def shown(self, file: str) -> str:
+    def full_name(self, file: str) -> str:
         return f"{self.root}/{file}"
 
     def sibling(self, name: str) -> ObjectStorage:
@@ -115,7 +115,7 @@ class ObjectStorage:
 
     def _damage_error(self, file: FileRef, damage: str) -> StateError:
         return StateError(
-            f"state file {self.shown(file.file)} {damage}; restore it from a copy of the state; nothing was changed"
+            f"state file {self.full_name(file.file)} {damage}; restore it from a copy of the state; nothing was changed"
         )
 
     def fetch(self, files: Sequence[FileRef]) -> None:
@@ -162,7 +162,7 @@ class ObjectStorage:
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         new_version = self.client.rewrite(file, content, version)
         if new_version is None:
-            raise FencedError(f"{self.shown(file)} was written by another runner meanwhile; this one stops")
+            raise FencedError(f"{self.full_name(file)} was written by another runner meanwhile; this one stops")
         return new_version
 
     def sizes(self, folder: str) -> Mapping[str, int]:

@@ -31,8 +31,8 @@ class MarkerFile:
     _is_known: bool = field(default=False, init=False)
 
     @property
-    def shown(self) -> str:
-        return self.storage.shown(self.file)
+    def full_name(self) -> str:
+        return self.storage.full_name(self.file)
 
     def read(self) -> bytes | None:
         """Return the current content; None if the file does not exist. Raises OSError."""
@@ -69,7 +69,7 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions did not write a checksum
     if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
-            f"{marker.shown} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
+            f"{marker.full_name} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
             "again then, which a target that knows its last epoch ignores"
         )
     return int(match[1])
@@ -81,7 +81,7 @@ def read_marker(marker: MarkerFile, held: bool = False) -> int:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.full_name} cannot be read ({error.strerror}); check who may read it"
         ) from error
     return parse_epoch(marker, content)
 
@@ -107,7 +107,7 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     except (OSError, ValueError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("targets"), list):
-        log.warning("%s is damaged; what an epoch left in part is published again", marker.shown)
+        log.warning("%s is damaged; what an epoch left in part is published again", marker.full_name)
         return frozenset()
     return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
@@ -127,7 +127,7 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{marker.shown} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.full_name} cannot be read ({error.strerror}); check who may read it"
         ) from error
     return parse_runs((content or b"").decode(errors="replace").splitlines())
 

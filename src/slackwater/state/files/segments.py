@@ -79,7 +79,7 @@ class Segment:
         end[hit] = np.searchsorted(self.columns.h, hashes[hit], "right")
         return begin, end
 
-    def units_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+    def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Return where the units with rows at these positions (ascending) begin and end, each unit once."""
         begin = run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
@@ -121,7 +121,7 @@ class SegmentReader:
             if not when.may_select(segment.meta.first_due, segment.meta.last_due):
                 continue
             is_due = when.mask(segment.columns.kind, segment.columns.start, segment.columns.due)
-            begin, end = segment.units_of(np.flatnonzero(is_due))
+            begin, end = segment.find_units(np.flatnonzero(is_due))
             for newer in self.segments[age + 1 :]:
                 if not len(begin):
                     break

@@ -78,7 +78,7 @@ class Storage(Protocol):
         """Return whether every access is a request to an object store."""
         ...
 
-    def shown(self, file: str) -> str:
+    def full_name(self, file: str) -> str:
         """Return the full name of a file, for messages."""
         ...
 
@@ -173,10 +173,10 @@ class Storage(Protocol):
 
 def open_file(storage: Storage, file: FileRef) -> pa.Table:
     """Open a file and check its number of rows against the commit. Raises StateError."""
-    table = arrow.open_arrow(storage.local_path(file), storage.shown(file.file))
+    table = arrow.open_arrow(storage.local_path(file), storage.full_name(file.file))
     if table.num_rows != file.rows:
         raise StateError(
-            f"state file {storage.shown(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
+            f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
             "restore both from a copy of the state directory"
         )
     return table
@@ -184,4 +184,4 @@ def open_file(storage: Storage, file: FileRef) -> pa.Table:
 
 def verify_file(storage: Storage, file: FileRef) -> None:
     """Raise StateError if a file is missing, truncated or changed."""
-    arrow.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.shown(file.file))
+    arrow.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.full_name(file.file))

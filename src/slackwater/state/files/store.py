@@ -127,7 +127,7 @@ class FilesStore:
 
     def _read_latest(self) -> Commit | None:
         """Return the latest commit, after checking that it belongs to the surrounding state."""
-        epochs = self._log.epochs_to_the_last()
+        epochs = self._log.list_all_epochs()
         latest = self._log.read(epochs[-1]) if epochs else None
         self.check_published(self.published_epoch(), latest.epoch if latest else -1)
         if latest is None:
@@ -139,7 +139,7 @@ class FilesStore:
                 state_ids.add(self._log.read(epoch).state_id)
         if state_ids and latest.state_id not in state_ids:
             raise StateError(
-                f"manifest {self._log.shown(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
+                f"manifest {self._log.full_name(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
                 f"before it ({', '.join(map(repr, sorted(state_ids)))}); restore it from a copy of the directory"
             )
         return latest
@@ -149,7 +149,7 @@ class FilesStore:
         if published > latest:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
-                f"manifest {self._log.shown(published)} is missing: {self._published.shown} says that epoch {published} was "
+                f"manifest {self._log.full_name(published)} is missing: {self._published.full_name} says that epoch {published} was "
                 f"published, and {latest_shown}; restore it from a copy of the directory"
             )
 
@@ -163,9 +163,9 @@ class FilesStore:
         for folder in NAMED:
             for name in sorted(self.storage.sizes(folder)):
                 if name[:9].isdigit() and int(name[:9]) > 0:
-                    shown = self.storage.shown(f"{folder}/{name}")
+                    shown = self.storage.full_name(f"{folder}/{name}")
                     raise StateError(
-                        f"{self.storage.shown('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
+                        f"{self.storage.full_name('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
                         "the manifests from a copy of the directory, or remove the directory to start over"
                     )
 
@@ -226,7 +226,7 @@ class FilesStore:
 
     def output(self, meta: OutputMeta) -> pl.DataFrame:
         held = self.storage.local_path(FileRef(meta.file, meta.checksum))
-        return read_arrow(held, meta.checksum, self.storage.shown(meta.file))
+        return read_arrow(held, meta.checksum, self.storage.full_name(meta.file))
 
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         if not self.storage.is_remote or len(metas) < 2:

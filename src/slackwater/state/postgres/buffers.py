@@ -26,7 +26,7 @@ from slackwater.joins.buffer import OUTLINE, Changes
 from slackwater.joins.logic import JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
-from slackwater.state.files.buffers import meta_of
+from slackwater.state.files.buffers import describe_segment
 from slackwater.state.postgres import client, validation
 from slackwater.state.postgres.tables import TableNames
 
@@ -143,7 +143,7 @@ class PostgresBuffers:
 
     def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
-        with validation.reading(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
+        with validation.guard_read(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
             frame = client.fetch_frame(cursor, query, times)
         return frame.with_columns(frame["__ts"].dt.timestamp("us")) if "__ts" in schema else frame
 
@@ -228,7 +228,7 @@ def stage_changes(
                         token = uuid.uuid4().hex
                         frame = table.frame(side, rows, token)
                         client.append_frame(cursor, table.tables.schema, table.tables.name_of("staged"), frame)
-                        staged.append(meta_of(side, suffix, rows, token, int(frame.estimated_size())))
+                        staged.append(describe_segment(side, suffix, rows, token, int(frame.estimated_size())))
     except ConnectionError as error:
         raise EpochError(f"state was not staged: {error}") from None
     return tuple(staged)
@@ -240,7 +240,7 @@ def replace_buffer_rows(table: JoinTable, changes: Changes) -> tuple[SegmentMeta
     The hash determines the shard, so the rows themselves are not touched.
     """
     return tuple(
-        meta_of(side, "", change.rows, "", int(change.rows.estimated_size()))
+        describe_segment(side, "", change.rows, "", int(change.rows.estimated_size()))
         for side in table.logic.sides
         if (change := changes.get(side.which)) is not None and change.rows.height
     )

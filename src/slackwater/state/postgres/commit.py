@@ -134,7 +134,7 @@ class Transaction:
         t = self.tables
         rows, clocks = [], commit.clocks
         for name, source in commit.sources.items():
-            for partition, offset in rows_of(source.offsets).items():
+            for partition, offset in offset_rows(source.offsets).items():
                 clock = clocks[name].partitions.get(partition, clocks[name])
                 newest = client.to_datetime(clock.max_event_us)
                 rows.append((self.tables.pipeline, name, partition, offset, newest, clock.idle, FORMAT, commit.epoch))
@@ -228,6 +228,6 @@ class RowChange:
         ).rowcount
 
 
-def rows_of(offsets: Offsets | None) -> dict[str, str]:
+def offset_rows(offsets: Offsets | None) -> dict[str, str]:
     """Return a source's offsets as text, by Kafka partition; other sources have a single entry."""
     return {"": "null"} if offsets is None else offsets.positions()

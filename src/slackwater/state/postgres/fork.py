@@ -76,7 +76,7 @@ def _fork(
         gained = version_merge.merge_versions(
             db, current.for_stage(stage).staged, new.for_stage(stage).state, commit.stages[stage].segments
         )
-        commit = version_merge.with_gained_rows(commit, stage, gained)
+        commit = version_merge.add_merged_row_count(commit, stage, gained)
     for statement in migrations.migration_statements(version, [new.for_stage(stage) for stage in stages]):
         db.execute(statement)
     new_tokens = {token: uuid.uuid4().hex for token in commit.lists}

@@ -254,7 +254,7 @@ class PostgresReader:
 
     def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (
-            validation.reading(self.state.tables.state),
+            validation.guard_read(self.state.tables.state),
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, schema)

@@ -169,13 +169,13 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
     """Merge the staged rows of all stages; return the commit with the new row counts."""
     for number, stage in enumerate(commit.stages):
         t = tables.for_stage(number)
-        commit = with_gained_rows(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
+        commit = add_merged_row_count(commit, number, merge_versions(db, t.staged, t.state, stage.segments))
         if staged_segments(stage.segments):
             db.execute(f"DELETE FROM {t.staged}")
     return commit
 
 
-def with_gained_rows(commit: Commit, number: int, gained: int) -> Commit:
+def add_merged_row_count(commit: Commit, number: int, gained: int) -> Commit:
     """Return the commit with the row count that a stage's table has after a merge."""
     stages = list(commit.stages)
     if (table := stages[number].table) is not None:

@@ -74,8 +74,8 @@ def build_key(
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: rows of a {kind} have no window, so there is no page of a key")
     logic = restore_window(snapshot.commit, -1)
-    key = inspect.key_of(logic, key_texts)
-    rows = inspect.rows_of(snapshot, logic, key, -1)
+    key = inspect.parse_key(logic, key_texts)
+    rows = inspect.read_key_rows(snapshot, logic, key, -1)
     windows = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
