@@ -191,7 +191,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
         "reason", "source", "letters", "open", "applied", "tries", "first", "event", "last", "event",
     ]  # fmt: skip
     out = said(monkeypatch, capsys, "dlq", "show", file, "--reason", "undecodable")[1]
-    assert "epoch 3  -\n  tried    7 times, and left as it is\n  value" in out
+    assert "epoch 3  -\n  tried    7 times, not applied\n  value" in out
     assert said(monkeypatch, capsys, "dlq", "show", file, "--reason", "late")[1].count("\n  applied\n") == 2
 
 

@@ -284,5 +284,5 @@ def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert not ended.value.code
     output = capsys.readouterr().out
     assert output.startswith('"q" begins with epoch 1: 2 state rows, ')
-    assert 'a config with name = "q", a target of its own' in output
+    assert 'to continue from there, use the same config with name = "q" and another target' in output
     assert 'warning: source "queue" goes on by Spark\'s checkpoint only' in output

@@ -219,7 +219,7 @@ def test_nothing_is_there(tmp_path: Path, postgres: Any) -> None:
         window=window.model_copy(update={"event_time_column": "ts"}),
         target=sw.ConsoleConnection(),
     )
-    with pytest.raises(StartError, match="p: its state is in memory, where only the runner can look"):
+    with pytest.raises(StartError, match="p: its state is in memory, which only the runner can read"):
         sw.open_state(in_memory)
 
 

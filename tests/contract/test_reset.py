@@ -82,15 +82,15 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
     before = make().stored_record().record
     new_offsets = json.dumps({"events": {"clicks": {"0": 42, "1": 9}}, "old": "earliest"})
     lines = [
-        "p: epoch 1; its windows and clocks stay as they are",
-        "source  partition  goes on at    will go on at",
-        "events  clicks-0   100           42             58 again",
-        "events  clicks-1   7             9              2 skipped",
-        "events  more-0     5             5              as it is",
-        "old     files      3 files read  none read      3 files again",
-        "warning: rows that come again are late where their windows are closed, and counted twice in windows that are open or "
+        "p: epoch 1; its windows and clocks do not change",
+        "source  partition  continues at  will continue at",
+        "events  clicks-0   100           42                58 again",
+        "events  clicks-1   7             9                 2 skipped",
+        "events  more-0     5             5                 as it is",
+        "old     files      3 files read  none read         3 files again",
+        "warning: rows that are read again are late if their windows are closed, and counted twice in windows that are open or "
         "retained",
-        "warning: rows that are skipped are lost: no window will have them",
+        "warning: skipped rows are lost: no window will contain them",
     ]
     assert ask(new_offsets, dry=True).splitlines() == [*lines, "nothing was changed (--dry-run)"]
     assert make().stored_record().record == before
@@ -122,7 +122,7 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
 def test_the_same_place_is_no_commit(make: Callable[[], Any], ask: Ask) -> None:
     begun(make)
     assert ask('{"events": {"clicks": {"0": 100}}}') == (
-        "error: p: the sources go on there already; nothing was committed\n"
+        "error: p: the sources already continue there; nothing was committed\n"
     )
     assert make().stored_record().record["epoch"] == 1
 

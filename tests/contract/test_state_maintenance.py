@@ -406,7 +406,7 @@ def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
     if len(rows) == 1:
         assert rows[0]["epoch"] == CUT - 1
         assert rows[0]["rows_in"] is None
-        assert "a database keeps the latest commit only" in text
+        assert "a database keeps only the latest commit" in text
         return
     script = corrupted.script("sessions")[:CUT]
     assert [r["rows_in"] for r in rows] == [len(item.rows["a"]) for item in script]
@@ -498,7 +498,7 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
 
 @pytest.mark.parametrize("work", [compact_state, measure_sizes])
 def test_without_a_state_there_is_nothing_to_do(work: Any, place: Place) -> None:
-    with pytest.raises(StartError, match="there is no state yet; it begins with the first epoch of: slackwater run"):
+    with pytest.raises(StartError, match="there is no state yet; the first epoch creates it: slackwater run"):
         work(place.make())
 
 

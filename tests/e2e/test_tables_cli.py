@@ -105,7 +105,7 @@ def test_the_page_on_tables(
     table.delete()
     line = said("run", "visits.toml", "--available-now", code=1)
     assert "removes or rewrites rows" in line and "Traceback" not in line
-    assert "will go on at" in said("state", "reset", "visits.toml", "--offsets", "clicks=latest")
+    assert "will continue at" in said("state", "reset", "visits.toml", "--offsets", "clicks=latest")
     table.append(range(600, 601), weight=[3])
     said("run", "visits.toml", "--available-now", "--flush")
     assert output(tmp_path) == [*expected, ("u0", 1, START + dt.timedelta(minutes=600))]

@@ -59,7 +59,7 @@ def changes_by_key(text: str) -> dict[str, KeyChange]:
 
 
 def test_plan_without_a_state_says_so(say: Say) -> None:
-    assert say(SESSION) == (0, ["law: there is no state yet: the next start begins it"])
+    assert say(SESSION) == (0, ["law: there is no state yet: the next start creates it"])
     in_memory = TUMBLING.split("[state_store]")[0]
     assert say(in_memory) == (0, ["law: its state is in memory: every start begins with an empty state"])
     assert [p.name for p in Path().iterdir()] == ["p.toml"], "nothing was made"

@@ -80,16 +80,16 @@ def test_the_summary_of_a_replay() -> None:
     assert list(summary_lines(outcome, "orders", dry=False)) == [
         "orders: 1,200 letters applied: 700 windows written, 3 deleted",
         "  1 letter had been applied before",
-        "  5 letters left: gone",
-        "  2 letters left: too old",
+        "  5 letters not applied: gone",
+        "  2 letters not applied: too old",
     ]
     assert list(summary_lines(ReplayResult(1), "orders", dry=True)) == ["orders: 1 letter would be applied"]
     again = ReplayResult(3, Counter({"bad again: undecodable": 1}), renewed=Counter({"late": 2}), refused=1)
     assert list(summary_lines(again, "orders", dry=True)) == [
         "orders: 3 letters would be applied",
-        "  2 rows late by now: new letters take their place",
+        "  2 rows now late: new letters replace them",
         "  1 row refused: max_groups_per_window is reached",
-        "  1 letter left: bad again: undecodable",
+        "  1 letter not applied: bad again: undecodable",
     ]
 
 

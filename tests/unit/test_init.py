@@ -115,7 +115,7 @@ def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> N
         == 0
     )
     text = Path("p.toml").read_text()
-    (comment,) = re.findall("# columns of a result: (.*), and those that aggregations name\n", text)
+    (comment,) = re.findall("# columns of a result: (.*), and those of the aggregations\n", text)
     pipeline = toml.loads(text)
     columns = {name: Field(name, "string") for name in ("user_id", "region")} | {"amount": Field("amount", "double")}
     output = [f.name for f in compile_window(pipeline, columns).output]
@@ -131,7 +131,7 @@ def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> N
     said = slackwater("init", "p.toml", "--sample", "in.jsonl")
     assert said.code == 0
     file = Path("tests/p.toml")
-    assert "tests/p.toml: a test with 12 rows of the sample and the 4 results of them\nnext: " in said.out
+    assert "tests/p.toml: a test with 12 rows of the sample and 4 expected results\nnext: " in said.out
     data = tomllib.loads(file.read_text())
     assert data["pipeline"] == "../p.toml" and data["steps"][0]["rows"]["in"][0] == clicks(30, amount=1.5)[0]
     start = {"user_id": "u0", "window_start": START, "window_end": START + dt.timedelta(minutes=31, seconds=20)}
@@ -139,7 +139,9 @@ def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> N
     assert (data["expect"]["late"], data["expect"]["bad"]) == ([], [])
     file.write_text("mine")
     Path("p.toml").unlink()
-    assert "tests/p.toml: is there already, and stays" in slackwater("init", "p.toml", "--sample", "in.jsonl").out
+    assert (
+        "tests/p.toml: already exists, and is not changed" in slackwater("init", "p.toml", "--sample", "in.jsonl").out
+    )
     assert file.read_text() == "mine"
 
 
@@ -174,7 +176,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     assert (window["event_time_column"], window["group_by"], window["lateness"]) == ("ts", ["user_id"], "1m")
     assert "event_time_unit" not in window
     assert (
-        "  behind the newest row before: p50 0 s, p99 30 s, p99.9 40 s, max 40 s\n  lateness 1m keeps all of them\n"
+        "  behind the newest earlier row: p50 0 s, p99 30 s, p99.9 40 s, max 40 s\n  lateness 1m keeps all of them\n"
         in said.out
     )
     assert "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as you need\n" in said.out
@@ -382,7 +384,7 @@ def refused(slackwater: Command, *arguments: str) -> str:
 
 def test_a_file_is_overwritten_only_with_force(slackwater: Command) -> None:
     Path("p.toml").write_text("mine")
-    assert refused(slackwater) == "p.toml: is there already; name another file, or overwrite it with --force"
+    assert refused(slackwater) == "p.toml: already exists; name another file, or overwrite it with --force"
     assert Path("p.toml").read_text() == "mine"
     assert slackwater("init", "p.toml", "--force").code == 0
     assert toml.load("p.toml").name == "p"
@@ -406,8 +408,8 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
     ("a.log", "one\ntwo words\nand three words\n", (), "its lines have no common separator"),
     ("a.parquet", b"PAR1nonsense", (), "cannot be read as Parquet"),
     ("a.csv", "user,ts\n", (), "has a header and no rows"),
-    ("a.json", '{"a": "x", "b": 5}\n', (), "no column of it holds times (a, b)"),
-    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column of it fits as a key of sessions (a, ts)"),
+    ("a.json", '{"a": "x", "b": 5}\n', (), "no column holds times (a, b)"),
+    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column fits as a key of sessions (a, ts)"),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is not a column'),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json holds no times'),
     (
@@ -534,7 +536,7 @@ def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> No
     data = tomllib.loads(Path("p.toml").read_text())
     assert (data["transform"]["window"]["lateness"], data["transform"]["window"]["late_data"]) == ("1s", "dlq")
     assert data["dead_letter"] == {"connection": "files", "path": "letters/p"}
-    assert "behind the newest row before: p50 0 s, p99 0 s, p99.9 0 s, max " in said.out
+    assert "behind the newest earlier row: p50 0 s, p99 0 s, p99.9 0 s, max " in said.out
     assert "lateness 1s keeps 99.92 % of the sample, where rows are out of order by up to " in said.out
     assert "; 3 rows of the sample would be late, kept as dead letters\n" in said.out
     assert 'note: late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: ' in said.out
@@ -621,4 +623,4 @@ def test_samples_of_real_data_are_recognised(
 
 @pytest.mark.shared_data
 def test_a_log_of_a_web_server_is_refused(slackwater: Command, shared_data: Path) -> None:
-    assert "no column of it holds times" in refused(slackwater, "--sample", str(shared_data / "apache_logs.log"))
+    assert "no column holds times" in refused(slackwater, "--sample", str(shared_data / "apache_logs.log"))

@@ -115,7 +115,7 @@ def test_outbox_show_and_skip(
     assert ask(monkeypatch, "skip", stuck, 7) != 0
     assert "epoch 7 does not wait to be published; the one that does is 0" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 0) == 0
-    assert "the next start goes on after it" in capsys.readouterr().out
+    assert "the next start continues after it" in capsys.readouterr().out
     letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]

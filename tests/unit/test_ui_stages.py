@@ -96,7 +96,7 @@ def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
     (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/key?" in str(a.get("href"))]
     assert link == "/stage/sessions/key?user=u2"
     one = get(page, link).text
-    assert "1 open session" in one and "what comes out of it goes to stage" in one
+    assert "1 open session" in one and "its result goes to stage" in one
     assert block(page, "/stage/sessions/ui/key.json?user=u1")["of_sessions"] is True
     assert block(page, "/stage/minutes/ui/key.json?user=u1")["of_sessions"] is False
     assert block(page, "/ui/key.json?user=u1")["of_sessions"] is False, "of the last stage with windows"

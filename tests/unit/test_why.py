@@ -22,7 +22,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import Quiet, RowsInput, run_local
 
 NO_HISTORY = (
-    '  late rows are not known: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
+    '  late rows are unknown: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
     "  published results: none",
 )
 
@@ -43,7 +43,7 @@ def test_the_answer_for_sessions(say: Say) -> None:
     assert said[1].startswith("watermark  2024-03-01T09:01:00Z, ")
     del said[1]
     assert said == [
-        "runner     none is up, so nothing moves; start it with: slackwater run p.toml",
+        "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
         'held by    source "app": quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
         "source  newest event          lateness  watermark             when it was committed",
@@ -60,11 +60,11 @@ def test_the_answer_for_sessions(say: Say) -> None:
         "key user=u1: 2 open sessions",
         "  session from 2024-03-01T09:00:00Z, last event 2024-03-01T09:05:00Z, 2 rows",
         "    closes at watermark 2024-03-01T09:15:00.000001Z; the watermark is 14 m behind that",
-        "    a row within gap of it, as long as it is open, makes it longer",
+        "    while it is open, a row within the gap extends it",
         '    closes after an event is seen on "app" at or after 2024-03-01T09:16:00.000001Z',
         "  session from 2024-03-01T10:03:00Z, last event 2024-03-01T10:03:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:13:00.000001Z; the watermark is 72 m behind that",
-        "    a row within gap of it, as long as it is open, makes it longer",
+        "    while it is open, a row within the gap extends it",
         '    closes after an event is seen on "web" at or after 2024-03-01T10:13:30.000001Z and "app" at or after 2024-03-01T10:14:00.000001Z',
         "  rows before 2024-03-01T08:51:00Z are late unless they join an open session",
         *NO_HISTORY,
@@ -186,7 +186,7 @@ def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) 
     assert said[2].startswith("watermark  none yet")
     assert (
         said[3]
-        == 'held by    source "app": no event yet, quiet for 50.0 s, since 2024-03-01T12:00:00Z; it counts as idle in 10.0 s of quiet'
+        == 'held by    source "app": no event yet, quiet for 50.0 s, since 2024-03-01T12:00:00Z; it counts as idle after 10.0 s more of silence'
     )
     assert said[-1].endswith(
         'an event is seen on "web" at or after 2024-03-01T09:11:30.000001Z and "app" at or after 2024-03-01T09:12:00.000001Z'
@@ -234,7 +234,7 @@ def test_a_partition_holds_the_watermark(say: Say) -> None:
 def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
-    assert said[3] == "held by    nobody: all sources are idle, it stays where it is until one has an event"
+    assert said[3] == "held by    nothing: all sources are idle; it does not move until one has an event"
     assert said[6].endswith("idle, quiet for 60.0 s")
     assert said[-2].endswith(
         'an event is seen on "web" at or after 2024-03-01T09:20:30.000001Z or "app" at or after 2024-03-01T09:21:00.000001Z'
@@ -245,7 +245,10 @@ def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
     ran(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     said = say()
-    assert said[3] == "held by    nobody: all sources are idle; it runs on after a silence of 5 m, so far 60.0 s"
+    assert (
+        said[3]
+        == "held by    nothing: all sources are idle; it follows the clock after a silence of 5 m, so far 60.0 s"
+    )
     assert said[-2].endswith(", or after 4 m more without any")
     assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
 
@@ -258,7 +261,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
     store = FilesStore("state", "law")
     latest = store.open()
     assert say()[1].startswith("runner     process ")
-    assert say()[1].endswith("; what it has seen since the commit is not in here")
+    assert say()[1].endswith("; what it has read since the commit is not included")
     assert latest is not None
     store.commit(latest.model_copy(update={"epoch": latest.epoch + 1}))
     store.close()
@@ -279,7 +282,7 @@ def test_why_reports_an_unpublished_epoch(say: Say) -> None:
 
 def test_without_open_windows_nothing_is_due(say: Say) -> None:
     ran(TUMBLING, STORY, flush=True)
-    assert say()[-1] == "no window is open: there is nothing to come out"
+    assert say()[-1] == "no window is open, so nothing is due"
 
 
 def test_no_state_yet(say: Say) -> None:
@@ -297,7 +300,7 @@ def test_no_state_yet(say: Say) -> None:
 def test_state_in_memory_cannot_be_opened(say: Say) -> None:
     Path("p.toml").write_text(TUMBLING.split("[state_store]")[0])
     assert say() == [
-        '1 error: law: its state is in memory, where only the runner can look; set [state_store] kind = "files" or "postgres"'
+        '1 error: law: its state is in memory, which only the runner can read; set [state_store] kind = "files" or "postgres"'
     ]
 
 

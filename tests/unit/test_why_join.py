@@ -42,11 +42,11 @@ def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> Non
     table = said[said.index("") + 1 :]
     below = [line.split("  ") for line in table[table.index("") + 1 :]]
     assert [[c.strip() for c in row if c.strip()] for row in below] == [
-        ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
+        ["side", "source", "rows kept", "each until the watermark is past", "all are gone at watermark"],
         ["left", "orders", "2", "its time + 5 m", "2024-03-01T09:15:00.000001Z"],
         ["right", "payments", "1", "its time + 0.0 s", "2024-03-01T09:08:00.000001Z"],
-        ["a pair comes out in the epoch that reads the second of its rows"],
-        ["a row without a partner, of the left side, comes out once its wait is over"],
+        ["a pair is emitted in the epoch that reads its second row"],
+        ["a row of the left side without a partner is emitted when it leaves the state"],
     ]
     report = why_json(say)
     assert (report["kind"], report["open_windows"], report["next"]) == ("join", 0, [])
@@ -66,5 +66,5 @@ def test_a_window_over_joined_rows() -> None:
     pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
     said = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith('stage "')
-    assert said[-1].endswith(": no window is open: there is nothing to come out")
+    assert said[-1].endswith(": no window is open, so nothing is due")
     assert any(line.endswith(', whose watermark is held by source "payments"') for line in said)

@@ -33,7 +33,7 @@ def test_the_answer_for_stages(say: Say) -> None:
     assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
     del said[1]
     assert said == [
-        "runner     none is up, so nothing moves; start it with: slackwater run p.toml",
+        "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
         f'held by    stage "minutes", which waits for stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
         "stage     reads            watermark             waits for",
@@ -52,23 +52,23 @@ def test_the_answer_for_stages(say: Say) -> None:
         '  u2    2024-03-01T09:50:00Z  1     2024-03-01T10:00:00.000001Z  an event is seen on "orders" (partition o-1) at or after 2024-03-01T10:01:00.000001Z',
         '  u1    2024-03-01T10:30:00Z  1     2024-03-01T10:40:00.000001Z  an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "",
-        'stage "minutes": no window is open: there is nothing to come out',
+        'stage "minutes": no window is open, so nothing is due',
         "",
         'stage "seen": 3 rows kept by the join',
-        "side   source   rows kept  each until the watermark is past  all of them at watermark",
+        "side   source   rows kept  each until the watermark is past  all are gone at watermark",
         "left   minutes  0          its time + 5 m",
         "right  clicks   3          its time + 0.0 s                  2024-03-01T10:21:00.000001Z",
-        "a pair comes out in the epoch that reads the second of its rows",
-        "a row without a partner, of the left side, comes out once its wait is over",
+        "a pair is emitted in the epoch that reads its second row",
+        "a row of the left side without a partner is emitted when it leaves the state",
         "",
         'stage "sessions": key user=u1: 1 open session',
         "  session from 2024-03-01T10:30:00Z, last event 2024-03-01T10:30:00Z, 1 row",
         "    closes at watermark 2024-03-01T10:40:00.000001Z; the watermark is 51 m behind that",
-        "    a row within gap of it, as long as it is open, makes it longer",
+        "    while it is open, a row within the gap extends it",
         '    closes after an event is seen on "orders" (each of o-0, o-1) at or after 2024-03-01T10:41:00.000001Z',
         "  rows before 2024-03-01T09:39:00Z are late unless they join an open session",
-        '  what comes out of it goes to stage "minutes"',
-        '  late rows are not known: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
+        '  its result goes to stage "minutes"',
+        '  late rows are unknown: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
         "",
         'stage "minutes": key user=u1: no window is open',
         "  late rows: none",
@@ -84,7 +84,7 @@ def test_one_stage(say: Say) -> None:
         "source          newest event          lateness  watermark             when it was committed",
         "stage sessions  2024-03-01T09:15:00Z  0.0 s     2024-03-01T09:49:00Z  what it emitted",
         "",
-        "no window is open: there is nothing to come out",
+        "no window is open, so nothing is due",
     ]
     report = why_json(say, "--stage", "minutes")
     assert (report["stage"], report["through"], report["stages"]) == ("minutes", ["sessions"], [])
@@ -107,8 +107,8 @@ def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
         test.quiet("2m")
     said = say()
     assert said[3] == (
-        'held by    nobody: stage "minutes", which waits for stage "sessions", whose sources are all idle; it stays where it '
-        "is until one of them has an event"
+        'held by    nothing: stage "minutes", which waits for stage "sessions", whose sources are all idle; it does not move '
+        "until one of them has an event"
     )
     assert said[6].endswith("all sources are idle")
 

@@ -16,7 +16,7 @@ AllowHost = Annotated[
     typer.Option(
         "--allow-host",
         metavar="NAME",
-        help="A name that clients may call this server by, besides localhost and numbers.",
+        help="A host name that clients may use for this server, besides localhost and IP addresses.",
     ),
 ]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline as TOML.")]

@@ -77,13 +77,13 @@ def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool)
     c = status.counters
     yield f"{outcome.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
     yield f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
-    since = "" if outcome.after is None else f" after epoch {outcome.after}, where it had been interrupted"
+    since = "" if outcome.after is None else f", resumed after epoch {outcome.after}"
     yield f"  {plural(written.windows, 'window')} written to {where}{since}"
     left_out = [
         text
         for count, text in (
             (written.before, f"{written.before:,} begin before the range"),
-            (written.unfinished, f"{written.unfinished:,} are not over yet"),
+            (written.unfinished, f"{written.unfinished:,} are not complete yet"),
         )
         if count
     ]
@@ -91,5 +91,7 @@ def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool)
         yield f"  {plural(written.before + written.unfinished, 'window')} left out: {', '.join(left_out)}; --partial writes them"
     if not outcome.done:
         yield "  stopped; " + (
-            "the same command goes on from here" if durable else "its state was in memory: the next one starts over"
+            "the same command continues from here"
+            if durable
+            else "its state was in memory, so the next one starts over"
         )

@@ -113,7 +113,7 @@ def run_demo(rows: int, keep: bool = False) -> None:
     def say(line: str) -> None:
         console.print(f"{time.monotonic() - began:5.0f} s  {line}", highlight=False, soft_wrap=True)
 
-    say("starting Kafka and Postgres on this machine (the first time Kafka's jars are fetched)")
+    say("starting Kafka and Postgres on this machine (the first start downloads Kafka's jars)")
     with Kafka.started() as kafka, Postgres.started() as postgres, tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         kafka.create("clicks", 4)
@@ -135,7 +135,7 @@ def run_demo(rows: int, keep: bool = False) -> None:
             _keep_up(console, file, kafka.address, postgres.url)
             return
     console.print(
-        "Kafka, Postgres and the tables are gone; with --keep they stay up, to be looked at.\n\n"
+        "Kafka, Postgres and the tables are removed; --keep keeps them running for inspection.\n\n"
         "Try next: put your own broker and database into the config of the README, then\n"
         f"  {program()} check FILE --connect     what is unreachable, or does not fit\n"
         f"  {program()} explain FILE             stages, state, delivery guarantee",
@@ -147,13 +147,13 @@ def run_demo(rows: int, keep: bool = False) -> None:
 def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
     """Run the pipeline, kill it twice unless it has read everything by then, and run it to the end."""
     rows = producer.total
-    again = "kill -9: the runner is dead in the middle of its work; starting it again"
+    again = "kill -9: the runner died in the middle of its work; starting it again"
     for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):
         runner = _start(file, home, environment)
         try:
             _watch(say, url, runner, producer, home, until)
             if _has_read_all(url, rows):
-                say("the topic has been read to its end, so there is nothing left to kill the runner in")
+                say("the topic has been read to its end, so the runner is not killed again")
                 _stop(say, runner, home)
                 break
             say(line)
@@ -161,7 +161,7 @@ def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path,
             runner.kill()  # no effect on a runner that has ended
             runner.wait()
     producer.join()
-    say("all clicks are in Kafka; a last run reads the rest and closes what is open: --available-now --flush")
+    say("all clicks are in Kafka; a last run reads the rest and closes the open sessions: --available-now --flush")
     runner = _start(file, home, environment, "--available-now", "--flush")
     try:
         _wait_for_end(say, runner, home)
@@ -191,7 +191,7 @@ def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
     """Leave the services up until the demo is stopped."""
     console.print(inspection_hints(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
     _wait_until_stopped()
-    console.print("Kafka and Postgres are stopped, and what they held is removed.", highlight=False)
+    console.print("Kafka and Postgres are stopped, and their data is removed.", highlight=False)
 
 
 def inspection_hints(file: Path, kafka: str, postgres: str) -> str:
@@ -246,7 +246,7 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
         if progress != last_counts:
             last_counts, last_progress = progress, time.monotonic()
         time.sleep(0.5)
-    raise EpochError(f"demo-kafka: nothing moved for {STALLED_SECONDS} s: {_log_tail(home)}")
+    raise EpochError(f"demo-kafka: no progress for {STALLED_SECONDS} s: {_log_tail(home)}")
 
 
 def _count_results(url: str) -> tuple[int, int]:
@@ -298,7 +298,7 @@ def _wait_for_end(say: Any, runner: subprocess.Popen[bytes], home: Path) -> None
         time.sleep(0.2)
     code = runner.poll()
     if code is None:
-        raise EpochError(f"demo-kafka: the runner said nothing for {STALLED_SECONDS} s: {_log_tail(home)}")
+        raise EpochError(f"demo-kafka: the runner printed nothing for {STALLED_SECONDS} s: {_log_tail(home)}")
     if code != 0:
         how = f"was ended by signal {-code}" if code < 0 else f"failed with exit code {code}"
         raise EpochError(f"demo-kafka: the runner {how}: {_log_tail(home)}")

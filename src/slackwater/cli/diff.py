@@ -56,9 +56,9 @@ def _comparison_lines(sides: Sequence[ResultOutput], comparison: ResultCompariso
     )
     for letter, names, repeated in zip("AB", comparison.missing, comparison.repeated, strict=True):
         if names:
-            yield f"columns in {letter} alone: {', '.join(names)}"
+            yield f"columns only in {letter}: {', '.join(names)}"
         if repeated:
-            yield f"{letter} has {plural(repeated, 'row')} that repeat an identity: compared one by one"
+            yield f"{letter} has {plural(repeated, 'row')} with a repeated identity, compared one by one"
     for letter, rows_of_one_side in zip("AB", comparison.only_examples, strict=True):
         yield from _examples(f"only in {letter}", rows_of_one_side, comparison.by)
     if comparison.different_examples.height:

@@ -85,7 +85,7 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
     if letter.get("__applied"):
         yield "  applied"
     elif letter.get("__tries"):
-        yield f"  tried    {plural(letter['__tries'], 'time')}, and left as it is"
+        yield f"  tried    {plural(letter['__tries'], 'time')}, not applied"
     if letter["late_us"] is not None:
         holder_text = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""

@@ -65,9 +65,9 @@ def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
     if outcome.before:
         yield f"  {plural(outcome.before, 'letter')} had been applied before"
     for why, count in sorted(outcome.renewed.items(), key=lambda item: -item[1]):
-        again = "a new letter takes its place" if count == 1 else "new letters take their place"
-        yield f"  {plural(count, 'row')} {why} by now: {again}"
+        again = "a new letter replaces it" if count == 1 else "new letters replace them"
+        yield f"  {plural(count, 'row')} now {why}: {again}"
     if outcome.refused:
         yield f"  {plural(outcome.refused, 'row')} refused: max_groups_per_window is reached"
     for why, count in sorted(outcome.remaining.items(), key=lambda item: -item[1]):
-        yield f"  {plural(count, 'letter')} left: {why}"
+        yield f"  {plural(count, 'letter')} not applied: {why}"

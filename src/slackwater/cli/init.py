@@ -48,7 +48,7 @@ def init_file(options: InitOptions) -> None:
     if file.is_dir():
         raise StartError(f"{file}: is a directory; expected the name of a file to write")
     if file.exists() and not options.force:
-        raise StartError(f"{file}: is there already; name another file, or overwrite it with --force")
+        raise StartError(f"{file}: already exists; name another file, or overwrite it with --force")
     options = _prompt_options(options) if sys.stdin is not None and sys.stdin.isatty() else options
     source, kind = (
         _check_choice("--source", options.source or "files", _SOURCES),
@@ -57,12 +57,12 @@ def init_file(options: InitOptions) -> None:
     samples = [read_sample(path) for path in options.samples]
     sample_count = 2 if kind == "join" else 1
     if len(samples) > sample_count or (samples and len(samples) < sample_count):
-        reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source here"
+        reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source"
         raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}")
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
-                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, as the records of a topic are read"
+                f"--sample: {sample.path}: is {sample.format}; expected JSON lines, because the records of a topic are read as JSON"
             )
     options = replace(options, source=source, kind=kind)
     content, notes = _join_config(options, samples) if kind == "join" else _window_config(options, samples)
@@ -138,8 +138,8 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
         raise StartError(
-            f"--sample: {sample.path}: no column of it holds times ({', '.join(list(sample.columns)[:8])})"
-            f"{_wrong_time_text(sample)}; expected texts as 2024-03-01T09:00:00Z or numbers since 1970: name the column with --time"
+            f"--sample: {sample.path}: no column holds times ({', '.join(list(sample.columns)[:8])})"
+            f"{_wrong_time_text(sample)}; expected text such as 2024-03-01T09:00:00Z or numbers since 1970; name the column with --time"
         )
     names = (options.time, f"CAST({options.time} AS TIMESTAMP)")
     column = next((t for t in columns if t.name in names), None)
@@ -151,7 +151,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         )
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
-        "expected texts as 2024-03-01T09:00:00Z or numbers since 1970"
+        "expected text such as 2024-03-01T09:00:00Z or numbers since 1970"
     )
 
 
@@ -183,7 +183,7 @@ def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrdern
             )
         )
         if not time.zoned:
-            lines.append("  its texts have no zone: they are read as UTC; event_time_zone names another")
+            lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
         others = [t.name for t in propose.time_columns(sample) if t.name != time.name]
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
@@ -224,7 +224,7 @@ def _first_valid(contents: Sequence[str]) -> str:
         if not problems:
             return content
         first = first or problems
-    raise StartError(f"no config came of it: {first[0].removeprefix('the config: ')}")
+    raise StartError(f"found no valid config for the sample: {first[0].removeprefix('the config: ')}")
 
 
 def _bad_rows_text(sides: Sequence[tuple[Sample, TimeColumn | None]]) -> str:
@@ -253,7 +253,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         side = replace(
             side,
             columns={**dict.fromkeys(side.keys, "STRING"), **side.columns},
-            notes=("an example: put the columns of your rows here",),
+            notes=("an example: replace it with the columns of your rows",),
         )
         draft = render_config.ConfigDraft(
             name, kind, kafka, options.brokers, 10_000, render_config.lateness_note(None), measure="amount"
@@ -267,7 +267,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
-            f"--sample: {sample.path}: no column of it fits as a key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
+            f"--sample: {sample.path}: no column fits as a key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
         )
     length = 300_000
     if time is not None and len(time.times_us) > 1:
@@ -316,7 +316,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
         key = options.keys or ("order_id",)
         time = options.time or (None if kafka else "ts")
         columns = {**dict.fromkeys(key, "STRING"), "amount": "DOUBLE", **({time: "TIMESTAMP"} if time else {})}
-        note = ("an example: put the columns of your rows here",)
+        note = ("an example: replace it with the columns of your rows",)
         sides = [
             render_config.DraftSide(
                 side, topics[i] if kafka else f"data/{side}/*.jsonl", "json", columns, {}, time, None, key, note

@@ -26,7 +26,7 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
     """Write tests/NAME.toml and return the lines to print. Raises StartError if it cannot be written."""
     file = config.parent / "tests" / f"{config.stem}.toml"
     if file.exists() and not force:
-        return [f"{file}: is there already, and stays as it is"]
+        return [f"{file}: already exists, and is not changed"]
     input_rows = {
         s.name: _select_rows(pipeline, i, sample)
         for i, (s, sample) in enumerate(zip(pipeline.sources, samples, strict=True))
@@ -45,11 +45,11 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
     except OSError as error:
         raise StartError(f"{file}: cannot be written ({error.strerror})") from None
     if expected is None:
-        return [f"{file}: what to expect is left open ({why}); fill it in: {program()} test {config} --update"]
+        return [
+            f"{file}: the expected results are empty ({why}); fill them in with: {program()} test {config} --update"
+        ]
     rows = sum(map(len, input_rows.values()))
-    return [
-        f"{file}: a test with {plural(rows, 'row')} of the sample and the {plural(len(expected), 'result')} of them"
-    ]
+    return [f"{file}: a test with {plural(rows, 'row')} of the sample and {plural(len(expected), 'expected result')}"]
 
 
 def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _compute_expected(
         except StartError as error:
             if "give session=" not in str(error):
                 raise
-            print("what comes of a few rows is worked out with Spark, which takes some seconds …", flush=True)
+            print("computing the expected results with Spark, which takes some seconds …", flush=True)
             test = LocalPipeline(pipeline, session=case_runner.spark_session([pipeline]))
         with test:
             test.pipe({name: list(rows) for name, rows in input_rows.items()})

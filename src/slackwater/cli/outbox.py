@@ -19,7 +19,7 @@ def show_file(file: Path, limit: int) -> None:
     pipeline = toml.load(file)
     pending = skip_publish.pending_output(pipeline)
     if pending is None:
-        print(f"{pipeline.name}: nothing waits: all that was committed is published")
+        print(f"{pipeline.name}: nothing is pending: every committed epoch is published")
         return
     print(
         f"{pipeline.name}: epoch {pending.epoch} was committed at {format_iso(pending.committed_us)} and is not published: "
@@ -58,4 +58,4 @@ def skip_file(file: Path, epoch: int, to: Path | None) -> None:
 
     pipeline = toml.load(file)
     place = skip_publish(pipeline, epoch, to)
-    print(f"{pipeline.name}: epoch {epoch} is set aside in {place}; the next start goes on after it")
+    print(f"{pipeline.name}: epoch {epoch} is set aside in {place}; the next start continues after it")

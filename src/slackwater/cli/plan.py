@@ -58,7 +58,7 @@ def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
         comparison = _compare_with_store(pipeline, store, former)
     if comparison is None:
         return None
-    how = "the next start takes over its state, and puts what it was aside"
+    how = "the next start takes over its state, and sets the old state aside"
     return replace(
         comparison, changes=(KeyChange("name", former.name, pipeline.name, COMPATIBLE, how), *comparison.changes)
     )
@@ -107,7 +107,7 @@ def _damage_text(snapshot: Snapshot) -> str | None:
 def _no_state_text(pipeline: Pipeline) -> str:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "its state is in memory: every start begins with an empty state"
-    return "there is no state yet: the next start begins it"
+    return "there is no state yet: the next start creates it"
 
 
 def _json_object(pipeline: Pipeline, comparison: ConfigComparison | None, refused: str | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
     began = time.monotonic()
     pipelines = [toml.load(file) for file in files]
     compile_session_loops()
-    print("compiled: the loop that folds rows into sessions")
+    print("compiled: the loop that merges rows into sessions")
     for file, pipeline in zip(files, pipelines, strict=True):
         jars = [j for j in spark_settings(pipeline, lambda level, line: None).get("spark.jars", "").split(",") if j]
         print(f"fetched: {plural(len(jars), 'jar')} for {file}")
@@ -36,9 +36,9 @@ def prepare_for(files: list[Path], names: list[str]) -> None:
         print(f"fetched: {plural(len(packages.connector_jars(name)), 'jar')} for {name}")
     archive = jvm_class_archive.make_archive("slackwater.cli.prepare")
     if archive is None:
-        raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
+        raise StartError("Spark needs Java, and none was found; install Java 17 or later, or set JAVA_HOME")
     print(f"archived: the classes of Spark, {archive.stat().st_size >> 20} MB in {archive}")
-    print(f"prepared in {time.monotonic() - began:.0f} s: every start of Spark on this machine is shorter from now on")
+    print(f"prepared in {time.monotonic() - began:.0f} s: Spark starts faster on this machine from now on")
 
 
 def run_demo_pipelines() -> None:

@@ -48,10 +48,14 @@ def run_file(
     """
     check_run_flags(available_now, flush)
     if begin is not None and not rebuild:
-        raise ConfigError(["--from: needs --rebuild: a state that is there knows where its sources go on; add it"])
+        raise ConfigError(
+            ["--from: needs --rebuild, because an existing state knows where its sources continue; add --rebuild"]
+        )
     if put_aside_output and keep_output:
         raise ConfigError(
-            ["--put-aside-output and --keep-output: what a former state left is moved or stays; choose one"]
+            [
+                "--put-aside-output and --keep-output: found both, expected one; the output of an earlier state is either moved away or kept"
+            ]
         )
     former = "aside" if put_aside_output else "keep" if keep_output else None
     pipeline = toml.load(file)

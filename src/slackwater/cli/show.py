@@ -138,12 +138,12 @@ def _pause() -> None:
 
 
 def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
-    ask = f"what it waits for: slackwater why {file}"
+    ask = f"see what it waits for: slackwater why {file}"
     try:
         ran, failed = _run_state(pipeline)
     except StartError:
         ran, failed = True, False
-    todo = ask if ran else f"it has not run: slackwater run {file}; then {ask}"
+    todo = ask if ran else f"run it first: slackwater run {file}; then {ask}"
     print(
         f"{pipeline.name}: nothing published yet{'' if failed and not ran else f'; {todo}'}",
         file=sys.stderr,

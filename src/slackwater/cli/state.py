@@ -11,19 +11,17 @@ import typer
 
 from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS
 
-state = typer.Typer(help="Look into states, check them, move them.", no_args_is_help=True)
+state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 
 Where = Annotated[
     str, typer.Argument(metavar="WHERE", help="The pipeline's TOML file, a state directory, or a database URL.")
 ]
-Name = Annotated[
-    str | None, typer.Option("--pipeline", help="Which pipeline, where several have their state in WHERE.")
-]
+Name = Annotated[str | None, typer.Option("--pipeline", help="The pipeline, if several have their state in WHERE.")]
 Schema = Annotated[str, typer.Option(help="The schema of the tables (with a URL).")]
 Key = Annotated[list[str] | None, typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
 Epoch = Annotated[
     int | None,
-    typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="As of an earlier commit that is kept."),
+    typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Read an earlier commit that is kept."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in ISO 8601.")]
 
@@ -66,10 +64,10 @@ def find_sessions(
     where: Where,
     key: Key = None,
     earliest_end: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Sessions whose last event is at or after it.")
+        str | None, typer.Option(metavar="TIME", help="Sessions whose last event is at or after this time.")
     ] = None,
     latest_start: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Sessions that start at or before it.")
+        str | None, typer.Option(metavar="TIME", help="Sessions that start at or before this time.")
     ] = None,
     pipeline: Name = None,
     schema: Schema = "public",
@@ -94,7 +92,7 @@ def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_js
 def sizes(
     where: Where,
     hot_keys: Annotated[
-        int, typer.Option(min=0, max=MOST_ROWS, metavar="N", help="Also the N keys that weigh most.")
+        int, typer.Option(min=0, max=MOST_ROWS, metavar="N", help="Also list the N keys with the most rows.")
     ] = 0,
     pipeline: Name = None,
     schema: Schema = "public",
@@ -136,7 +134,9 @@ def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_
 @state.command("fork")
 def fork(
     where: Where,
-    name: Annotated[str, typer.Argument(metavar="NEW_NAME", help="The name of the pipeline that goes on with it.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NEW_NAME", help="The name of the pipeline that continues with the copy.")
+    ],
     pipeline: Name = None,
     schema: Schema = "public",
     epoch: Annotated[
@@ -178,7 +178,7 @@ def export(
     ],
     condition: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Only such windows, as in \"n > 100 AND _status = 'open'\"."),
+        typer.Option("--where", metavar="SQL", help="Only windows that match, as in \"n > 100 AND _status = 'open'\"."),
     ] = None,
     pipeline: Name = None,
     schema: Schema = "public",

@@ -32,9 +32,9 @@ def migrate(where: str, pipeline: str | None, schema: str, dry_run: bool) -> Non
         version, record = stored
         name, epoch = record["pipeline"], record["epoch"]
         if version == FORMAT:
-            print(f"{name}: epoch {epoch} has format {version}, which is this version's; there is nothing to migrate")
+            print(f"{name}: epoch {epoch} has format {version}, the current format; there is nothing to migrate")
             return
-        print(f"{name}: epoch {epoch} has format {version}, this version writes format {FORMAT}")
+        print(f"{name}: epoch {epoch} has format {version}; this version writes format {FORMAT}")
         for number in migrations.migration_route(version, name):
             after = {**migrations.STEPS[number].change(record), "format": number + 1}
             print(f"  {number} -> {number + 1}  {STEPS[number].description}")
@@ -71,13 +71,13 @@ def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: 
     rows = sum(s.rows for stage in commit.stages for shard in stage.segments for s in shard)
     print(f'"{name}" begins with epoch {commit.epoch}: {plural(rows, "state row")}, {format_size(commit.state_bytes)}')
     print(
-        f'a config with name = "{name}", a target of its own and otherwise the same goes on from there; what was emitted up '
-        f"to epoch {commit.epoch} is in the target of the other alone"
+        f'to continue from there, use the same config with name = "{name}" and another target; results up '
+        f"to epoch {commit.epoch} are only in the target of the original"
     )
     for source in fork.checkpoint_sources(commit):
         print(
-            f'warning: source "{source}" goes on by Spark\'s checkpoint only, which is not copied: the fork can be looked at, '
-            "and a run of it is refused"
+            f'warning: source "{source}" continues from Spark\'s checkpoint only, which is not copied: the fork can be '
+            "inspected, but not run"
         )
 
 
@@ -100,24 +100,24 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
         moves = reset_offsets.plan_moves(commit, offsets, config)
         _print_moves(commit, moves)
         if all(m.before == m.after for m in moves):
-            raise StartError(f"{commit.pipeline}: the sources go on there already; nothing was committed")
+            raise StartError(f"{commit.pipeline}: the sources already continue there; nothing was committed")
         return store.commit(next_maintenance_commit(commit, _now(), sources=reset_offsets.apply_moves(commit, moves)))
 
 
 def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
     """Print the offsets before and after, and warnings about rows that are read again or skipped."""
-    print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks stay as they are")
-    lines = [["source", "partition", "goes on at", "will go on at", ""]]
+    print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks do not change")
+    lines = [["source", "partition", "continues at", "will continue at", ""]]
     changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]
     lines += [[source, c.part, c.before, c.after, c.meaning] for source, c in changes]
     print("\n".join(align_rows(lines)))
     if any(c.rereads for _, c in changes):
         print(
-            "warning: rows that come again are late where their windows are closed, and counted twice in windows that are "
+            "warning: rows that are read again are late if their windows are closed, and counted twice in windows that are "
             "open or retained"
         )
     if any(c.skips_rows for _, c in changes):
-        print("warning: rows that are skipped are lost: no window will have them")
+        print("warning: skipped rows are lost: no window will contain them")
 
 
 def _now() -> int:

@@ -45,7 +45,7 @@ def _verdict_line(report: VerifyReport) -> str:
     )
     unit = "table" if report.store == "postgres" else "file"
     extent = f"{epochs}, {plural(report.files, unit)}, {plural(report.rows, 'row')}, {format_size(report.bytes)}, {report.seconds:.1f} s"
-    unread = "; the rows were not judged, as the state does not describe its window" if report.unread else ""
+    unread = "; the rows were not checked, because the state does not describe its window" if report.unread else ""
     if not report.problems:
         return f"{report.pipeline}: sound ({extent}){unread}"
     sound = "no commit is sound" if report.sound is None else f"epoch {report.sound} is the last sound commit"
@@ -68,7 +68,7 @@ def _hot_shards_text(measured: Sizes, several: bool) -> str:
             f"{s.shard}{stage} ({s.rows:,} rows, {s.rows * len(stage_rows) / sum(stage_rows):.1f} times the mean)"
         )
     more = f" and {len(measured.hot_shards) - 3} more" if measured.hot_shards[3:] else ""
-    return f"{', '.join(descriptions)}{more}: some keys have very many rows, which no number of shards spreads; see --hot-keys"
+    return f"{', '.join(descriptions)}{more}: some keys have so many rows that more shards do not help; see --hot-keys"
 
 
 def _size_lines(measured: Sizes) -> list[str]:
@@ -95,9 +95,7 @@ def _size_lines(measured: Sizes) -> list[str]:
         "",
     ]
     if len(listed_shards) < len(measured.shards):
-        rest = (
-            f"the {len(listed_shards)} with the most rows of {len(measured.shards):,} shards; all of them with --json"
-        )
+        rest = f"the {len(listed_shards)} largest of {len(measured.shards):,} shards; --json lists all"
         lines[-1:] = [rest, ""]
     if in_tables:
         tables = [["table", "rows", "size", "dead rows"]]
@@ -147,7 +145,7 @@ def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -
         commits = commit_history(store)
         latest_only = not isinstance(store, FilesStore)
     if not commits:
-        raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
+        raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run")
     if as_json:
         for c in commits:
             print(_json(asdict(c) | {"committed": format_iso(c.committed_us), "watermark": _time(c.watermark_us)}))
@@ -159,7 +157,7 @@ def show_history(where: str, pipeline: str | None, schema: str, as_json: bool) -
         rows.append([str(c.epoch), *times, *since, f"{c.open:,}", format_size(c.bytes)])
     print("\n".join(align_rows(rows)))
     if latest_only:
-        print("a database keeps the latest commit only, so there is none before it to compare with")
+        print("a database keeps only the latest commit, so there is no earlier one to compare with")
 
 
 def print_compaction(where: str, pipeline: str | None, schema: str, as_json: bool) -> None:
@@ -180,7 +178,7 @@ def _compaction_lines(done: CompactionResult) -> list[str]:
         )
     lines = list(align_rows(rows))
     if not done.after.tables:
-        lines.append("files that only earlier commits need are removed as later ones take their place")
+        lines.append("files that only earlier commits need are removed when later commits replace these")
     return lines
 
 

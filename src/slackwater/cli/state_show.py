@@ -76,15 +76,15 @@ def _count_open(commit: Commit) -> int:
 
 
 def _unpublished_text(manifest: Commit, missing: list[str]) -> str:
-    who = f", {' and '.join(missing)} waits" if len(missing) < len(manifest.recipients) else ""
-    return f"not yet{who}: the next start does it"
+    who = f", {' and '.join(missing)} pending" if len(missing) < len(manifest.recipients) else ""
+    return f"not yet{who}: the next start publishes it"
 
 
 def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None, as_json: bool) -> None:
     store = locate_store(where, pipeline, schema)
     with closing(store), store.peek(epoch) as snapshot:
         if snapshot is None:
-            raise StartError(f"{where}: there is no state yet; it begins with the first epoch of: slackwater run")
+            raise StartError(f"{where}: there is no state yet; the first epoch creates it: slackwater run")
         commit, published, runner, kept_epochs = snapshot.commit, snapshot.published, store.runner(), store.epochs()
         missing = snapshot.missing
     if as_json:
@@ -104,7 +104,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
             f"{commit.epoch}, committed {format_iso(commit.committed_us)}, {format_age(now - commit.committed_us)} ago",
         ],
         ["published", "yes" if not commit.staged or published >= commit.epoch else _unpublished_text(commit, missing)],
-        ["runner", runner or "none is up"],
+        ["runner", runner or "none is running"],
         ["kept epochs", f"{kept_epochs[0]} to {kept_epochs[-1]}" if kept_epochs[1:] else str(commit.epoch)],
     ]
     for number, stage in enumerate(commit.stages):
@@ -127,7 +127,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
         ]
     print("\n".join(align_rows(lines)))
     print()
-    sources = [["source", "rows", "newest event", "idle", "goes on at"]]
+    sources = [["source", "rows", "newest event", "idle", "continues at"]]
     for name, s in commit.sources.items():
         clock = commit.clocks[name]
         newest = "none yet" if clock.max_event_us is None else format_iso(clock.max_event_us)

@@ -55,7 +55,7 @@ def show_ui(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         server = serve_pages(watched, port, host, names, token)
-        once = "; open it once with ?token=… behind it" if token else ""
+        once = "; open it once with ?token=… appended" if token else ""
         print(f"{page_address(host, server.port)} (Ctrl-C to stop{once})", flush=True)
         stop.wait()
         server.stop()
@@ -85,7 +85,7 @@ def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{mask_secrets(place)}: {name} has no commit yet; it begins with the first epoch of: slackwater run"
+                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch makes one: slackwater run"
             )
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, report_lines, is_described=True)
 
@@ -101,5 +101,5 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
     try:
         to.write_bytes(content)
     except OSError as error:
-        raise StartError(f"--save {to}: it cannot be written ({error.strerror}); choose another path") from None
+        raise StartError(f"--save {to}: cannot be written ({error.strerror}); choose another path") from None
     print(f"saved {to}, {len(content):,} bytes")

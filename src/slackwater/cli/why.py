@@ -42,7 +42,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     pipeline = toml.load(file)
     if pipeline.state_store is None or not pipeline.state_store.durable:
         raise StartError(
-            f"{pipeline.name}: its state is in memory, where only the runner can look; "
+            f"{pipeline.name}: its state is in memory, which only the runner can read; "
             'set [state_store] kind = "files" or "postgres"'
         )
     store = create_store(pipeline)
@@ -61,9 +61,9 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     """Yield the lines of a report. `file`: the config; None for a pipeline in Python."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
-        f"{w.runner}; what it has seen since the commit is not in here"
+        f"{w.runner}; what it has read since the commit is not included"
         if w.runner
-        else f"none is up, so nothing moves; start it with: {start_text(file)}"
+        else f"none is running, so nothing changes; start it with: {start_text(file)}"
     )
     behind = "" if w.watermark_us is None else f", {format_age(w.now_us - w.watermark_us)} behind the clock"
     yield f"{w.pipeline}: epoch {w.epoch}, committed {format_iso(w.committed_us)}, {format_age(w.now_us - w.committed_us)} ago, {published}"
@@ -112,7 +112,7 @@ def _clocks(w: WhyReport) -> list[ClockReport]:
 
 def _open_lines(s: StageReport, head: str) -> Iterator[str]:
     if s.kept is not None:
-        yield f"{head}{s.kept}: nothing waits, rows come out in the epoch that reads them"
+        yield f"{head}{s.kept}: nothing waits: rows are emitted in the epoch that reads them"
     elif s.kind == "join":
         yield from _join_lines(s, head)
     else:
@@ -122,12 +122,12 @@ def _open_lines(s: StageReport, head: str) -> Iterator[str]:
 def _holder_text(w: StageReport, committed_us: int) -> str:
     h = w.holder
     if h is None and w.through:
-        return f"nobody: {waiting_text(w)}; it stays where it is until one of them has an event"
+        return f"nothing: {waiting_text(w)}; it does not move until one of them has an event"
     if h is None:
-        text = "nobody: all sources are idle, it stays where it is until one has an event"
+        text = "nothing: all sources are idle; it does not move until one has an event"
         if w.idle_close_us is not None:
             quiet = min(c.quiet_us for c in w.clocks if c.partition is None and not c.of_stage)
-            text = f"nobody: all sources are idle; it runs on after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
+            text = f"nothing: all sources are idle; it follows the clock after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
         return text
     since = (
         f"quiet for {format_age(h.quiet_us)}, since {format_iso(committed_us - h.quiet_us)}"
@@ -135,7 +135,7 @@ def _holder_text(w: StageReport, committed_us: int) -> str:
         else "it had rows in this epoch"
     )
     if h.watermark_us is None:
-        idle_note = f"; it counts as idle in {format_age(h.idle_in_us)} of quiet" if h.idle_in_us else ""
+        idle_note = f"; it counts as idle after {format_age(h.idle_in_us)} more of silence" if h.idle_in_us else ""
         return f"{waiting_text(w)}: no event yet, {since}{idle_note}"
     caught = (
         ""
@@ -170,7 +170,7 @@ def _join_lines(w: StageReport, head: str) -> Iterator[str]:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from align_rows(
         [
-            ["side", "source", "rows kept", "each until the watermark is past", "all of them at watermark"],
+            ["side", "source", "rows kept", "each until the watermark is past", "all are gone at watermark"],
             *(
                 [
                     s.side,
@@ -183,16 +183,16 @@ def _join_lines(w: StageReport, head: str) -> Iterator[str]:
             ),
         ]
     )
-    yield "a pair comes out in the epoch that reads the second of its rows"
+    yield "a pair is emitted in the epoch that reads its second row"
     if outer_sides := " and ".join(s.side for s in w.sides if s.outer):
-        yield f"a row without a partner, of the {outer_sides} side, comes out once its wait is over"
+        yield f"a row of the {outer_sides} side without a partner is emitted when it leaves the state"
 
 
 def _window_lines(w: StageReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
     keys_text = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
     if not w.next:
-        yield f"{head}no {noun} is open: there is nothing to come out"
+        yield f"{head}no {noun} is open, so nothing is due"
         return
     yield f"{head}{plural(w.open_windows, f'open {noun}')}{keys_text}; the next to close:"
     keys = list(w.next[0].key or {})
@@ -232,7 +232,7 @@ def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
         if o.reason == "cap":
             yield "    it is cut there, at max_session_duration; until then an earlier row may still move the cut"
         elif noun == "session":
-            yield "    a row within gap of it, as long as it is open, makes it longer"
+            yield "    while it is open, a row within the gap extends it"
         yield f"    closes after {_closing_text(w, o)}"
     if k.floor_us is not None:
         yield f"  floor {format_iso(k.floor_us)}: its last closed session ended there, and rows up to then are late"
@@ -240,7 +240,7 @@ def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
         joins = " unless they join an open session" if noun == "session" else ""
         yield f"  rows before {format_iso(k.late_before_us)} are late{joins}"
     if w.read_by and k.open:
-        yield f"  what comes out of it goes to stage {' and '.join(map(quote_stage, w.read_by))}"
+        yield f"  its result goes to stage {' and '.join(map(quote_stage, w.read_by))}"
 
 
 def _history_lines(k: KeyReport, file: str | None) -> Iterator[str]:
@@ -261,12 +261,12 @@ def _history_lines(k: KeyReport, file: str | None) -> Iterator[str]:
                 f"    {_time(late.event_us)}{by}{missed}{applied}; {late.place or late.source}, epoch {late.epoch}"
             )
         if file is None:
-            yield "    with their content: key.history.late of this answer, each with its value"
+            yield "    with their content: key.history.late of this report"
         else:
             names = shlex.quote(",".join(f"{n}={_key_value_text(v)}" for n, v in k.key.items()))
             yield visible(f"    with their content: slackwater dlq show {file} --reason late --key {names}")
     elif k.history.late_problem is not None:
-        yield f"  late rows are not known: {k.history.late_problem}"
+        yield f"  late rows are unknown: {k.history.late_problem}"
     else:
         yield "  late rows: none"
     for results in k.history.results:

@@ -73,7 +73,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
     """
     with store.peek() as snapshot:
         if snapshot is None:
-            raise StartError("there is no state yet; it begins with the first epoch of: slackwater run")
+            raise StartError("there is no state yet; the first epoch creates it: slackwater run")
         sizes = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
             sizes.hot = hot_keys(store, snapshot, hot)

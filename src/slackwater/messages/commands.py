@@ -62,11 +62,11 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A file cannot be written",
         START,
-        "The file or directory that a command was to write is there already, is not a place for one, or the system refuses it.",
+        "The file or directory that a command was to write already exists, cannot be written there, or the system refuses it.",
         "Name another path; the line has the system's own words.",
         (
             "cannot be written",
-            "is there already",
+            "already exists",
             "its folder does not exist",
             "is a directory",
             "there is no directory",

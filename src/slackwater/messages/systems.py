@@ -12,7 +12,7 @@ SERVICES: Sequence[MessageFamily] = (
         START,
         "The file or directory of `--sample` does not exist, holds no rows, or has nothing that can be a time or a key.",
         "Name another sample, or the columns with `--time` and `--key`: [what `init` takes from a sample](first-day.md#what-it-takes-from-a-sample).",
-        ("--sample", "--time: ", "--key: .* is not a column", "no config came of it"),
+        ("--sample", "--time: ", "--key: .* is not a column", "found no valid config"),
     ),
     MessageFamily(
         "Offsets that cannot be gone on at",
@@ -26,7 +26,7 @@ SERVICES: Sequence[MessageFamily] = (
             "has no partition",
             "does not read a topic",
             "found the partition",
-            "the sources go on there already",
+            "the sources already continue there",
             "which have no order to go on at",
             "a broker is to be asked",
             "it was never read",

@@ -74,7 +74,7 @@ def _store_of_config(pipeline: Pipeline) -> StateStore:
 
 def _in_memory_error(pipeline: Pipeline) -> StartError:
     return StartError(
-        f"{pipeline.name}: its state is in memory, where only the runner can look; "
+        f"{pipeline.name}: its state is in memory, which only the runner can read; "
         'set [state_store] kind = "files" or "postgres"'
     )
 

@@ -239,7 +239,7 @@ def _(operator: SessionOperator) -> None:
 
 def _require_snapshot(snapshot: Snapshot | None) -> Snapshot:
     if snapshot is None:
-        raise StateError("there is no state yet; it begins with the first epoch of: slackwater run")
+        raise StateError("there is no state yet; the first epoch creates it: slackwater run")
     return snapshot
 
 

@@ -20,10 +20,10 @@ _SHAPES = {
     "session": 'gap = "30m"                     # a silence longer than this ends a session; window_end is its last row plus this\n'
     'max_session_duration = "12h"    # no session grows beyond this\n',
     "tumbling": 'duration = "{length}"                # every window is this long, side by side\n'
-    "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
+    "max_groups_per_window = 1000000    # at most this many keys in a window\n",
     "hopping": 'duration = "{length}"                # every window is this long …\n'
-    'hop = "{hop}"                      # … and a new one begins so often\n'
-    "max_groups_per_window = 1000000    # a bound on the keys of a window\n",
+    'hop = "{hop}"                      # … and a new one begins this often\n'
+    "max_groups_per_window = 1000000    # at most this many keys in a window\n",
 }
 
 
@@ -81,7 +81,7 @@ def render_config(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
         f'[target]\nconnection = "files"\npath = {toml_string("out/" + draft.name)}           # one file per epoch, each row once\n'
         'format = "parquet"                 # or "json", "csv"\n',
         _letters(draft),
-        f"[state_store]                      # open windows, positions and watermarks; a restart goes on from here\n"
+        f"[state_store]                      # open windows, positions and watermarks; a restart continues from here\n"
         f'kind = "files"\npath = {toml_string("state/" + draft.name)}\n',
     ]
     return "\n".join(parts)
@@ -187,15 +187,15 @@ def _columns(kind: str, keys: Sequence[str]) -> str:
     """Return a comment that lists the columns of a result besides its aggregations."""
     times = ("window_start", "window_end")
     if kind != "session":
-        return f"# columns of a result: {', '.join((*times, *keys))}, and those that aggregations name"
-    session_note = "# session_id: a number of its own for each session, made of key and start: the same in every run"
-    return f"# columns of a result: {', '.join((*keys, *times, 'session_id'))}, and those that aggregations name\n{session_note}"
+        return f"# columns of a result: {', '.join((*times, *keys))}, and those of the aggregations"
+    session_note = "# session_id: a stable hash of key and start, different for each session and equal in every run"
+    return f"# columns of a result: {', '.join((*keys, *times, 'session_id'))}, and those of the aggregations\n{session_note}"
 
 
 def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
     left_side, right_side = sides
     return (
-        '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner come out, too\n'
+        '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner are emitted, too\n'
         f"left_source = {toml_string(left_side.name)}\nright_source = {toml_string(right_side.name)}\n"
         f"left_keys = {_list(left_side.keys)}\nright_keys = {_list(right_side.keys)}\n"
         'time_window = "1h"              # how far apart partners may be, either way\n'
@@ -217,7 +217,7 @@ def draft_side(
         topic: the topic, or None for the files of the sample.
     """
     notes = [
-        f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct what you know better"
+        f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct it where you know better"
     ]
     notes += [f"not read: {' '.join(line.split())}" for line in sample.skipped]
     query = topic or os.path.relpath(sample.query, config_directory)
@@ -258,7 +258,7 @@ def disorder_lines(disorder: OutOfOrderness) -> list[str]:
         ("p99.9", disorder.p999_us),
         ("max", disorder.most_us),
     )
-    lines = [f"behind the newest row before: {', '.join(f'{name} {format_span(us)}' for name, us in quantiles)}"]
+    lines = [f"behind the newest earlier row: {', '.join(f'{name} {format_span(us)}' for name, us in quantiles)}"]
     lateness = duration_text(disorder.lateness_ms)
     if disorder.in_time == 1.0:
         return [*lines, f"lateness {lateness} keeps all of them"]

@@ -58,7 +58,7 @@ def read_sample(path: Path) -> Sample:
             return _parquet(path, query, files)
         lines = list(_lines(files))
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or "is not a gzip file, or a part of one"
+        reason = getattr(error, "strerror", None) or "is not a complete gzip file"
         raise StartError(f"--sample: {path}: cannot be read ({reason})") from None
     except UnicodeDecodeError:
         raise StartError(f"--sample: {path}: is not UTF-8 text; expected JSON lines, CSV or Parquet") from None

@@ -18,13 +18,13 @@ def init(
         typer.Option(
             "--sample",
             metavar="PATH",
-            help="A file or directory of JSON lines, CSV or Parquet to learn from, .gz too; two of them for a join.",
+            help="Sample rows to derive the config from: a file or directory of JSON lines, CSV or Parquet, also .gz; two for a join.",
         ),
     ] = None,
     source: Annotated[str | None, typer.Option(help="Where rows come from: files or kafka.")] = None,
     kind: Annotated[str | None, typer.Option(help="session, tumbling, hopping or join.")] = None,
     key: Annotated[
-        list[str] | None, typer.Option("--key", metavar="COLUMN", help="Group or join by it; may be repeated.")
+        list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column to group or join by; may be repeated.")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
     topic: Annotated[list[str] | None, typer.Option("--topic", help="Kafka topic; give two for a join.")] = None,
@@ -32,7 +32,7 @@ def init(
     name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
-        bool, typer.Option("--no-test", help="Write no test next to it, tests/NAME.toml with rows of the sample.")
+        bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows of the sample.")
     ] = False,
 ) -> None:
     """Write a first config with comments that passes check. With a sample of the data, also write a test."""
@@ -46,7 +46,7 @@ def check(
     file: File,
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Also look whether brokers, topics, databases and tables are there and fit."),
+        typer.Option("--connect", help="Also check that brokers, topics, databases and tables exist and fit."),
     ] = False,
 ) -> None:
     """Check a config. Spark starts only if --connect needs it."""
@@ -61,7 +61,7 @@ def run_tests(
         typer.Argument(metavar="FILE|DIR", help="A test, a pipeline with tests next to it, or a folder of either."),
     ] = Path(),
     update: Annotated[
-        bool, typer.Option("--update", help="Make the files expect what came; the rest of them stays.")
+        bool, typer.Option("--update", help="Replace the expected results in the files by the actual ones.")
     ] = False,
 ) -> None:
     """Run the tests of a pipeline, tests/*.toml. Exit code 0: all pass; 1: a test fails; 2: a test or its config is wrong."""
@@ -96,7 +96,7 @@ def explain(file: File) -> None:
 
 def plan(
     file: File,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines: one object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the next start of a config would keep, migrate or refuse. Exit code 1 if it would refuse."""
     from slackwater.cli.plan import plan_file

@@ -8,7 +8,7 @@ import typer
 
 from slackwater.cli.arguments import MOST_ROWS, File
 
-group = typer.Typer(help="Look into the dead letters of a config, and apply them.", no_args_is_help=True)
+group = typer.Typer(help="Show the dead letters of a config, and apply them.", no_args_is_help=True)
 
 
 @group.command("list")
@@ -22,9 +22,11 @@ def dlq_list(file: File) -> None:
 @group.command("show")
 def dlq_show(
     file: File,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many letters.")] = 10,
-    reason: Annotated[str | None, typer.Option(help="Only of this reason, as in late.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only of this source.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of letters to print.")
+    ] = 10,
+    reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
+    source: Annotated[str | None, typer.Option(help="Only letters of this source.")] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(metavar="K=V,…", help="Only late rows of this key of a window; a name alone stands for NULL."),
@@ -41,10 +43,10 @@ def dlq_replay(
     file: File,
     reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
     epoch: Annotated[
-        str | None, typer.Option(metavar="A..B", help="Only letters of these epochs; A.. or ..B or one alone.")
+        str | None, typer.Option(metavar="A..B", help="Only letters of these epochs: A..B, A.., ..B or one number.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="At most so many, the oldest first.")
+        int | None, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="At most this many, the oldest first.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:

@@ -20,16 +20,17 @@ def show(
             "-n",
             min=1,
             max=MOST_ROWS,
-            help="How many rows: those of the newest windows. 20 by default, with --sql all.",
+            help="The number of rows, those of the newest windows; 20 by default, or all with --sql.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new rows as they are published, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Continue with new rows as they are published, until Ctrl-C.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Lines of CSV with a header; times in ISO 8601.")] = False,
     where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition holds, of all rows.")
+        str | None,
+        typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition is true; it searches all rows."),
     ] = None,
     columns: Annotated[
         list[str] | None, typer.Option(metavar="NAME,…", help="Only these columns, in this order; may be repeated.")
@@ -58,7 +59,7 @@ def why(
     stage: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this stage, if the pipeline has several.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For machines; times in microseconds UTC.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times in microseconds UTC.")] = False,
 ) -> None:
     """Explain why there is no output yet: the watermark, what holds it, and what closes next."""
     from slackwater.cli.why import why_file
@@ -70,7 +71,7 @@ def serve(
     where: Where,
     pipeline: Name = None,
     schema: Schema = "public",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8085,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 8085,
     host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
     allow_host: AllowHost = None,
 ) -> None:
@@ -84,21 +85,22 @@ def ui(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE…", help="The pipelines as TOML; or a state directory, or postgresql://…: all there."
+            metavar="FILE…",
+            help="TOML files of pipelines; or a state directory or postgresql://… for all pipelines in it.",
         ),
     ],
     schema: Schema = "public",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free port.")] = 8086,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 8086,
     host: Annotated[
-        str, typer.Option(help="Address to bind to; another one than this machine's own needs --token.")
+        str, typer.Option(help="Address to bind to; any other than a loopback address needs --token.")
     ] = "127.0.0.1",
     allow_host: AllowHost = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Answer only those who give it."),
+        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Answer only requests with this token."),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write the page as one file instead, as for a ticket.")
+        Path | None, typer.Option(metavar="PAGE.html", help="Write the page to one file instead of serving it.")
     ] = None,
 ) -> None:
     """Serve a page about pipelines, running or not: what holds the watermark, what closes next, where every row went."""
@@ -114,21 +116,21 @@ def diff(
             metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The same.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to compare with, in the same forms.")],
     by: Annotated[
-        str | None, typer.Option(metavar="COL,…", help="The columns that tell rows apart, if neither side tells them.")
+        str | None, typer.Option(metavar="COL,…", help="The columns that identify a row, if neither side defines them.")
     ] = None,
-    ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns that do not count.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="COL,…", help="Columns to ignore.")] = None,
     tolerance: Annotated[
         float,
         typer.Option(
             parser=parse_amount,
             metavar="NUMBER",
-            help="Numbers may differ by this times the larger of 1 and their size.",
+            help="The tolerance for numbers, relative to the larger of 1 and their absolute value.",
         ),
     ] = 0.0,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="How many examples of each kind.")
+        int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="The number of examples of each kind.")
     ] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
 ) -> None:

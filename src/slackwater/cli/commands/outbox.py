@@ -9,9 +9,7 @@ import typer
 
 from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS, File
 
-group = typer.Typer(
-    help="Look at an epoch that was committed and is not published; try again, or skip it.", no_args_is_help=True
-)
+group = typer.Typer(help="Show an epoch that is committed but not published; retry or skip it.", no_args_is_help=True)
 Epoch = Annotated[
     int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show names.")
 ]
@@ -19,7 +17,10 @@ Epoch = Annotated[
 
 @group.command("show")
 def outbox_show(
-    file: File, limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="How many rows.")] = 10
+    file: File,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
+    ] = 10,
 ) -> None:
     """Show the epoch that waits to be published and its rows. Takes no lock."""
     from slackwater.cli.outbox import show_file
@@ -41,7 +42,9 @@ def outbox_skip(
     epoch: Epoch,
     to: Annotated[
         Path | None,
-        typer.Option("--to", metavar="DIR", help="Keep them in Parquet files here, not in the dead letters."),
+        typer.Option(
+            "--to", metavar="DIR", help="Keep its rows in Parquet files in this directory instead of the dead letters."
+        ),
     ] = None,
 ) -> None:
     """Move an epoch that its target cannot accept to the dead letters, so that the next start continues after it."""

@@ -13,22 +13,22 @@ from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
 def run(
     file: File,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="Process what is there now, then stop.")
+        bool, typer.Option("--available-now", help="Process the input that is available now, then stop.")
     ] = False,
     flush: Annotated[
         bool, typer.Option("--flush", help="At the end close all open windows (with --available-now).")
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve Prometheus metrics; 0: a free port.")
+        int | None, typer.Option(min=0, max=65535, help="The port to serve Prometheus metrics on; 0: any free port.")
     ] = None,
     metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
     allow_host: AllowHost = None,
     status_every: Annotated[
         float,
-        typer.Option(parser=parse_amount, metavar="SECONDS", help="The least time between two status lines."),
+        typer.Option(parser=parse_amount, metavar="SECONDS", help="The minimum time between two status lines."),
     ] = 1.0,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Start over: put the state aside and begin a new one.")
+        bool, typer.Option("--rebuild", help="Start over: set the state aside and begin a new one.")
     ] = False,
     begin: Annotated[
         str | None,
@@ -48,7 +48,7 @@ def run(
     keep_output: Annotated[
         bool,
         typer.Option(
-            "--keep-output", help="Go on although another state, or a newer copy of this one, wrote to the target."
+            "--keep-output", help="Continue although another state, or a newer copy of this one, wrote to the target."
         ),
     ] = False,
     otel: Annotated[
@@ -58,7 +58,7 @@ def run(
         bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
     ] = False,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Serve its page on loopback next to it, and print the address.")
+        bool, typer.Option("--ui", help="Also serve the page of the pipeline on loopback, and print its address.")
     ] = False,
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
 ) -> None:
@@ -86,18 +86,21 @@ def run(
 def backfill(
     file: File,
     since: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Windows that start at or after it (ISO 8601, UTC).")
+        str, typer.Option("--from", metavar="TIME", help="Windows that start at or after this time (ISO 8601, UTC).")
     ],
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Windows that start before it.")],
-    partial: Annotated[bool, typer.Option("--partial", help="Also write windows that reach out of the range.")] = False,
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Windows that start before this time.")],
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Also write windows that extend beyond the range.")
+    ] = False,
     into: Annotated[
-        str | None, typer.Option(metavar="PATH_OR_TABLE", help="Write there, not into the pipeline's own target.")
+        str | None,
+        typer.Option(metavar="PATH_OR_TABLE", help="Write to this path or table instead of the pipeline's own target."),
     ] = None,
     slack: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="Which of several targets.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="NAME", help="The target, if the pipeline has several.")] = None,
 ) -> None:
     """Run a pipeline over bounded history into its target, without touching the running pipeline and its state."""
     from slackwater.cli.backfill import backfill_file
@@ -107,10 +110,11 @@ def backfill(
 
 def prepare(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars are fetched, too.")
+        list[Path] | None, typer.Argument(metavar="FILE", help="Configs whose jars are also fetched.")
     ] = None,
     jars: Annotated[
-        list[str] | None, typer.Option("--with", metavar="kafka|avro", help="Fetch its jars; may be repeated.")
+        list[str] | None,
+        typer.Option("--with", metavar="kafka|avro", help="Also fetch the jars of this connector; may be repeated."),
     ] = None,
 ) -> None:
     """Compile and download what a first start needs, once per machine or image, so that starts are faster."""
@@ -121,7 +125,7 @@ def prepare(
 
 def demo(
     keep: Annotated[Path | None, typer.Option(help="Keep the demo's files in this new directory.")] = None,
-    rows: Annotated[int, typer.Option(min=1000, max=MOST_ROWS, help="How many clicks to generate.")] = 60_000,
+    rows: Annotated[int, typer.Option(min=1000, max=MOST_ROWS, help="The number of clicks to generate.")] = 60_000,
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
     ] = False,
@@ -134,9 +138,9 @@ def demo(
 
 
 def demo_kafka(
-    rows: Annotated[int, typer.Option(min=10_000, max=MOST_ROWS, help="How many clicks to produce.")] = 60_000,
+    rows: Annotated[int, typer.Option(min=10_000, max=MOST_ROWS, help="The number of clicks to produce.")] = 60_000,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave Kafka and Postgres up until Ctrl-C, to look at them.")
+        bool, typer.Option("--keep", help="Keep Kafka and Postgres running until Ctrl-C, to inspect them.")
     ] = False,
 ) -> None:
     """Run sessions from Kafka to Postgres on this machine, kill the runner twice, and lose nothing."""
