@@ -1,1 +1,1 @@
-"""Read-only queries of a state and of published results. They need no Spark and run while a runner is up."""
+"""Read-only queries of a state and of published results. They do not need Spark, and work while a runner is active."""

@@ -1,4 +1,4 @@
-"""Clocks of sources and of their partitions, as reports show them."""
+"""The clocks of sources and their partitions, as shown in reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _clock_report(name: str, partition: str | None, c: SourceClock) -> ClockRepo
 
 
 def slowest_clock(clocks: Sequence[ClockReport]) -> ClockReport:
-    """Return the slowest partition that is not idle, or the source if there is none.
+    """Return the slowest partition that is not idle, or the source if there is no such partition.
 
     `clocks`: the clock of the source, followed by those of its partitions.
     """

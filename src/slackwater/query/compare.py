@@ -1,4 +1,4 @@
-"""Compares two outputs by identity: which rows are equal, in one output only, or different, and in which columns.
+"""Compares two outputs by identity: which rows are equal, missing or different, and in which columns.
 
     A  user  window_start  n        B  user  window_start  n
        a     09:00         3           a     09:00         3     equal
@@ -6,7 +6,7 @@
        b     09:00         7                                     only in A
                                        NULL  09:00         1     only in B
 
-NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0. Columns of different types (a CSV holds only text) are compared in
+NULL equals NULL, NaN equals NaN, and -0.0 equals 0.0. Columns of different types (CSV has only text) are compared in
 the more precise type.
 """
 
@@ -141,7 +141,7 @@ def _choose_identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None)
 
 
 def _latest_revisions(rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Keep the newest revision of each row and drop superseded rows. Rows without revisions are returned as they are."""
+    """Keep the newest revision of each row, without superseded rows. Rows without revisions are returned unchanged."""
     if not {"_revision", "_emit_reason"} <= set(rows.columns):
         return rows
     standalone = pl.col("_emit_reason") == "standalone"
@@ -175,7 +175,7 @@ def _values_equal(column: str, kind: pl.DataType, tolerance: float) -> pl.Expr:
 
 
 def _to_comparable(values: pl.Series) -> pl.Series:
-    """Return values that can be compared: nested values as normalized JSON, and 0.0 for -0.0."""
+    """Make values comparable: nested values become normalized JSON, and -0.0 becomes 0.0."""
     if is_nested(values.dtype):
         values = json_columns(values.to_frame()).to_series()
         return _normalize_json(values)
@@ -183,7 +183,7 @@ def _to_comparable(values: pl.Series) -> pl.Series:
 
 
 def _normalize_json(texts: pl.Series) -> pl.Series:
-    """Normalize texts that are JSON. Other texts stay as they are."""
+    """Normalize texts that are JSON. Other texts are unchanged."""
 
     def normalize(text: str | None) -> str | None:
         try:
@@ -220,7 +220,7 @@ def _align_types(a: pl.Series, b: pl.Series) -> tuple[pl.Series, pl.Series]:
 
 
 def _is_json(a: pl.Series, b: pl.Series) -> bool:
-    """Return whether both columns hold JSON arrays or objects. Formats without nested types store them as text."""
+    """Return whether both columns contain JSON arrays or objects. Formats without nested types store them as text."""
     if a.dtype != pl.String or b.dtype != pl.String:
         return False
     begins = [s.drop_nulls().str.starts_with("[") | s.drop_nulls().str.starts_with("{") for s in (a, b)]
@@ -228,7 +228,7 @@ def _is_json(a: pl.Series, b: pl.Series) -> bool:
 
 
 def _parse_text(text: pl.Series, typed: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """Parse text as the type of the other column. Return both columns as text if a value cannot be parsed."""
+    """Parse text as the type of the other column. If a value cannot be parsed, return both columns as text."""
     kind = typed.dtype
     if isinstance(kind, pl.Datetime) or kind == pl.Date:
         bare = text.str.replace("T", " ").str.replace(r"(Z|[+]00(:?00)?)$", "")

@@ -1,10 +1,10 @@
-"""Validates the SQL of a `where` from untrusted users before Polars evaluates it.
+"""Validates the SQL of a `where` condition from untrusted users before Polars evaluates it.
 
     text ──▶ tokens ──▶ sqlglot tree ──▶ allow list ──▶ SQL generated from the tree ──▶ Polars
           length, depth  no statement   no function whose result is
                                         much larger than its input
 
-Polars gets SQL generated from the validated tree. A text that two parsers read differently cannot pass.
+Polars receives SQL generated from the validated tree, so a text that the two parsers read differently cannot pass.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 CHARS = 4000
 TOKENS = 400
-DEPTH = 30  # the parser of Polars fails at 50, and may take very long to do so
-DIGITS = 40  # the most digits of a number
+DEPTH = 30  # Polars' parser fails at 50, and can be extremely slow before that
+DIGITS = 40  # the maximum number of digits in a number
 FUNCTIONS = (
     "ABS",
     "CEIL",
@@ -140,7 +140,7 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
 
 
 def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000) -> Iterator[pl.DataFrame]:
-    """Yield the rows that fulfill a condition, one slice of the frame at a time. Raises StartError."""
+    """Yield the rows that satisfy a condition, one slice of the frame at a time. Raises StartError."""
     for part in frame.iter_slices(slices) if frame.height else [frame]:
         try:
             yield part.filter(condition)
@@ -159,7 +159,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _parser_message(error: errors.SqlglotError) -> str:
-    """Return the message of a parser error and its position."""
+    """Return the message of a parser error with its position."""
     problems = getattr(error, "errors", None) or [{}]
     description, column = str(problems[0].get("description") or "it is not a condition"), problems[0].get("col")
     fact = "something is missing" if "<class" in description else description.rstrip(". ")

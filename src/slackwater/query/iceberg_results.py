@@ -1,4 +1,4 @@
-"""Reads the results in an Iceberg table: the current snapshot, then the rows of files that are added later."""
+"""Reads the results in an Iceberg table: the current snapshot, then the rows of files added later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class IcebergResults:
-    """Result reader of an Iceberg table. See `ResultReader`."""
+    """The result reader for an Iceberg table. See `ResultReader`."""
 
     connection: IcebergConnection
     name: str
@@ -39,7 +39,7 @@ class IcebergResults:
         return RowCount(rows_read)
 
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows of added files without those of removed files, because a merge rewrites whole files."""
+        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
         former_files = self._files or {}
         table, current_files = self._load_files()
         self._files = current_files

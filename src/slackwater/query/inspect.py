@@ -1,4 +1,4 @@
-"""Inspects a state without Spark, also while a runner is up: its operator, the rows of a key, the windows that close next."""
+"""Inspects a state without Spark, even while a runner is active: its operator, a key's rows, the next windows to close."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     """Return the operator that wrote a commit of one stage (see `query.stage_view`).
 
-    `pipeline`: a config of this stage that can continue with the state. If the state does not describe its window, the
-    window of the config is used, with the column types in the fingerprint. Raises StateError if these are unknown.
+    `pipeline`: a config of this stage that can continue the state. If the state does not describe its window, the
+    config's window is used, with the column types from the fingerprint. Raises StateError if these are unknown.
     """
     state, window = commit.stages[0], pipeline.transform.window
     if window is None or state.described:
@@ -61,12 +61,12 @@ Texts = Sequence[str] | Mapping[str, str | None]
 
 
 def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
-    """Parse a key into a frame with one row and the key columns.
+    """Parse a key into a one-row frame with the key columns.
 
     Args:
         logic: The window with the keys.
-        texts: Texts `name=value`, each with one or several columns separated by commas; a name alone stands for NULL.
-            Or a mapping of names to texts, which may contain any character.
+        texts: Strings `name=value`, each with one or more columns separated by commas; a name alone means NULL. Or
+            a mapping from names to strings, which may contain any character.
         option: The name of the argument in messages.
 
     Raises StartError.
@@ -100,7 +100,7 @@ def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataF
 
 
 def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
-    """Return a frame with one row and the key columns, from their values. Raises StartError for a value of a wrong type."""
+    """Return a one-row frame with the key columns, from their values. Raises StartError for a value of the wrong type."""
     columns = []
     for k in logic.keys:
         try:
@@ -123,10 +123,10 @@ _TAKES: Mapping[str, tuple[type, ...]] = {
 
 
 def _polars_key_value(field: Field, value: Any) -> Any:
-    """Return a value of a key column in a form that Polars does not convert to another value.
+    """Return a value of a key column in a form that Polars does not silently convert.
 
-    Polars would convert True to 1 and 1 to a date, round decimals, and panic at decimals that are not a number. Raises
-    TypeError, ValueError or ArithmeticError for a value that does not fit the type.
+    Polars would convert True to 1, and 1 to a date; it would round decimals, and panic for decimals that are not
+    numbers. Raises TypeError, ValueError or ArithmeticError for a value that does not fit the type.
     """
     if value is None:
         return None
@@ -152,7 +152,7 @@ def _polars_key_value(field: Field, value: Any) -> Any:
 
 
 def _parse_key_value(logic: WindowLogic, field: Field, text: str | None) -> Any:
-    """Parse the text of a key value. Times are in ISO 8601 (UTC without an offset), binary values in hexadecimal."""
+    """Parse the text of a key value. Times are ISO 8601 (UTC if there is no offset), binary values hexadecimal."""
     if text is None:
         return None
     try:
@@ -200,7 +200,7 @@ def read_key_rows(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, 
 
 @singledispatch
 def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
-    """Return the hashes of the state units that may hold rows of a key. `key`: the hash of the key."""
+    """Return the hashes of the state units that may contain rows of a key. `key`: the hash of the key."""
     raise_unregistered(operator, "slackwater.query.inspect.read_key_rows")
 
 
@@ -220,10 +220,10 @@ def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
 
 @singledispatch
 def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return the open windows of state rows, as they would be emitted if no more rows arrived, in the order of closing.
+    """Return the open windows of state rows, as they would be emitted if no more rows arrived, in closing order.
 
-    Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the window),
-    and the accumulators. Times are in microseconds.
+    Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the
+    window), and the accumulators. Times are in microseconds.
     """
     raise_unregistered(operator, "slackwater.query.inspect.open_windows")
 
@@ -257,10 +257,11 @@ def _sort_by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -
 
 
 def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
-    """Return the open sessions that close first, in the form of `open_windows`: at least `count`, if there are as many.
+    """Return the open sessions that close first, in the form of `open_windows`: at least `count`, if that many exist.
 
-    The horizon is widened until they are found, so that the cost depends on them and not on the whole state. If a store
-    knows when rows are due, it is widened by a number of rows, because very many rows may be due at the same moment.
+    The horizon is widened until they are found, so that the cost depends on them rather than on the whole state. If a
+    store knows when rows are due, the horizon is widened by a number of rows, because very many may be due at the same
+    moment.
     """
     state = snapshot.commit.stages[0]
     metas = list(state.metas)
@@ -286,9 +287,9 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
 
 
 def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueQuery:
-    """Return the query for rows of sessions that close within a span of watermarks (µs).
+    """Return the query for rows of sessions that close within a range of watermarks (µs).
 
-    It includes sessions that were emitted early, and all fragments that may be cut until then.
+    It includes sessions that were emitted early, and all fragments that may be cut by then.
     """
     span = (since, upto)
     pending = FAR if logic.updates else upto
@@ -296,7 +297,7 @@ def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueQuery:
 
 
 def plain_row(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the key columns of a row as values that JSON and a terminal can show."""
+    """Return the key columns of a row as values that JSON and a terminal can represent."""
 
     def printable(value: Any) -> Any:
         if isinstance(value, bytes):

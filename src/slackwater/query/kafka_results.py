@@ -16,21 +16,21 @@ from slackwater.errors import StartError
 from slackwater.query.row_count import RowCount
 from slackwater.sources.kafka_broker import KafkaBroker, make_client
 
-TAIL = 10_000  # the number of records read from the end of each partition
+TAIL = 10_000  # how many records are read from the end of each partition
 _SECONDS = 30.0
 
 
 @dataclass
 class KafkaResults:
-    """Result reader of a Kafka topic. It reads only committed records of this pipeline. See `ResultReader`."""
+    """The result reader for a Kafka topic, which reads only committed records of this pipeline. See `ResultReader`."""
 
     pipeline: Pipeline
     connection: KafkaConnection
     _consumer: Any = None
     _broker: KafkaBroker = field(init=False)
     _parts: set[int] = field(default_factory=set)
-    _ended: bool = False  # whether all partitions were read to their end before
-    _cut: bool = False  # whether there are records before the ones that are read
+    _ended: bool = False  # whether all partitions have been read to their end
+    _cut: bool = False  # whether there are records before those that are read
 
     def __post_init__(self) -> None:
         if self.pipeline.target.value_format == "avro":

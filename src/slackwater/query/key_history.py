@@ -1,6 +1,6 @@
-"""Reads the history of a key: its late rows from the dead letters, and its last published results from the targets.
+"""Reads the history of a key: its late rows from the dead letters, and its latest results from the targets.
 
-It needs neither Spark nor a lock. The dead letter of a late row names its key (`group_key`, see `core.dead_letter`).
+It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALL = 2**31 - 1  # a limit that reads all rows, for targets without an index
 def with_history(
     pipeline: Pipeline, store: StateStore, answer: WhyReport, key: inspect.Texts, limit: int = SHOWN
 ) -> WhyReport:
-    """Add the history of a key to a report, for each stage that has such keys."""
+    """Add the history of a key to a report, for each stage that has these key columns."""
     with store.peek() as snapshot:
         if snapshot is None or not key:
             return answer
@@ -63,7 +63,7 @@ def read_key_history(
 
 
 def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
-    """Return the names of a key in dead letters, one for the key types of each stage. Raises StartError, StateError."""
+    """Return the spellings of a key in dead letters, one for each stage's key types. Raises StartError, StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(f"{pipeline.name}: there is no state yet, which knows the types of keys; leave out --key")
@@ -74,7 +74,10 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
 def _key_frames(
     pipeline: Pipeline, commit: Commit, key: inspect.Texts
 ) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
-    """Return the operator and the key as one row, for each stage with such keys. Raises StartError if there is none."""
+    """For each stage with these key columns, return its operator and the key as a one-row frame.
+
+    Raises StartError if there is no such stage.
+    """
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         stage_pipeline = pipeline.stage_pipelines.get(stage.name, pipeline)
@@ -105,7 +108,7 @@ def _with_key_history(
 def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
-    """Return the newest late rows, whether more exist, and the reason if they cannot be read."""
+    """Return the newest late rows, whether more exist, and why they cannot be read, if so."""
     stage_pipeline = pipeline.stage_pipelines.get(stage, pipeline)
     if all(s.is_stage_output for s in stage_pipeline.sources):
         return (), False, None  # the results of a stage are never late for its readers
@@ -182,7 +185,7 @@ def _sql_text(key: pl.DataFrame, field: Field) -> str | None:
 
 
 def _key_filter(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) -> pl.Expr:
-    """Return a filter for the rows of a key. JSON and CSV files hold numbers, times and bytes as text."""
+    """Return a filter for the rows of a key. JSON and CSV files contain numbers, times and bytes as text."""
     same = pl.lit(True)
     for field in keys:
         if field.name not in rows.columns:

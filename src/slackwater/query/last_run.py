@@ -9,9 +9,9 @@ from slackwater.state.runs import KILLED
 
 
 def failure_text(store: StateStore, pipeline: str) -> str | None:
-    """Return the failure of the last run in one line.
+    """Describe the failure of the last run in one line.
 
-    Return None if it ended well, if a runner is up, or if no run is recorded.
+    None if it ended normally, if a runner is active, or if no run is recorded.
     """
     try:
         runs = store.runs()

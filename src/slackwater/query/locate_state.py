@@ -23,7 +23,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
     """Return the store of a state. Nothing is opened or created yet.
 
     Args:
-        where: A pipeline, its TOML file, a state directory, a URL in an object store, or the URL of a database.
+        where: A pipeline, its TOML file, a state directory, a URL in an object store, or a database URL.
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
@@ -42,7 +42,10 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
 
 
 def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
-    """Return the names of the pipelines that have their state there. See `locate_store`. Raises StartError, ConfigError."""
+    """Return the names of the pipelines whose state is at this location. See `locate_store`.
+
+    Raises StartError, ConfigError.
+    """
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
         where = toml.load(where)
     if isinstance(where, Pipeline):
@@ -99,7 +102,7 @@ def is_url(where: str | Path) -> bool:
 
 
 def list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
-    """Return the names of the pipelines that have their state below a URL.
+    """Return the names of the pipelines whose state is below a URL.
 
     `options`: how to reach the object store; by default, the environment decides.
     """
@@ -108,7 +111,7 @@ def list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) ->
 
 
 def _object_store_module(url: str) -> ModuleType:
-    """Return the module that reads object stores. Raises StartError for the URL of any other system."""
+    """Return the module that reads object stores. Raises StartError if the URL belongs to any other system."""
     from slackwater.state.files import objects
 
     if url.partition("://")[0] not in OBJECTS:
@@ -117,7 +120,7 @@ def _object_store_module(url: str) -> ModuleType:
 
 
 def _store_in_objects(url: str, name: str | None) -> FilesStore:
-    """Return the store of a state by its URL, or by the URL that it is below."""
+    """Return the store of a state, given its URL or the URL that it is below."""
     above, last = _split_url(url)
     if above and _object_store_module(url).is_state(above, last, {}):
         if name not in (None, last):
@@ -127,7 +130,7 @@ def _store_in_objects(url: str, name: str | None) -> FilesStore:
 
 
 def _split_url(url: str) -> tuple[str, str]:
-    """Split a URL into its parent, which is empty for a bucket, and its last part."""
+    """Split a URL into its parent, which is empty for a bucket, and its last component."""
     scheme, _, rest = url.rstrip("/").partition("://")
     above, cut, last = rest.rpartition("/")
     return (f"{scheme}://{above}", last) if cut else ("", rest)

@@ -10,7 +10,7 @@ from slackwater.query.text import json_lines
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
-    """Return `rows` without the rows of `former`. An equal row is removed once per occurrence in `former`."""
+    """Return `rows` without the rows of `former`. Each occurrence in `former` removes one equal row."""
     if former is None:
         return rows
     former_counts = Counter(json_lines(former.select(c for c in rows.columns if c in former.columns)))

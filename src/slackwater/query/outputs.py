@@ -3,7 +3,7 @@
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
 lake/sessions                                a Delta table, by its log
 postgresql://host/db#schema.table            a table
-sessions.toml, sessions.toml#hours            the target of a pipeline; its name, if there are several
+sessions.toml, sessions.toml#hours            the target of a pipeline, by name if there are several
 state:sessions.toml, state:DIR, state:URL    its open and retained windows
 """
 
@@ -64,7 +64,7 @@ class ResultOutput:
 
 
 def read_output_at(where: str) -> ResultOutput:
-    """Read the rows at a location (see the module). Raises StartError, StateError, ConfigError."""
+    """Read the rows at a location (see the module docstring). Raises StartError, StateError, ConfigError."""
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
     if _URL.match(where):
@@ -110,7 +110,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
 
 @singledispatch
 def _read_target(connection: Connection, target: Target) -> ResultOutput | None:
-    """Read all rows of a target. Return None for one that cannot be read, or not as a whole."""
+    """Read all rows of a target. None if it cannot be read, or not completely."""
     raise_unregistered(connection, "slackwater.query.outputs")
 
 
@@ -279,7 +279,7 @@ def _label_and_sql_name(url: str, table: str) -> tuple[str, str]:
 
 
 def _polars_type(type_text: str) -> pl.DataType | None:
-    """Return the Polars type of a column; None for a column that is read as text."""
+    """Return the Polars type for a column type; None if the column is read as text."""
     if type_text in ("text", "character varying"):
         return pl.String()
     if match := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_text):

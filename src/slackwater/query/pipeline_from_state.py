@@ -1,6 +1,8 @@
-"""Rebuilds a pipeline from the description in its state. It is enough to inspect the state, not to run the pipeline.
+"""Rebuilds a pipeline from the description in its state.
 
-A commit holds the names and the lateness of sources, but no queries, SQL, targets or secrets.
+The result is sufficient to inspect the state, but not to run the pipeline.
+
+A commit contains the names and lateness of sources, but no queries, SQL, targets or secrets.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def rebuild_pipeline(commit: Commit) -> Pipeline:
 
 
 def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
-    """Return the step of a stage as a keyword argument; empty if the state does not describe it."""
+    """Return the step of a stage as a keyword argument; empty if the state does not describe the step."""
     where, kind = f"state of {pipeline}", stage.fingerprint.get("kind")
     for name, spec in Transform.STEPS.items():
         if name in stage.described:
@@ -41,7 +43,7 @@ def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
         if kind == name and "step" in stage.described:
             return {name: from_data(spec, stage.described["step"], where)}
     if kind == "rows":
-        return {"sql": "SELECT * FROM source"}  # a stand-in: the SQL is not in the state
+        return {"sql": "SELECT * FROM source"}  # a placeholder: the SQL is not in the state
     return {}
 
 
@@ -70,7 +72,7 @@ def _pipeline(commit: Commit, steps: list[dict[str, Any]]) -> Pipeline:
 
 
 def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> int | None:
-    """Return the lateness (ms) that the stages recorded for a source; None if they differ."""
+    """Return the lateness (ms) that the stages recorded for a source; None if they disagree."""
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
@@ -83,7 +85,7 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
 def _stages(commit: Commit, steps: list[dict[str, Any]]) -> Iterator[Stage]:
     """Yield the stages with their inputs.
 
-    A stage of SQL that only a join reads is not in the state. A stand-in with its name is put before the join.
+    A stage of SQL that only a join reads is not in the state. A placeholder with its name is inserted before the join.
     """
     names = [*commit.sources]
     for stage, step in zip(commit.stages, steps, strict=True):

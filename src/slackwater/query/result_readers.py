@@ -1,4 +1,4 @@
-"""Reads the published results of a pipeline, and new ones, from its target. It needs neither Spark nor a lock.
+"""Reads the published results of a pipeline from its target, then new ones. It needs neither Spark nor a lock.
 
 target     read at first                               new rows
 files      the files that this pipeline wrote          files that did not exist before
@@ -37,7 +37,7 @@ from slackwater.targets.output_directory import OutputDirectory, open_directory
 
 TIMES = ("window_start", "window_end")
 MOST = 2**31 - 1  # a limit that reads all rows
-COUNTED = 100_000  # rows of a database table are counted up to here, because counting reads them
+COUNTED = 100_000  # rows of a database table are counted up to this number, because counting reads them
 
 
 class ResultReader(Protocol):
@@ -49,21 +49,21 @@ class ResultReader(Protocol):
         ...
 
     def latest(self, limit: int) -> pl.DataFrame | None:
-        """Return the newest rows in any order; None if nothing is published yet.
+        """Return the newest rows in any order; None if nothing has been published.
 
-        If there are more than `limit` rows, more than `limit` are returned.
+        If there are more than `limit` rows, the result also has more than `limit` rows.
         """
         ...
 
     def count(self, rows_read: int) -> RowCount | None:
-        """Return the number of published rows; None if only reading all rows could tell.
+        """Return the number of published rows; None if all rows would have to be read.
 
         `rows_read`: the number of rows that `latest` returned.
         """
         ...
 
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows that were published since the last call; None if there are none."""
+        """Return the rows published since the last call; None if there are none."""
         ...
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class ResultReader(Protocol):
 def result_reader(pipeline: Pipeline) -> ResultReader:
     """Return a reader for the target of a pipeline, or for the first of several (see `Pipeline.per_target`).
 
-    Raises StartError for a target that stores nothing.
+    Raises StartError for a target that does not store anything.
     """
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     assert connection is not None, "the config was checked"
@@ -84,7 +84,7 @@ def result_reader(pipeline: Pipeline) -> ResultReader:
 def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
     """Return all rows of a target in the order of their windows. Before the first publish, the frame has no columns.
 
-    Raises StartError for a target that stores nothing.
+    Raises StartError for a target that does not store anything.
     """
     window = pipeline.target_stage.transform.window
     results = result_reader(pipeline.one_target(target))
@@ -143,7 +143,7 @@ def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
 
 
 def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
-    """Sort rows by their window start, if there is one. Times in text form are parsed."""
+    """Sort rows by their window start, if they have one. Times stored as text are parsed."""
     texts = [c for c in {start, *TIMES} if c in frame.columns and frame.schema[c] == pl.String]
     frame = frame.with_columns(
         pl.col(c).str.to_datetime("%Y-%m-%dT%H:%M:%S%.fZ", time_unit="us", time_zone="UTC", strict=False) for c in texts
@@ -221,7 +221,7 @@ class _DeltaResults:
         return RowCount(rows_read)
 
     def poll(self) -> pl.DataFrame | None:
-        """Return the rows of added files without those of removed files, because a merge rewrites whole files."""
+        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
         table = self._table()
         if table is None:
             return None
@@ -279,13 +279,16 @@ _XID = f"""(xmin::text::bigint + ({_TOP} >> 32 << 32)
 
 
 def _visible_in(snapshot: str) -> str:
-    """Return a SQL condition: the row is visible in a snapshot."""
+    """Return the SQL condition that a row is visible in a snapshot."""
     return f"pg_visible_in_snapshot(greatest({_XID}, 3)::text::xid8, '{snapshot}'::pg_snapshot)"
 
 
 @dataclass
 class PostgresResults:
-    """Result reader of a Postgres table. `order`: the column that the newest rows are chosen by; None: when they were written."""
+    """The result reader for a Postgres table.
+
+    `order`: the column that determines the newest rows; None: when they were written.
+    """
 
     url: str
     table: str
@@ -307,7 +310,7 @@ class PostgresResults:
         return None if rows is None else rows.reverse()
 
     def latest_of_key(self, key: Mapping[str, str | None], limit: int) -> pl.DataFrame | None:
-        """Return the newest rows of a key. `key`: values as texts by column; None stands for NULL."""
+        """Return the newest rows of a key. `key`: values as strings, by column; None means NULL."""
         from psycopg import sql
 
         from slackwater.state.postgres import client
@@ -334,7 +337,7 @@ class PostgresResults:
         return self._read(current, f" AND NOT {_visible_in(previous)}")
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
-        """Return the rows of this snapshot. A row that was written after it belongs to the next one."""
+        """Return the rows of this snapshot. Rows written later belong to the next snapshot."""
         rows = outputs.read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
         return None if rows is None else _none_if_empty(rows)
 

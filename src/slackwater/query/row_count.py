@@ -1,4 +1,4 @@
-"""The number of rows that a target holds."""
+"""The number of rows in a target."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowCount:
-    """A number of rows. `at_least`: counting stopped there, and more rows exist."""
+    """A number of rows. `at_least`: counting stopped there, and there are more rows."""
 
     rows: int
     at_least: bool = False

@@ -1,4 +1,4 @@
-"""Selects from a frame of results: rows by a condition, columns by name, or both by a SQL query over `result`."""
+"""Selections from a frame of results: rows by a condition, columns by name, or both by a SQL query over `result`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.query.condition import parse_condition
 
 
 def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
-    """Return the rows that fulfill a SQL condition; all rows for None. Raises StartError."""
+    """Return the rows that satisfy a SQL condition; all rows for None. Raises StartError."""
     if where is None:
         return frame
     try:
@@ -24,7 +24,7 @@ def filter_rows(frame: pl.DataFrame, where: str | None) -> pl.DataFrame:
 def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return these columns in this order, or all columns if none is named.
 
-    `names`: column names; one text may hold several names, separated by commas. Raises StartError.
+    `names`: column names; one string may contain several names, separated by commas. Raises StartError.
     """
     split_names = [n for text in names for n in ([text] if text in frame.columns else text.split(","))]
     selected = list(dict.fromkeys(n if n in frame.columns else n.strip() for n in split_names))
@@ -38,7 +38,7 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
 
 
 def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
-    """Run a SQL query over the frame, which the query calls `result`. Raises StartError."""
+    """Run a SQL query over the frame, whose name in the query is `result`. Raises StartError."""
     try:
         return pl.SQLContext(result=frame, eager=True).execute(sql)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:

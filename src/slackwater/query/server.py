@@ -5,10 +5,12 @@
     GET /find-sessions?key=user_id=u7&earliest_end=TIME&latest_start=TIME
     GET /scan?where=events>100&limit=1000                    windows of all keys
 
-Each accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow` selects Arrow.
+Each accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow`
+selects Arrow.
 
-Requests run on a few threads, and each reads one commit. Each has limits: on its time, on the rows and bytes of its response,
-and on what its `where` may contain (`query/condition.py`). `build_routes` returns routes for any ASGI application.
+Requests run on a few threads, and each reads one commit. Each is limited in time, in the rows and bytes of its
+response, and in what its `where` may contain (`query/condition.py`). `build_routes` returns routes for any ASGI
+application.
 """
 
 from __future__ import annotations
@@ -43,12 +45,12 @@ from slackwater.web.server import LOOPBACK, HttpServer, start_server
 log = logging.getLogger("slackwater")
 
 ARROW = "application/vnd.apache.arrow.stream"
-LIMIT = 1000  # the default number of windows of a scan
-MOST_ROWS = 100_000  # of a response
-MOST_BYTES = 64 * 1024 * 1024  # of a response
-SCAN_SECONDS = 10.0  # the longest time of a scan
-MOST_RUNNING = 4  # requests that run at the same time
-MOST_WAITING = 64  # requests that wait for a thread
+LIMIT = 1000  # default number of windows in a scan
+MOST_ROWS = 100_000  # maximum per response
+MOST_BYTES = 64 * 1024 * 1024  # maximum per response
+SCAN_SECONDS = 10.0  # maximum duration of a scan
+MOST_RUNNING = 4  # maximum number of requests that run at the same time
+MOST_WAITING = 64  # maximum number of requests that wait for a thread
 Query = Mapping[str, str]
 
 
@@ -80,11 +82,11 @@ def build_routes(view: StateView) -> list[Route]:
 
 
 class _TooLargeError(StartError):
-    """The response exceeds the limits."""
+    """The response would exceed the limits."""
 
 
 class _RequestPool:
-    """Runs requests on one view. A few run at the same time, some more wait, and others are refused."""
+    """Runs requests on one view. A few run at the same time, some more wait, and others are rejected."""
 
     def __init__(self, view: StateView) -> None:
         self.view = view

@@ -1,4 +1,4 @@
-"""Inspects one stage of a snapshot: who holds its watermark, what is open in it, and which events close that."""
+"""Inspects one stage of a snapshot: what holds its watermark, which windows are open, and what would close them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slackwater.watermark import NO_WATERMARK, SourceClock, holder
 from slackwater.windows import panes
 from slackwater.windows.intervals import IntervalBatch
 
-NEXT = 5  # the number of windows that a report lists
+NEXT = 5  # the number of windows listed in a report
 
 
 class OpenState(NamedTuple):
@@ -48,8 +48,8 @@ class OpenState(NamedTuple):
         windows: The number of open windows.
         keys: The number of keys that have open windows, if the commit records it.
         next: The windows that close first.
-        sides: The rows that wait on each side of a join.
-        contents: What the state holds, for a stage whose rows never wait.
+        sides: The buffered rows on each side of a join.
+        contents: What the state contains, for a stage whose rows never wait.
     """
 
     kind: str
@@ -115,11 +115,11 @@ class StageInspector:
     # -- the holder of the watermark --------------------------------------------------------------------------------------------
 
     def _output_watermark(self, name: str) -> int:
-        """Return the output watermark (µs) of an input stage: its later results are not older than this."""
+        """Return the output watermark (µs) of an input stage: none of its later results is older."""
         return self.read[name].state.promised_us
 
     def _hold_us(self, name: str) -> int:
-        """Return by how many µs the output watermark of an input stage is behind its own watermark."""
+        """Return how many µs the output watermark of an input stage is behind its own watermark."""
         return self.read[name].state.watermark_us - self._output_watermark(name)
 
     def _delay_us(self, name: str) -> int:
@@ -144,7 +144,7 @@ class StageInspector:
     def find_holder(self) -> tuple[ClockReport | None, tuple[str, ...]]:
         """Return the source or partition that holds the watermark, and the stages between it and this one.
 
-        The clock is None while all sources are idle.
+        The clock is None if all sources are idle.
         """
         source = holder(self.clocks)
         slowest = min(self.read, key=self._output_watermark, default=None)
@@ -209,7 +209,7 @@ class StageInspector:
     # -- one key -------------------------------------------------------------------------------------------------
 
     def key_report(self, texts: inspect.Texts) -> KeyReport:
-        """Return what the state holds of a key. Raises StartError for a wrong key, and if the stage has no keys."""
+        """Return what the state contains for a key. Raises StartError if the key is wrong, or the stage has no keys."""
         report = self._key_report(self.operator, texts)
         # the results of a stage are never late for its readers
         return report if self.clocks else replace(report, late_before_us=None)
@@ -251,13 +251,13 @@ class StageInspector:
     def _sessions(
         self, logic: SessionOperator, sessions: pl.DataFrame, state: pl.DataFrame | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Return open sessions as reports. `state`: all state rows of the key, if the sessions have a single key."""
+        """Convert open sessions to reports. `state`: all state rows of the key, if the sessions have a single key."""
         return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
 
     def _windows_of(
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None
     ) -> tuple[OpenWindow, ...]:
-        """Return open windows as reports. `last`: returns the time of the last event of a window (µs), if it is known."""
+        """Convert open windows to reports. `last`: returns the time of a window's last event (µs), if known."""
         count = next((a for a in logic.aggs if a.spec.agg == "count" and a.column is None), None)
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []
@@ -267,7 +267,7 @@ class StageInspector:
         return tuple(windows)
 
     def _last_event_us(self, logic: SessionOperator, row: Mapping[str, Any], state: pl.DataFrame | None) -> int | None:
-        """Return the time of the last event of a session (µs), or None if the state rows are needed and missing."""
+        """Return the time of a session's last event (µs); None if that requires the state rows and they are missing."""
         if row["__reason"] == "close" and not logic.dynamic:
             return int(row["__end"]) - logic.gap_us
         if state is None:
@@ -293,10 +293,10 @@ class StageInspector:
     # -- what a window waits for ---------------------------------------------------------------------------------------
 
     def required_events(self, closes: int) -> tuple[RequiredEvent, ...]:
-        """Return the events that move the watermark to `closes` (µs).
+        """Return the events that would move the watermark to `closes` (µs).
 
-        One event is required on each source that is behind, also on those of the stages that this stage reads. If all
-        sources of a stage are idle, an event on any of them is enough.
+        One event is required on each source that is behind, including the sources of stages that this stage reads. If
+        all sources of a stage are idle, an event on any of them is enough.
         """
         events = list(self._required_of_sources(closes))
         for name in self.read:
@@ -321,9 +321,9 @@ class StageInspector:
         return events
 
     def closing_silence(self, closes: int) -> int | None:
-        """Return how many more µs without events on all sources move the watermark to `closes` (`idle_close_ms`).
+        """Return for how many more µs all sources must be silent to move the watermark to `closes` (`idle_close_ms`).
 
-        Return None if silence never does.
+        None if silence never does.
         """
         silences = [
             self.read[n].closing_silence(closes + self._delay_us(n))

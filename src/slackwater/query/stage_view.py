@@ -1,4 +1,4 @@
-"""Narrows a commit or a snapshot to one stage, so that code that inspects a window or a join sees no other stage."""
+"""Narrows a commit or a snapshot to one stage, so that code that inspects a window or a join sees only that stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slackwater.windows.state_rows import KeyedState
 
 
 def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
-    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: the name of it in messages."""
+    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: its name in messages."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(
@@ -25,7 +25,7 @@ def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
 
 
 def narrow_commit(commit: Commit, number: int) -> Commit:
-    """Return a commit with this stage only, the sources that it reads, and the targets that get its results."""
+    """Return a commit with only this stage, the sources that it reads, and the targets that receive its results."""
     stage = commit.stages[number]
     if not commit.stages[1:]:
         return commit
@@ -42,7 +42,7 @@ def narrow_commit(commit: Commit, number: int) -> Commit:
 
 
 def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
-    """Return a snapshot of this stage only. There, it is stage 0."""
+    """Return a snapshot of only this stage, which becomes stage 0."""
     if not snapshot.commit.stages[1:]:
         return snapshot
 

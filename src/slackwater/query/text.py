@@ -1,4 +1,4 @@
-"""Formats query results: values for people, rows as JSON and CSV, and clocks in sentences."""
+"""Formats query results: values for users, rows as JSON and CSV, and clocks in sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.query.why_report import ClockReport, StageReport
 
 
 def format_value(value: Any) -> str:
-    """Format a value for people: times in ISO 8601, binary in hexadecimal."""
+    """Format a value for users: times in ISO 8601, binary in hexadecimal."""
     if value is None:
         return "NULL"
     if isinstance(value, bytes):
@@ -27,7 +27,7 @@ def format_value(value: Any) -> str:
 
 
 def json_lines(frame: pl.DataFrame) -> Iterator[str]:
-    """Yield the rows as JSON objects. Values that JSON does not have, such as NaN, are texts."""
+    """Yield the rows as JSON objects. Values that JSON lacks, such as NaN, become strings."""
     for row in frame.iter_rows(named=True):
         yield json.dumps({k: _json_number(v) for k, v in row.items()}, default=format_value, ensure_ascii=False)
 
@@ -53,7 +53,7 @@ def _json_number(value: Any) -> Any:
 
 
 def plain_json(value: Any) -> str:
-    """Return a list or struct as JSON in one line."""
+    """Format a list or struct as JSON in one line."""
     return json.dumps(value, default=format_value, ensure_ascii=False)
 
 
@@ -63,7 +63,7 @@ def quote_stage(name: str) -> str:
 
 
 def waiting_text(w: StageReport) -> str:
-    """Describe what the watermark of a stage waits for: a source, or a stage that itself waits for something."""
+    """Describe what the watermark of a stage waits for: a source, or a stage that is itself waiting."""
     if w.holder is None:
         return _blocked_text("all sources are idle", w.through)
     hold_text = ""
@@ -74,7 +74,7 @@ def waiting_text(w: StageReport) -> str:
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
-    """Describe the chain of stages that leads to the cause `end`. `through`: the stages, the nearest first."""
+    """Describe the chain of stages that leads to the cause `end`. `through`: the stages, nearest first."""
     if not through:
         return end
     first, *more = through
@@ -86,7 +86,7 @@ def _blocked_text(end: str, through: Sequence[str]) -> str:
 
 
 def clock_name(c: ClockReport) -> str:
-    """Return the name of a source, a partition or a stage for a sentence."""
+    """Return the name of a source, a partition or a stage, for use in a sentence."""
     return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
         f", partition {c.partition}" if c.partition is not None else ""
     )

@@ -1,12 +1,12 @@
-"""Read-only view of a state: open and retained windows with their values, like the read-only session store of KIP-94.
+"""A read-only view of a state: open and retained windows with their values, like KIP-94's read-only session store.
 
     open_state("state/user-sessions")          the latest commit at the time of each query
         .fetch({"user_id": "u7"})              windows of one key
-        .find_sessions(…, earliest_end=…)      sessions of one key within times
+        .find_sessions(…, earliest_end=…)      sessions of one key within a time range
         .scan(where="events > 100")            windows of all keys
         .as_of(41)                             a view of an earlier commit
 
-Each query reads one commit and nothing of a later epoch, whatever a runner does meanwhile. No runner waits for it.
+Each query reads exactly one commit, whatever a runner does in the meantime. It never blocks a runner.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
     """Open a read-only view of the windows of a pipeline, running or not. It takes no lock.
 
     Args:
-        state: A state directory, a URL in an object store, the URL of a database, the pipeline, or its TOML file.
+        state: A state directory, a URL in an object store, a database URL, the pipeline, or its TOML file.
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
@@ -64,8 +64,8 @@ class StateView(NotebookRepr):
 
     The columns are those of the target, with the values that would be emitted if no more rows arrived. The view adds
     `_status` (open or retained), `_closes_at` (the watermark that closes the window), `_last_event` (sessions only) and
-    `_epoch` (the commit). A name that the target already has gets one more `_`. Windows that have left the state are only
-    in the target. A view may be used from several threads.
+    `_epoch` (the commit). If the target already has a column of that name, one more `_` is prepended. Windows that have
+    left the state are only in the target. A view may be used from several threads.
     """
 
     def __init__(self, store: StateStore, epoch: int | None = None) -> None:
@@ -76,9 +76,9 @@ class StateView(NotebookRepr):
     # -- queries -----------------------------------------------------------------------------------------------
 
     def fetch(self, key: Any = None) -> pl.DataFrame:
-        """Return the windows of one key in the order of their start.
+        """Return the windows of one key in order of their start.
 
-        `key`: a mapping of the group_by columns to values, or the value if there is one column. Omit it if there is no
+        `key`: a mapping from the group_by columns to values, or just the value if there is one column. Omit it without
         group_by. Raises StartError for a wrong key.
         """
         with self._open_snapshot() as (snapshot, logic):
@@ -89,15 +89,15 @@ class StateView(NotebookRepr):
     ) -> pl.DataFrame:
         """Return the sessions of one key within time limits, with the semantics of KIP-94.
 
-        Both limits are inclusive. A session ends at its last event, without the gap. Times are datetimes (UTC without an
-        offset), ISO 8601 texts, or whole microseconds since 1970, where 0 and 2**63 - 1 set no limit.
+        Both limits are inclusive. A session ends at its last event, without the gap. Times are datetimes (UTC if they
+        have no offset), ISO 8601 strings, or whole microseconds since 1970, where 0 and 2**63 - 1 set no limit.
 
         Args:
             key: The key; see `fetch`.
             earliest_end: Only sessions whose last event is at or after this time.
             latest_start: Only sessions that start at or before this time.
 
-        Raises StartError for wrong arguments, and if the windows are not sessions.
+        Raises StartError if an argument is wrong, or if the windows are not sessions.
         """
         low = None if earliest_end is None else _to_micros(earliest_end, "earliest_end")
         high = None if latest_start is None else _to_micros(latest_start, "latest_start")
@@ -113,17 +113,17 @@ class StateView(NotebookRepr):
     def scan(
         self, where: str | pl.Expr | None = None, limit: int | None = None, *, timeout_s: float | None = None
     ) -> pl.DataFrame:
-        """Return the windows of all keys in the order of (start, key).
+        """Return the windows of all keys, ordered by (start, key).
 
         The state is read shard by shard, and only matching windows stay in memory.
 
         Args:
             where: A condition over the columns, as a Polars expression or as SQL ("events > 100 AND _status = 'open'").
                 `slackwater.query.condition` lists what the SQL may contain.
-            limit: The largest number of windows.
-            timeout_s: The largest number of seconds that the scan may take.
+            limit: The maximum number of windows.
+            timeout_s: The maximum number of seconds that the scan may take.
 
-        Raises StartError for wrong arguments, and if the scan takes too long.
+        Raises StartError if an argument is wrong, or if the scan takes too long.
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
@@ -146,7 +146,7 @@ class StateView(NotebookRepr):
             return logic.sorted_output(pl.concat(selected))
 
     def as_of(self, epoch: int) -> StateView:
-        """Return a view of an earlier commit. Raises StateError if the store does not keep it any more (see `epochs`)."""
+        """Return a view of an earlier commit. Raises StateError if the store no longer has it (see `epochs`)."""
         if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
             raise StateError(f"epoch {epoch} is not kept; there is: {available}")
@@ -180,7 +180,7 @@ class StateView(NotebookRepr):
 
     @contextmanager
     def _open_snapshot(self) -> Iterator[tuple[Snapshot, WindowOperator]]:
-        """Yield a commit that can be read within the block, and its operator.
+        """Yield a commit that is readable within the block, and its operator.
 
         Files stay open until there is a later commit. A database is queried again each time.
         """
@@ -193,7 +193,7 @@ class StateView(NotebookRepr):
             cached = self._cached
             if cached is None or (self._epoch is None and self._store.epochs()[-1:] != [cached[0].commit.epoch]):
                 cached = self._open_latest()
-        # stays readable if another thread caches a later commit: files exist as long as they are used
+        # remains readable if another thread caches a later commit: files exist as long as they are used
         yield cached[0], cached[2]
 
     def _open_latest(self) -> tuple[Snapshot, ExitStack, WindowOperator]:
@@ -209,7 +209,7 @@ class StateView(NotebookRepr):
         return logic.sorted_output(_windows(snapshot, logic, rows))
 
     def close(self) -> None:
-        """Close the open files. The view can still be used."""
+        """Close the open files. The view remains usable."""
         if self._cached is not None:
             self._cached[1].close()
             self._cached = None
@@ -255,7 +255,7 @@ def _windows(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> p
 
 
 def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
-    """Return a frame with one row and the key columns. Raises StartError for a key of other columns."""
+    """Return a one-row frame with the key columns. Raises StartError if the key has other columns."""
     names = logic.key_names
     if not isinstance(key, Mapping):
         if len(names) != 1 and (names or key is not None):
@@ -270,7 +270,7 @@ def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
 
 
 def _to_micros(value: Time, name: str) -> int:
-    """Return a time in microseconds UTC, clamped to the range of int64. `name`: the parameter, for messages."""
+    """Convert a time to microseconds UTC, clamped to the range of int64. `name`: the parameter, for messages."""
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -290,7 +290,7 @@ def _to_micros(value: Time, name: str) -> int:
 
 
 def _whole_number(value: int, name: str, least: int) -> int:
-    """Return a whole number, clamped to the range of int64. Raises StartError for one below `least`."""
+    """Return an integer clamped to the range of int64. Raises StartError if it is below `least`."""
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:

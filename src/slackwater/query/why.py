@@ -1,9 +1,4 @@
-"""Explains why a pipeline has no output yet: its watermarks in a commit, what holds them, and what is open.
-
-newest event ── lateness ──▶ watermark of each source ── minimum ──▶ of the stage ──▶ closes what it has reached
-                             holder: the least of those not idle     │                the next one needs events at or after …
-                                                                     └─▶ minimum ──▶ of the stage that reads it ──▶ …
-"""
+"""Explain why a pipeline has not emitted a result: its watermarks as of a commit, what holds them, and open windows."""
 
 from __future__ import annotations
 
@@ -33,18 +28,18 @@ def why(
     stage: str | None = None,
     file: str | None = None,
 ) -> WhyReport:
-    """Return the report of the latest commit.
+    """Report on the latest commit.
 
     Args:
         pipeline: The pipeline.
         store: Its state store.
         now_us: The current time (µs).
-        key: The key to report on, too.
+        key: A key to include in the report.
         stage: The only stage to report on.
-        file: The config file as it was named in the command; None for a pipeline in Python.
+        file: The config file as named in the command; None for a pipeline defined in Python.
 
-    Raises StateError if there is no commit, or if the config does not fit it. Raises StartError for a wrong key and for
-    a stage that does not exist.
+    Raises StateError if there is no commit, or if the config does not fit it. Raises StartError for a wrong key, or a
+    stage that does not exist.
     """
     runner = store.runner()
     with store.peek() as snapshot:
@@ -66,7 +61,7 @@ def why_from_snapshot(
     key: inspect.Texts = (),
     stage: str | None = None,
 ) -> WhyReport:
-    """Return the report of a snapshot that is open already. See `why`; `runner`: the process that runs the pipeline."""
+    """Report on a snapshot that is already open. See `why`; `runner`: the process that runs the pipeline."""
     commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
     if stage is not None and commit.stages[1:]:
@@ -93,9 +88,9 @@ def why_from_snapshot(
 
 
 def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspector]:
-    """Return an inspector for each stage that is in the snapshot and in the config.
+    """Return an inspector for each stage that is both in the snapshot and in the config.
 
-    Raises StateError if the config cannot continue with the state.
+    Raises StateError if the config cannot continue the state.
     """
     commit = snapshot.commit
     compare.compare_config(pipeline, commit).check()
@@ -112,7 +107,7 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
 
 
 def _key_reports(pipeline: str, inspectors: Sequence[StageInspector], key: inspect.Texts) -> dict[str, KeyReport]:
-    """Return the reports of a key, by stage, for all stages with such keys. Raises StartError if no stage has them."""
+    """Report on a key for every stage with these key columns, by stage. Raises StartError if no stage has them."""
     reports, problems = dict[str, KeyReport](), list[StartError]()
     for inspector in inspectors:
         try:

@@ -1,4 +1,4 @@
-"""`sw.why`: explains to programs and notebooks why a pipeline has no output yet."""
+"""`sw.why`: explains to programs and notebooks why a pipeline has not emitted a result."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def why(
 ) -> WhyReport:
     """Report what holds the watermark in the latest commit, and which windows close next.
 
-    It works with and without a runner, takes no lock, and does not start Spark.
+    It works whether or not a runner is active, takes no lock, and does not start Spark.
 
     Args:
         pipeline: The pipeline, or its TOML file.
-        key: A key to report on, too, as a mapping or as text ("user_id=u1,page=/"). The report then has the open windows,
-            the late rows and the last published results of the key.
-        stage: The only stage to report on. By default, the report is about the last stage, and `stages` has one for each.
+        key: A key to include in the report, as a mapping or as a string ("user_id=u1,page=/"). The report then
+            contains the key's open windows, late rows and last published results.
+        stage: The only stage to report on. By default, the report is about the last stage, and `stages` has one for
+            each.
 
-    Raises StateError if there is no state yet, StartError, ConfigError.
+    Raises StateError if there is no state yet, StartError, or ConfigError.
     """
     spec = pipeline if isinstance(pipeline, Pipeline) else toml.load(Path(pipeline))
     store, texts = locate_store(spec), _texts(key)

@@ -12,7 +12,7 @@ from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
 
 @dataclass(frozen=True)
 class ClockReport:
-    """Clock of a source, of one of its partitions, or of a stage that is read, as of the commit.
+    """The clock of a source, of one of its partitions, or of an input stage, as of the commit.
 
     Args:
         source: The name of the source or stage.
@@ -22,8 +22,8 @@ class ClockReport:
             behind the stage's own watermark.
         watermark_us: The watermark; None before the first event.
         idle: Whether it is idle. A stage is never idle.
-        quiet_us: How long it returned no rows.
-        idle_in_us: How long it must stay quiet until it is idle; None if it is idle.
+        quiet_us: How long it has returned no rows.
+        idle_in_us: How long it must stay quiet to become idle; None if it is idle.
         of_stage: Whether this is a stage.
     """
 
@@ -45,9 +45,9 @@ class RequiredEvent:
     Args:
         source: The source that must have the event.
         partitions: The partitions that must each have the event; empty for any.
-        event_us: The event must have this event time or a later one.
-        choice: One event is enough among the required events with the same number, because their sources are all idle.
-            None: this event is required.
+        event_us: The minimum event time of the event.
+        choice: Among the required events with the same number, one event is enough, because their sources are all
+            idle. None: this event is required.
     """
 
     source: str
@@ -63,12 +63,12 @@ class OpenWindow:
     Args:
         key: The key columns; None for a window of all keys.
         start_us: The start of the window.
-        last_us: The last event of a session, if it is known.
+        last_us: The last event of a session, if known.
         closes_us: The watermark that closes the window.
         reason: `close`, or `cap` for a session that is cut there.
         rows: The number of rows, if the window has a count(*).
-        groups: The largest possible number of keys, for a window of all keys.
-        needs: The events that close the window.
+        groups: The maximum possible number of keys, for a window of all keys.
+        needs: The events that would close the window.
         silence_us: How long all sources must stay quiet to close the window; None if silence does not close it.
     """
 
@@ -87,8 +87,8 @@ class OpenWindow:
 class LateRowReport:
     """A late row of a key, from its dead letter. Times are in microseconds.
 
-    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows that it missed; empty for
-    sessions. `applied`: `dlq replay` has corrected the windows.
+    `place`: its file, or its topic, partition and offset. `windows`: the starts of the windows it was late for; empty
+    for sessions. `applied`: whether `dlq replay` has corrected the windows.
     """
 
     source: str | None
@@ -106,7 +106,7 @@ class LateRowReport:
 
 @dataclass(frozen=True)
 class PublishedResults:
-    """The newest published rows of a key in one target, in the order of their windows.
+    """The newest published rows of a key in one target, ordered by window.
 
     `problem`: why they cannot be read.
     """
@@ -121,7 +121,8 @@ class PublishedResults:
 class KeyHistory:
     """The newest late rows of a key, and its last published results.
 
-    `more_late`: older late rows exist. `late_problem`: why the late rows are unknown, for example because they are dropped.
+    `more_late`: whether there are older late rows. `late_problem`: why the late rows are unknown, such as because they
+    are dropped.
     """
 
     late: tuple[LateRowReport, ...]
@@ -158,7 +159,7 @@ class JoinSideReport:
         source: The source or stage that the side reads.
         rows: The number of stored rows.
         keep_us: A row expires when the watermark passes its event time plus this.
-        over_us: The watermark at which all stored rows have expired; None if there are none.
+        over_us: The watermark at which all stored rows will have expired; None if there are none.
         outer: Whether rows without a partner are emitted.
     """
 
@@ -182,17 +183,19 @@ class StageReport:
         watermark_us: Its watermark; None before the first event.
         clocks: The clocks of the sources and stages that it reads.
         holder: The source or partition that holds the watermark; None while all sources are idle.
-        through: The stages between this stage and the holder, the nearest first.
-        idle_close_us: After this silence on all sources, the watermark advances with the clock.
-        open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still separate
+        through: The stages between this stage and the holder, nearest first.
+        idle_close_us: After all sources have been silent for this long, the watermark advances with the clock.
+        open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still
+            separate
             are counted separately.
         open_keys: The number of keys with open windows, if the commit records it.
         next: The windows that close first.
         key: The report of a key, if one was requested.
         sides: The sides of a join.
         lateness: Statistics of how late rows were.
-        kept: What the state holds, for a stage whose rows never wait.
-        held_back_us: How far the nearest stage in `through` holds its results back because sessions may still be cut.
+        kept: What the state contains, for a stage whose rows never wait.
+        held_back_us: How far the nearest stage in `through` holds the output watermark back, because sessions may
+            still be cut.
     """
 
     stage: str
@@ -225,7 +228,7 @@ class WhyReport(TerminalRepr, StageReport, NotebookRepr):
         epoch: The epoch of the commit.
         committed_us: The time of the commit.
         is_published: Whether the output of the commit is published.
-        changed_files: By source, the number of files that changed after they were read, and the last of them.
+        changed_files: For each source, the number of files that changed after they were read, and the most recent ones.
         stages: A report for each stage, if there are several and none was requested.
         file: The config file; None for a pipeline in Python.
     """

@@ -30,8 +30,8 @@ STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
 def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """Return the windows of complete units of state rows, as they would be emitted if no more rows arrived.
 
-    Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions only)
-    and `_epoch`, renamed as `state_column_names` says.
+    Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions
+    only) and `_epoch`, under the names from `state_column_names`.
     """
     windows = _assemble(logic, rows, watermark)
     closes = windows["__closes"].to_numpy()
@@ -52,7 +52,10 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
 
 
 def state_column_names(logic: WindowLogic) -> dict[str, str]:
-    """Return the names of the state columns. A name that the output already has gets one more `_`."""
+    """Return the names of the state columns.
+
+    If the output already has a column of that name, one more `_` is prepended.
+    """
     window = logic.window
     of_user = {n.casefold() for n in (*logic.key_names, *(str(a.as_) for a in window.aggregations))}
     of_user |= {window.window_start_column.casefold(), window.window_end_column.casefold()}
@@ -77,7 +80,7 @@ def _(logic: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
 
 @_assemble.register
 def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Return whole sessions as they are, and merge fragments into sessions."""
+    """Return whole sessions unchanged, and merge fragments into sessions."""
     kind = rows["__kind"].to_numpy()
     whole_sessions = _whole_sessions(logic, _select_rows(rows, (kind == WHOLE) | (kind == EMITTED)))
     fragments = _select_rows(rows, (kind == FRAGMENT) | (kind == EMITTED_FRAGMENT))
@@ -95,7 +98,7 @@ def _(logic: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
 
 
 def _whole_sessions(logic: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows that each hold a whole session, as they would be emitted, with `__closes` and `__last`."""
+    """Return rows that each contain a whole session, as they would be emitted, with `__closes` and `__last`."""
     end = pl.col("__end") if logic.dynamic else pl.col("__last") + logic.gap_us
     return rows.select(
         "__kh",

@@ -1,1 +1,1 @@
-"""Replay dead letters and the corrections that they cause. This package uses no Spark and no command line."""
+"""Replay of dead letters and the corrections that it causes. This package uses neither Spark nor the command line."""

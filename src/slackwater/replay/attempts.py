@@ -1,12 +1,12 @@
-"""The ledger of dead letters in a state: which were applied, and how often the others were tried.
+"""The ledger of dead letters in a state: which letters were applied, and how often the others were tried.
 
     letters (files, Delta, Postgres, Kafka)      written once, never changed
     commit ─▶ replayed: lists of  epoch id count      applied
            └▶ tried:    one list of  epoch id tries   tried and not applied, as of this commit
 
 A letter is identified by the epoch that wrote it and a hash of its content and position. Both lists are part of a
-commit. Therefore an attempt counts exactly once, whatever was killed. This works for every kind of target, also for a
-topic, which cannot be changed.
+commit. Therefore an attempt counts exactly once, whatever was killed. This works for every kind of target, even for a
+topic, which cannot be modified.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SCHEMA = {"epoch": pl.Int64(), "__id": pl.Int64(), "__done": pl.Int64(), "__tri
 
 @dataclass(frozen=True)
 class AttemptLedger:
-    """For each letter (`epoch`, `__id`): `__done`, the number of applied equal letters, and `__tries`."""
+    """For each letter (`epoch`, `__id`): `__done`, the number of equal letters that were applied, and `__tries`."""
 
     entries: pl.DataFrame
 
     @classmethod
     def from_commit(cls, commit: Commit | None, read_list: Callable[[str], list[str]]) -> AttemptLedger:
-        """Read the ledger of a commit; it is empty without a commit."""
+        """Read the ledger of a commit; it is empty if there is no commit."""
         done = _lines(commit.replayed if commit else (), read_list, "__done")
         tries = _lines(commit.tried if commit else (), read_list, "__tries")
         every = pl.concat([done, tries], how="diagonal").group_by(_PLACE)
@@ -53,9 +53,10 @@ class AttemptLedger:
         return cls(sums.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
 
     def with_attempts(self, letters: pl.DataFrame) -> pl.DataFrame:
-        """Add `__id`, `__applied` and `__tries` to letters, in their order.
+        """Add `__id`, `__applied` and `__tries` to letters, keeping their order.
 
-        Equal letters of a file stand for as many equal rows. Those of a topic's record are applied together.
+        Equal letters of a file represent as many equal rows of that file, so they are applied one by one. Equal letters
+        of a record in a topic are applied together.
         """
         matched = add_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
         matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))
@@ -63,10 +64,10 @@ class AttemptLedger:
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
 
     def count_by_reason(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
-        """Count letters that come in chunks; equal ones may be in different chunks.
+        """Count letters that arrive in chunks; equal letters may be in different chunks.
 
-        Returns per reason and source `letters`, `applied`, the `tries` of the others, and the `first` and `last` event
-        time.
+        Returns, by reason and source, the number of `letters`, how many were `applied`, the `tries` of the others, and
+        the `first` and `last` event time.
         """
         identity = [*_GROUP, *_PLACE, "__once"]
         parts = [_count_equal(add_ids(chunk), identity) for chunk in chunks]
@@ -88,7 +89,7 @@ class AttemptLedger:
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
     def update_attempts(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
-        """Return the lines of the next list: `tried` letters have one more attempt, `applied` ones are removed."""
+        """Return the lines of the next list: `tried` letters have one more attempt, and `applied` ones are removed."""
         more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
         for letters in applied:
@@ -98,7 +99,7 @@ class AttemptLedger:
 
 
 def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
-    """Count equal letters together."""
+    """Count equal letters."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
         .group_by(identity)
@@ -116,7 +117,7 @@ def add_ids(letters: pl.DataFrame) -> pl.DataFrame:
 
 
 def applied_lines(letters: pl.DataFrame) -> list[str]:
-    """Return the lines of a list that names these letters as applied."""
+    """Return the lines of a list that records these letters as applied."""
     counts = letters.group_by(_PLACE, maintain_order=True).len()
     return [" ".join(map(str, row)) for row in counts.iter_rows()]
 

@@ -1,7 +1,6 @@
-"""Correct windows that left the state with late rows: read the stored results from the target and merge them with the
-rows.
+"""Correct windows that left the state: merge late rows with the results that the target stores.
 
-It runs in this process, shard by shard, since the rows are few compared to those of an epoch.
+This runs in this process, shard by shard, since the rows are few compared to those of an epoch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from slackwater.windows.logic import WindowLogic
 
 
 class Corrections:
-    """The corrections that rows cause, by shard.
+    """The corrections that late rows cause, by shard.
 
     `refused`: `__group` and the reason, for rows that cannot be applied.
     """
@@ -100,7 +99,7 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 
 @singledispatch
 def compute_corrections(operator: Operator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
-    """Compute the corrections that rows cause."""
+    """Compute the corrections that late rows cause."""
     raise_unregistered(operator, "slackwater.replay.corrections")
 
 
@@ -122,7 +121,7 @@ def unmergeable_reason(operator: WindowOperator) -> str | None:
 
 
 def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
-    """Read the target's rows in these ranges, in the form that `late_corrections.correct_windows` takes."""
+    """Read the target's rows in these ranges, in the form that `late_corrections.correct_windows` expects."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
     rows = normalize_columns(rows, list(logic.keys))

@@ -1,12 +1,13 @@
 """Replay dead letters through the pipeline.
 
-    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch without letters that are bad again
+    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch, without letters that are bad
+    again
                                └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
                                                  target: stored windows ─┘
 
-Either epoch is a commit like any other, with its staged output, and names its letters. After a crash it is published,
-and no letter is applied twice. Letters never move a watermark. A letter that cannot be applied stays a letter, and the
-commit counts the attempt (see `replay.attempts`).
+Either epoch is a commit like any other, with staged output, and it lists its letters. After a crash it is published,
+and no letter is applied twice. Letters never move a watermark. A letter that cannot be applied remains a letter, and
+the commit counts the attempt (see `replay.attempts`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from slackwater.replay.corrections import compute_corrections
 from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.targets.base import ReadableTarget, TargetWriter
 
-Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows per source, for the engine
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows by source, for the engine
 
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
@@ -51,25 +52,24 @@ UNCLEAR = "the SQL makes several rows of it, and which of them were late is not 
 
 @dataclass
 class ReplayResult:
-    """The result of a replay, in letters: applied ones, the remaining ones by reason, and the written and superseded
-    windows.
-    """
+    """The result of a replay, in letters: applied and remaining ones (by reason), and windows written or superseded."""
 
     applied: int = 0
     remaining: Counter[str] = field(default_factory=Counter)
     before: int = 0  # letters that were applied by an earlier replay
     reasons: Counter[str] = field(default_factory=Counter)  # emitted results by reason: late, supersede, …
     renewed: Counter[str] = field(default_factory=Counter)  # new letters that replace applied ones, by reason
-    refused: int = 0  # rows of applied letters that a limit refused
+    refused: int = 0  # rows of applied letters that were refused because of a limit
 
 
 # -- which letters ---------------------------------------------------------------------------------------------------
 
 
 def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
-    """Return the letters (columns of LETTER) that no commit names as applied, with `__id`, and the number of the others.
+    """Return the letters (columns of LETTER) that no commit lists as applied, with `__id`, and the number of others.
 
-    Letters with the fewest attempts come first, and the oldest of these, so unreadable letters do not block the others.
+    Letters with the fewest attempts come first, and among these the oldest, so that unreadable letters do not block
+    others.
     """
     judged = ledger.with_attempts(letters)
     todo = judged.filter(~pl.col("__applied")).drop("__applied")
@@ -78,7 +78,7 @@ def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.Da
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """Return about `limit` of the pending letters, the first ones; equal letters stay together."""
+    """Return the first pending letters, about `limit` of them; equal letters stay together."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -95,8 +95,9 @@ def _ledger(driver: Driver) -> AttemptLedger:
 
 
 def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
-    """Write the lists of the letters that the next epoch applies, and of those that it tried in vain; its commit names
-    them.
+    """Write the lists of letters that the next epoch applies, and of those tried in vain.
+
+    The epoch's commit references them.
     """
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).update_attempts(remaining, [applied])
@@ -111,14 +112,14 @@ def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFra
 
 @dataclass
 class _SplitLetters:
-    """Letters of bad rows that are usable now, and those that are not, with `__why`."""
+    """Letters of bad rows, split into those that are usable now and those that are not, with `__why`."""
 
     good: pl.DataFrame
     bad: pl.DataFrame
 
 
 def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Replay bad rows as an ordinary epoch. A letter that is bad again stays a letter, with one more attempt."""
+    """Replay bad rows as an ordinary epoch. Letters that are bad again remain letters, with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
     judged = _split_letters(driver, letters, payload)
@@ -153,7 +154,7 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the letters to read, with `__letter`, and the number of every letter.
 
-    A record of a topic is read once, however many letters it has.
+    A record of a topic is read once, no matter how many letters it has.
     """
     once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
     read = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
@@ -161,7 +162,7 @@ def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
-    """Read the letters again, as an epoch would, and split off those that are bad again.
+    """Read the letters again, as an epoch would, and separate those that are bad again.
 
     Equal letters are treated alike.
     """
@@ -186,14 +187,15 @@ def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _
 
 
 def _keeps_late_rows(driver: Driver) -> bool:
-    """Return whether a late row leaves a letter or a separate result."""
+    """Return whether a late row becomes a letter or a separate result, rather than being dropped."""
     return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
     """Keep letters that `late_data = "drop"` would drop as late.
 
-    A row may still reach an open session. So if any row would be dropped, all letters before the watermark are kept.
+    Such a row might still join an open session. So if any row would be dropped, all letters before the watermark are
+    kept.
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
@@ -221,7 +223,7 @@ def check_late(driver: Driver) -> None:
             'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
-    marked = window is not None and window.emit_metadata  # a row that is written again has its revision
+    marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
     adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
     if adds or not any(_is_readable(t) for t in targets):
         first = next(iter(adds or targets))
@@ -268,9 +270,9 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
 def _match_rows(
     driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows that letters stand for, and the letters that have rows; `__group`: same origin and event time.
+    """Return the rows that letters represent, and the letters that have rows. `__group`: same origin and event time.
 
-    The SQL may make several late rows of one source row, and each of them has a letter. Therefore each origin goes
+    The SQL may turn one source row into several late rows, each with its own letter. Therefore each origin passes
     through the SQL once, and the resulting rows are matched with the letters by event time.
     """
     origin_columns = ["epoch", *_ORIGIN]
@@ -299,7 +301,7 @@ def _match_rows(
 
 
 def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
-    """Number the distinct rows 0, 1, …."""
+    """Number the distinct rows from 0."""
     numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
     numbered = frame.select(columns).join(
         numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"
@@ -309,13 +311,16 @@ def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 @singledispatch
 def _all_late_together(operator: Operator) -> pl.Expr:
-    """Return whether all rows of a group were late, or none. Raises StartError if late rows can never be applied."""
+    """Return whether either all rows of a group were late, or none.
+
+    Raises StartError if late rows can never be applied.
+    """
     raise_unregistered(operator, "slackwater.replay.replay.late_rows")
 
 
 @_all_late_together.register
 def _(operator: PaneOperator) -> pl.Expr:
-    return pl.lit(True)  # all of them have one time
+    return pl.lit(True)  # all of them have the same time
 
 
 @_all_late_together.register
@@ -340,9 +345,9 @@ def _(operator: ImmediateOperator) -> pl.Expr:
 
 
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
-    """Return how often each row of a group was late, 0 if that is unknown. `all_late`: see `_all_late_together`.
+    """Return how often each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
 
-    Equal rows of a file have equal letters. A record of a topic is read once, however many letters it has.
+    Equal rows of a file have equal letters. A record of a topic is read once, no matter how many letters it has.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
     even = (rows > 0) & (letters % rows.clip(1) == 0)
@@ -364,7 +369,7 @@ def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
 def replay_letters(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
-    """Apply letters that were not applied yet, at most `limit`, in the order of `pending_letters`; `dry`: only report."""
+    """Apply pending letters, at most `limit`, in the order of `pending_letters`. `dry`: only report."""
     todo, before = pending_letters(letters, _ledger(driver))
     todo = _take_oldest(todo, limit)
     is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)

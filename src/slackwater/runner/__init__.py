@@ -1,1 +1,4 @@
-"""Runs of pipelines: build the components of a config, start, watch and stop them. Independent of the command line."""
+"""Runs of pipelines: build the components of a config, then start, watch and stop them.
+
+Independent of the command line.
+"""

@@ -2,15 +2,16 @@
 
               from                     to
     rows      │                        │
-    ├─ reach ─┤▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒├─ reach ─┤     read: rows here may belong to a window of the range
+    ├─ reach ─┤▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒├─ reach ─┤     read: rows here may belong to a window in the range
     windows   │                        │
         [─────┼──]                     │              starts before the range: left out (unless --partial)
               │   [──]  [────]         │              written
               │                     [──┼────]         starts in the range: complete, and written
               │                        │ [───]        starts after the range: left out
 
-reach = the duration of tumbling and hopping windows; the gap plus the cap of sessions. Spark's streaming query is not used:
-this module cuts the batches from offsets and lists of files. An interrupted backfill therefore continues from its state.
+reach = the duration of tumbling and hopping windows, or the gap plus the cap of sessions. Spark's streaming query is
+not used: this module cuts the batches from offsets and lists of files. Therefore an interrupted backfill continues from
+its state.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class BackfillResult:
 
     Args:
         status: the status after the last commit; None if there was nothing to read.
-        written: the windows that this start wrote or left out.
+        written: counts of the windows that this start wrote or left out.
         done: False if the backfill was stopped before its end.
         after: the epoch at which an interrupted backfill was continued; None for a new one.
     """
@@ -76,15 +77,16 @@ def run_backfill(
 ) -> BackfillResult:
     """Write the windows that start in [since_us, until_us), computed from the history that the sources hold.
 
-    The backfill has a separate state, `<pipeline>-backfill-<from>-<to>`. An interrupted backfill continues from that state,
-    and a finished one removes it. Dead letters are not written.
+    The backfill has a separate state, `<pipeline>-backfill-<from>-<to>`. An interrupted backfill continues from that
+    state, and a completed one removes it. Dead letters are not written.
 
     Args:
         since_us: start of the range (µs UTC).
         until_us: end of the range (µs UTC), not included.
-        partial: also write windows that start before the range and reach into it, and windows that are not over yet.
+        partial: also write windows that start before the range and extend into it, and windows that are not over yet.
         into: another path, table or topic to write to.
-        slack_ms: how far the time of a Kafka record may be from its event time. By default the lateness plus the allowed
+        slack_ms: how far the time of a Kafka record may be from its event time. By default the lateness plus the
+            allowed
             lateness.
         stop: an event that ends the backfill after the epoch in progress.
 
@@ -127,7 +129,7 @@ def run_backfill(
 
 
 def _finish(runner: Runner, components: RunComponents) -> Status | None:
-    """Close all open windows and remove the state. Return the last status, or None if the run was stopped before."""
+    """Close all open windows and remove the state. Return the last status, or None if the run was stopped early."""
     if runner.stop.is_set():
         return None
     components.driver.flush()
@@ -137,7 +139,7 @@ def _finish(runner: Runner, components: RunComponents) -> Status | None:
 
 
 class _HistoryRunner:
-    """Reader that runs the rows of the range through the driver, batch by batch."""
+    """Runs the rows of the range through the driver, batch by batch."""
 
     def __init__(self, runner: Runner, components: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
@@ -186,7 +188,10 @@ class _HistoryRunner:
         return reader
 
     def _rows_of_range(self, name: str, frame: DataFrame) -> DataFrame:
-        """Return the rows whose event time is in the range. Rows without a usable time stay: the engine judges them."""
+        """Return the rows whose event time is in the range.
+
+        Rows without a usable time are kept: the engine judges them.
+        """
         low, high = self.span.rows_us
         time_sql = f"unix_micros({self.engine.rows.times[name]})"
         return frame.where(f"{time_sql} IS NULL OR ({time_sql} >= {low}L AND {time_sql} < {high}L)")

@@ -1,4 +1,4 @@
-"""Plan of a backfill: its time range, how far around the range rows are read, and the pipeline that it runs."""
+"""Plan of a backfill: its time range, how far around the range to read rows, and the pipeline that it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slackwater.errors import StartError
 
 @dataclass(frozen=True)
 class BackfillRange:
-    """Time range of a backfill: windows that start in [since_us, until_us), µs UTC.
+    """The range of a backfill: windows that start in [since_us, until_us), µs UTC.
 
     Args:
         reach_us: how far before and after the range rows are read.
@@ -31,21 +31,21 @@ class BackfillRange:
 
     @property
     def rows_us(self) -> tuple[int, int]:
-        """The event times (µs) that are read, from and to; the end is not included."""
+        """The event times (µs) to read: from, and up to but not including."""
         return self.since_us - self.reach_us, self.until_us + self.reach_us
 
     @property
     def records_ms(self) -> tuple[int, int]:
-        """The record times (ms) of the Kafka records that are read, from and to."""
+        """The record times (ms) of the Kafka records to read: from, and up to but not including."""
         low, high = self.rows_us
         return (low - self.slack_us) // 1000, -((-high - self.slack_us) // 1000)
 
 
 def reach_us(window: Window) -> int:
-    """Return how far from the range a row may lie that belongs to one of its windows (µs).
+    """Return how far outside the range a row of one of its windows may be (µs).
 
-    For sessions this is the cap plus the gap, so that a session that reaches into the range is complete. A gap that is a
-    column counts as the cap.
+    For sessions this is the cap plus the gap, so that a session that extends into the range is complete. A gap that is
+    a column counts as the cap.
     """
     if window.kind != "session":
         return 1000 * (window.duration_ms or 0)
@@ -54,9 +54,9 @@ def reach_us(window: Window) -> int:
 
 
 def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: str | None) -> Pipeline:
-    """Return the pipeline of a backfill: with another name, without dead letters, and with the target of `into` if given.
+    """Return the pipeline of a backfill: with another name, without dead letters, and with the target `into`, if given.
 
-    The name decides where the state is, so the state of the running pipeline stays as it is.
+    The name determines the state's location, so the state of the running pipeline is not affected.
 
     Raises:
         StartError: a source cannot be read again, or the target would hold windows twice.
@@ -120,7 +120,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """Return the target with its path, table or topic replaced by `into`; instead of a console, Parquet files."""
+    """Return the target with its path, table or topic replaced by `into`. Parquet files replace a console."""
     target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target

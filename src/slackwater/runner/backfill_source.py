@@ -1,4 +1,4 @@
-"""Sources of a backfill: the history that they hold, cut into batches by lists of files and by offsets."""
+"""Sources of a backfill: the existing history, cut into batches by lists of files and by offsets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from slackwater.state.protocol import StateStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-RECORDS = 1_000_000  # Kafka records per epoch if the source sets no max_offsets_per_trigger
+RECORDS = 1_000_000  # Kafka records per epoch if the source does not set max_offsets_per_trigger
 
 
 class FilesRangeReader:
-    """Reader of all files that exist at the start, in the order in which a run would read them."""
+    """Reads all files that exist at the start, in the order in which a run would read them."""
 
     def __init__(self, session: SparkSession, store: StateStore, source: FilesSource) -> None:
         self.source, self._session, self._store = source, session, store
         self._every = source.list_files(session)
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
-        """Return the files of the next epoch; None if all files are read. `record`: what the state has read."""
+        """Return the files of the next epoch; None if all files have been read. `record`: what the state has read."""
         read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
         remaining = [e for e in self._every if e.path not in read_paths]
         batch_files = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
@@ -39,7 +39,7 @@ class FilesRangeReader:
 
 
 class PlannedRangeReader:
-    """Reader of everything that a table holds at the start, from its first row, in the batches of a normal run."""
+    """Reads everything that a table contains at the start, from its first row, in the batches of a normal run."""
 
     def __init__(
         self, session: SparkSession, store: StateStore, source: SelfPlannedSource, record: SourceRecord
@@ -56,9 +56,9 @@ class PlannedRangeReader:
 
 
 class KafkaRangeReader:
-    """Reader of the Kafka records whose record time lies in the range, extended by the slack.
+    """Reads the Kafka records whose record time is in the range, extended by the slack.
 
-    `missing` names the partitions whose first records were removed, so that records of the range may be missing.
+    `missing`: the partitions whose first records were removed, so that records of the range may be missing.
     """
 
     def __init__(self, session: SparkSession, source: KafkaSource, span: BackfillRange) -> None:
@@ -88,10 +88,10 @@ class KafkaRangeReader:
         if not total:
             return None
         limit = min(self.source.spec.max_offsets_per_trigger or RECORDS, total)
-        # every partition advances by its share, so that their event times stay close together
+        # every partition advances in proportion, so that their event times stay close together
         end = {key: start[key] + -(-limit * n // total) for key, n in remaining.items()}
         batch = self.source.read_between(self._session, group_by_topic(start), group_by_topic(end), record)
-        if batch is None:  # the topic was created again and holds fewer records
+        if batch is None:  # the topic was recreated and holds fewer records
             batch = SourceBatch(
                 self._session.createDataFrame([], self.source.schema), KafkaOffsets(group_by_topic(end))
             )

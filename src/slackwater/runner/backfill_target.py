@@ -1,4 +1,4 @@
-"""Target of a backfill: it passes the windows of the range on and counts the others."""
+"""Target of a backfill, which passes on the windows of the range and counts the others."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class RangeCounts:
 
 @dataclass
 class RangeFilterTarget:
-    """Target writer that passes only the windows of the range on.
+    """A target writer that only passes on the windows of the range.
 
     Args:
         clock_us: the time of the start (µs UTC); windows that end later are unfinished.
-        partial: also pass windows on that reach into the range or are unfinished.
+        partial: also pass on windows that extend into the range or are unfinished.
         written: the counts, which `publish` updates.
     """
 
@@ -57,7 +57,7 @@ class RangeFilterTarget:
         self.target.close()
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
-        """Publish the rows of the range. Superseded rows (`superseded`) are chosen by their start, since they have no end."""
+        """Publish the rows of the range. Superseded rows are selected by their start, since they have no end."""
         start = pl.col(self.window.window_start_column).dt.timestamp("us")
         end = pl.col(self.window.window_end_column).dt.timestamp("us")
         span = self.span

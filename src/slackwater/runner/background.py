@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from slackwater.query.why_report import WhyReport
 
 log = logging.getLogger("slackwater")
-_LEAVE_S = 30.0  # how long the end of the program waits for the epoch in progress
+_LEAVE_S = 30.0  # how long the program's exit waits for the epoch in progress
 
 
 class Handle(NotebookRepr):
-    """A run in the background. As a context manager it stops the run at the end of the block.
+    """A run in the background. As a context manager, it stops the run at the end of the block.
 
     An error of the run is logged when it happens. `status`, `wait` and `stop` raise it every time they are called.
     """
@@ -53,7 +53,7 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """Finish the epoch in progress because the program ends, as a signal would do."""
+        """Finish the epoch in progress because the program exits, as a signal would do."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 
@@ -65,7 +65,7 @@ class Handle(NotebookRepr):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the run, without raising it. None while it runs and after an end without an error."""
+        """The error that ended the run, without raising it. None while it runs, and after an end without an error."""
         return self._error
 
     @property
@@ -76,7 +76,7 @@ class Handle(NotebookRepr):
 
     @property
     def latest(self) -> Status | None:
-        """The status after the latest commit; None before the first. Raises nothing."""
+        """The status after the latest commit; None before the first. Never raises."""
         return self._seen.latest
 
     def why(self, key: Mapping[str, Any] | str | None = None, stage: str | None = None) -> WhyReport:
@@ -85,7 +85,7 @@ class Handle(NotebookRepr):
         return report
 
     def results(self, target: str | None = None) -> pl.DataFrame:
-        """Read the rows that the target holds now. With several targets, name one of them.
+        """Read the rows that the target now holds. If there are several targets, name one of them.
 
         Raises StartError for a target that cannot be read, such as the console.
         """
@@ -95,9 +95,10 @@ class Handle(NotebookRepr):
     # -- the end of the run --------------------------------------------------------------------------------------
 
     def wait(self, timeout_s: float | None = None) -> Status | None:
-        """Wait until the run ends without `stop`, at the end of its input or with an error. Return the last status.
+        """Wait until the run ends by itself, at the end of its input or with an error. Return the last status.
 
-        Raises the error that ended the run. Raises TimeoutError if it still runs after `timeout_s` seconds; it goes on.
+        Raises the error that ended the run. Raises TimeoutError if it is still running after `timeout_s` seconds; the
+        run continues.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -106,7 +107,10 @@ class Handle(NotebookRepr):
         return self._seen.latest
 
     def stop(self, timeout_s: float | None = None) -> Status | None:
-        """Finish the epoch in progress and end the run. Return the last status; raise the error of a run that failed."""
+        """Finish the epoch in progress and end the run.
+
+        Return the last status, or raise the error of a run that failed.
+        """
         self._stop.set()
         return self.wait(timeout_s)
 
@@ -122,7 +126,7 @@ class Handle(NotebookRepr):
         if error is None:
             self.stop()
         else:
-            self._leave()  # the error of the block is raised; an error of the run is only in the log
+            self._leave()  # the error of the block is raised; an error of the run is only logged
 
     def __repr__(self) -> str:
         if self._error is not None:
@@ -134,7 +138,7 @@ class Handle(NotebookRepr):
 
 
 class _LatestStatus(Observer):
-    """Observer that keeps the latest status."""
+    """Keeps the latest status."""
 
     def __init__(self) -> None:
         self.latest: Status | None = None
@@ -144,5 +148,5 @@ class _LatestStatus(Observer):
 
 
 def print_warning(level: str, text: str) -> None:
-    """Log a line of a background run: only warnings are shown, so that the output of the program is not interrupted."""
+    """Log a line of a background run. Only warnings are shown, so as not to interrupt the program's output."""
     log.log(logging.WARNING if level == "warning" else logging.DEBUG, "%s", text)

@@ -1,9 +1,9 @@
-"""Windows and joins over batch DataFrames: one epoch with all rows, without a state store and without late rows.
+"""Windows and joins over batch DataFrames: a single epoch with all rows, without a state store and without late rows.
 
 DataFrame ─▶ event time ─▶ SQL ─▶ input columns ─▶ shuffle by key ─▶ mapInArrow: aggregate, emit ─▶ DataFrame
                                   (panes: partial aggregates)        all rows of a shard at once
 
-The functions return a lazy DataFrame: Spark runs nothing before its rows are needed.
+The functions return a lazy DataFrame: Spark does not run anything until its rows are needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROWS = "rows"  # the name of the only source of a window
 
 
 def _hide_analysis_log(plan: Callable[Planned, DataFrame]) -> Callable[Planned, DataFrame]:
-    """Decorate `plan` so that Spark does not log a failed analysis; the error itself is raised."""
+    """Wrap `plan` so that Spark does not log failed analyses; the error itself is raised."""
 
     @wraps(plan)
     def planned(*args: Planned.args, **kwargs: Planned.kwargs) -> DataFrame:
@@ -76,19 +76,20 @@ def batch(
 ) -> DataFrame:
     """Return the windows of a batch DataFrame, with the columns and rows that a pipeline would write.
 
-    All rows form one epoch, so no row is late. Then the watermark advances to the end of time: every window closes, with
-    `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order. All rows of a key are in one
-    shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not apply.
+    All rows form one epoch, so no row is late. Then the watermark advances to the end of time, and every window closes,
+    with `_emit_reason` `close` or `cap`. Rows of different shards come in no particular order. All rows of a key are in
+    one shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not apply.
 
     Args:
         df: the rows to aggregate.
         window: the window or session, as in a pipeline.
         transform_sql: a SELECT that reads the view `source`.
-        flush: False leaves out windows that the newest event, minus `lateness`, does not close.
-        shards: the number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive execution).
-        on_error: "fail" raises an error for a row without a usable event time or gap and names the row. "drop" leaves such
-            rows out and does not count them.
-        lookups: DataFrames by name, which the SQL may join.
+        flush: if False, omit windows that the newest event minus `lateness` does not close.
+        shards: the number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive
+            execution).
+        on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"
+            silently omits such rows.
+        lookups: DataFrames by name that the SQL may join.
         name: the name in error messages.
 
     Raises:
@@ -145,7 +146,7 @@ def batch_join(
 
 @dataclass(frozen=True)
 class _Planner:
-    """Planner of the same steps that the streaming engine plans for an epoch."""
+    """Plans the steps of a batch run, which are those that the streaming engine plans for an epoch."""
 
     rows: RowPlan
     clock_us: int
@@ -156,7 +157,7 @@ class _Planner:
         return self.rows.with_event_time(name, local_frame, self.clock_us, latest)
 
     def usable_rows(self, name: str, frame: DataFrame) -> DataFrame:
-        """Return the rows that have a usable event time. The others raise an error in Spark, or are left out."""
+        """Return the rows that have a usable event time. The others raise an error in Spark, or are omitted."""
         F = spark_connect.sql_functions(frame)  # noqa: N806 — the name that Spark's documentation uses
         timed = self.with_event_time(name, frame)
         if self.rows.pipeline.transform.on_error == "drop":
@@ -173,7 +174,8 @@ class _Planner:
             F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
-        # the ID makes the filter non-deterministic for Spark, which else would apply filters of the SQL first and hide bad rows
+        # the ID makes the filter non-deterministic for Spark, which would otherwise apply filters of the SQL first and
+        # hide bad rows
         return timed.where(fits & (F.monotonically_increasing_id() >= 0))
 
     def columns(self, name: str, usable: DataFrame, tag: int | None) -> DataFrame:
@@ -197,7 +199,7 @@ def _plan(
     on_error: str,
     lookups: Mapping[str, DataFrame] | None,
 ) -> _Planner:
-    """Check the DataFrames as a pipeline checks its sources at the start, and return the planner. `step`: window or join."""
+    """Check the DataFrames like the sources of a pipeline at its start, and return the planner. `step`: window or join."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
             [f'{name}: on_error: found "{on_error}", expected "fail" or "drop"; a batch has no dead letters']

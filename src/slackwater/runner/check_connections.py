@@ -1,4 +1,4 @@
-"""`check --connect`: check that every system of a pipeline can be reached and fits. Nothing is changed."""
+"""`check --connect`: check that every system of a pipeline is reachable and fits the config. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slackwater.sources import files
 
 
 def find_problems(pipeline: Pipeline) -> list[str]:
-    """Return one line for each system that cannot be reached or does not fit.
+    """Return one line for each system that is unreachable or does not fit.
 
-    Spark is started only for a Postgres target, to learn the columns that its table must have.
+    Spark is only started for a Postgres target, to find out which columns its table must have.
     """
     from slackwater.runner.components import create_store
 
@@ -53,7 +53,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
 
 
 def find_notes(pipeline: Pipeline) -> list[str]:
-    """Return notes that are not problems: what a start will create, and files that changed after they were read."""
+    """Return notes that are not problems: what a start would create, and files that changed after they were read."""
     from slackwater.runner.components import create_store
     from slackwater.sources import file_change_tracker
 
@@ -88,7 +88,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
 
 
 def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
-    """Return the targets and the target of dead letters, by the key of the config that describes them."""
+    """Return the targets and the target of dead letters, by the config key that describes them."""
     specs = {
         f'target "{n}"' if pipeline.targets else "target": target_pipeline.target
         for n, target_pipeline in pipeline.per_target.items()
@@ -97,7 +97,7 @@ def _target_specs(pipeline: Pipeline) -> dict[str, TargetSpec]:
 
 
 def _creation_note(pipeline: Pipeline, key: str, spec: TargetSpec) -> str | None:
-    """Return a note if a start will create the target, else None."""
+    """Return a note if a start would create the target, else None."""
     connection = resolve_connection(spec.connection, pipeline.connections)
     return None if connection is None else connector_for(connection).will_create(spec, key)
 
@@ -115,7 +115,7 @@ def _check_database(url: str, label: str) -> None:
 
 
 def _table_problems(pipeline: Pipeline) -> list[str]:
-    """Return one line for each difference between a Postgres table and the output of the pipeline."""
+    """Return one line for each difference between a Postgres table and the pipeline's output."""
     from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_all
     from slackwater.sources.lookups import Lookups

@@ -1,4 +1,4 @@
-"""Build the components of a run from a config: sources, state store, targets and the target of dead letters."""
+"""Construction of a run's components from a config: sources, state store, targets and the target of dead letters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def create_source(session: SparkSession, pipeline: Pipeline, index: int, schema_json: str | None) -> AnySource:
-    """Return the source with this index in the config.
+    """Create the source with this index in the config.
 
     `schema_json` is the schema with which the source was first read, as Spark's JSON; None before the first start.
     Raises StartError if the file, topic or table does not exist.
@@ -59,7 +59,7 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
 
 
 def create_store(pipeline: Pipeline) -> StateStore:
-    """Return the state store of the config; a store in memory if the config has none."""
+    """Create the state store of the config, or an in-memory store if the config has none."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return InMemoryStore(pipeline.name)
@@ -73,12 +73,12 @@ def create_store(pipeline: Pipeline) -> StateStore:
 def create_target_writers(
     pipeline: Pipeline, operators: Mapping[str, Operator], state_id: str = "", latest: Commit | None = None
 ) -> dict[str, TargetWriter]:
-    """Return the targets of the config by name.
+    """Create the writers for the config's targets, by name.
 
     Args:
         operators: the operators of the stages, by stage name.
         state_id: the lineage of the state, which is part of the markers.
-        latest: the commit after which the run continues; it tells which output columns are new.
+        latest: the commit from which the run continues; it shows which output columns are new.
     """
     targets = {}
     new_columns = added_columns.added_target_columns(
@@ -94,7 +94,7 @@ def create_target_writers(
 
 
 def create_targets(pipeline: Pipeline) -> None:
-    """Create the targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
+    """Create those targets that can be created before Spark starts, which are Kafka topics. Raises StartError."""
     for target_pipeline in pipeline.per_target.values():
         _connector(target_pipeline.target, target_pipeline).create_target(target_pipeline.target, target_pipeline)
     if pipeline.dead_letter is not None:
@@ -102,7 +102,7 @@ def create_targets(pipeline: Pipeline) -> None:
 
 
 def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Return the target of dead letters; None if the config has none."""
+    """Create the writer for dead letters; None if the config has no target for them."""
     if pipeline.dead_letter is None:
         return None
     return _target(
@@ -111,7 +111,7 @@ def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter
 
 
 def set_aside_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Return the target for rows of `outbox skip`: the dead letters, written with a separate marker."""
+    """Return the target for rows of `outbox skip`: the dead letters, written under a separate marker."""
     if pipeline.dead_letter is None:
         return None
     return _target(

@@ -16,13 +16,13 @@ SCHEMA = {f.name: f.polars for f in LETTER}
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """Selection of letters and of their columns. None means no restriction."""
+    """A selection of letters and their columns. None means no restriction."""
 
     columns: Sequence[str] = tuple(SCHEMA)
     reason: str | None = None
     source: str | None = None
     group_keys: Collection[str] | None = None  # as JSON objects
-    limit: int | None = None  # this many of the newest letters
+    limit: int | None = None  # only this many of the newest letters
 
     def apply(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
         """Return the selected letters of a frame, newest first."""
@@ -36,5 +36,5 @@ class LetterFilter:
 
     @property
     def columns_to_read(self) -> list[str]:
-        """The columns to read: the selected ones and those that the filter and the order need."""
+        """The columns to read: those selected, and those needed for filtering and sorting."""
         return [n for n in SCHEMA if n in {*self.columns, "pipeline", "reason", "source", "group_key", *NEWEST}]

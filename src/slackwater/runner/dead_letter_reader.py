@@ -1,6 +1,6 @@
-"""Read dead letters back from the target of a config, without Spark.
+"""Read dead letters back from their target, without Spark.
 
-Each connector returns frames with the columns of a letter. Columns that an older letter does not have are NULL.
+Each connector returns frames with the columns of a letter. Columns that older letters lack are NULL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
 def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
-    """Return the newest letters of a pipeline that the filter selects. Raises StartError if they cannot be read."""
+    """Return the newest letters of a pipeline that match the filter. Raises StartError if they cannot be read."""
     letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
     for frame in _read_frames(pipeline, letter_filter):
         letters = letter_filter.apply(pl.concat([letters, frame]), pipeline.name)
@@ -29,15 +29,15 @@ def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFr
 
 
 def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
-    """Return the letters with `__applied` and `__tries` from the state of the pipeline. They need all their columns.
+    """Add `__applied` and `__tries` to letters, from the state of the pipeline. The letters must have all columns.
 
-    Equal letters of a file stand for as many rows. Which of them were applied is not known and does not matter.
+    Equal letters of a file represent as many rows. Which of them were applied is unknown, and irrelevant.
     """
     return attempt_ledger(pipeline).with_attempts(letters)
 
 
 def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
-    """Read from the state which letters were replayed and how often; takes no lock. Raises StateError, StartError."""
+    """Read from the state which letters were replayed and how often. Takes no lock. Raises StateError, StartError."""
     from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -49,7 +49,7 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
 
 
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
-    """Count the letters per reason and source, a chunk at a time.
+    """Count the letters by reason and source, one chunk at a time.
 
     The columns are the number of letters, how many are `open` and `applied`, the tries of open ones, and the first and
     last event time.
@@ -83,7 +83,7 @@ def _cast_frame(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
 
 
 def _cast_column(stored_type: pl.DataType, field: Field) -> pl.Expr:
-    """Return a column cast to its type. Formats without times and bytes store them as text."""
+    """Return a column cast to its type. Formats that lack times and bytes store them as text."""
     value = pl.col(field.name)
     if stored_type == pl.String and field.type == "binary":
         return value.str.decode("hex")

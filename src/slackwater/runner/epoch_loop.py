@@ -4,7 +4,7 @@
     epochs    ██ ███                        ████
     ticks            ▪   ▪    ▪      ▪               the pause between polls grows with the silence: `poll_interval`
 
-With `trigger_interval` a poll is due at every whole interval of the clock, as with Spark.
+With `trigger_interval`, polls are due at whole multiples of the interval, as with Spark.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from slackwater.state.commit import BatchId
 
 log = logging.getLogger("slackwater")
 
-PATIENCE_S = 120.0  # how long a source may fail to answer before the run fails
+PATIENCE_S = 120.0  # how long a source may not respond before the run fails
 _RETRY_S = 1.0
 _CHECK_S = 1.0
 
 
 class EpochLoop:
-    """The loop of one run. `available_now`: end when the input that existed at the first poll is processed."""
+    """The loop of one run. `available_now`: end when all input that existed at the first poll has been processed."""
 
     def __init__(self, epochs: EpochRunner, planners: Planners, available_now: bool) -> None:
         # configuration
@@ -42,17 +42,17 @@ class EpochLoop:
         # state of the run, in seconds of the monotonic clock
         self._run, self._number = uuid.uuid4().hex, 0
         self._failure: BaseException | None = None
-        self._silence_counted = self._rows_at = time.monotonic()  # silence is counted up to then
+        self._silence_counted = self._rows_at = time.monotonic()  # silence has been counted up to this time
         self._answered: float | None = None
         self._unanswered = False
 
     def follow(self, thread_class: Callable[..., threading.Thread] | None = None) -> None:
         """Run the loop in a separate thread until it ends, and raise its error.
 
-        An interrupt of the caller therefore lets the epoch in progress end first. Meanwhile the caller's thread checks that
-        Spark's process is alive, which an idle loop would not notice.
+        When the caller is interrupted, the epoch in progress can therefore finish first. In the meantime, the caller's
+        thread checks that Spark's process is alive, which an idle loop would not notice.
 
-        `thread_class` creates the thread. The default is a thread of Spark with the caller's job settings.
+        `thread_class` creates the thread. The default is a Spark thread that inherits the caller's job settings.
         """
         make: Callable[..., threading.Thread] = thread_class or spark_connect.thread_class(
             self.planners.streams.session
@@ -98,9 +98,9 @@ class EpochLoop:
                 )
 
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
-        """Return the batches that the sources have; None if a source does not answer.
+        """Return the next batches of the sources; None if a source does not respond.
 
-        Raises the error of the source once it has not answered for PATIENCE_S. `began`: seconds of the monotonic clock.
+        Raises the source's error once it has not responded for PATIENCE_S. `began`: seconds on the monotonic clock.
         """
         self.epochs.expect_next()
         try:
@@ -128,7 +128,7 @@ class EpochLoop:
         self._rows_at = time.monotonic()
 
     def _tick(self, polled_at: float) -> None:
-        """Run an idle tick if the pause since the last counted silence is over. `polled_at`: monotonic seconds."""
+        """Run an idle tick if it is time for one. `polled_at`: monotonic seconds."""
         if polled_at - self._silence_counted >= self._pause:
             quiet_us, self._silence_counted = self._quiet_us(polled_at), polled_at
             self.epochs.tick(quiet_us)
@@ -136,14 +136,14 @@ class EpochLoop:
     def _quiet_us(self, polled_at: float) -> int:
         """Return the silence (µs) between the last time it was counted and this poll.
 
-        A poll finds all rows since the previous one, so the time of an epoch in between counts, too. After a long pause, such
-        as the sleep of the machine, only a part counts: nobody polled meanwhile.
+        A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
+        pause, such as when the machine slept, only a part counts: nothing was polled in the meantime.
         """
         longest = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
         return int(min(polled_at - self._silence_counted, longest) * 1e6)
 
     def _until_trigger(self, polled_at: float) -> float:
-        """Return the seconds until the next whole interval of the clock after a poll.
+        """Return the seconds until the next poll is due, at a whole multiple of the interval.
 
         The result is 0 if that time has passed, and at most one interval even if the clock was set back.
         """

@@ -1,7 +1,7 @@
-"""Run the epochs of a run one at a time, planned by `EpochLoop` or by Spark's streaming query.
+"""Run epochs one at a time, as planned by `EpochLoop` or by Spark's streaming query.
 
 run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
-tick: an epoch without rows              └─▶ on failure: an error with one line
+tick: an epoch without rows              └─▶ on failure: an error in one line
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
 
 class EpochRunner:
-    """Runner of epochs. `run` and `tick` must be called from one thread at a time."""
+    """Runs epochs. `run` and `tick` must be called from one thread at a time."""
 
     def __init__(self, runner: Runner, components: RunComponents, files: InputFileWatcher) -> None:
         # configuration
@@ -36,7 +36,7 @@ class EpochRunner:
 
         Args:
             plan_batch: returns the batch; None if the batch is already part of the state.
-            quiet_us: how long the sources had no rows before (µs).
+            quiet_us: how long the sources had had no rows before (µs).
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
         self.expect_next()
@@ -53,7 +53,7 @@ class EpochRunner:
             faults.hit("checkpoint.before", self.driver.state.epoch)
 
     def tick(self, quiet_us: int) -> None:
-        """Run an idle tick. `quiet_us`: how long the sources had no rows (µs)."""
+        """Run an idle tick. `quiet_us`: how long the sources have had no rows (µs)."""
         self.driver.tick(quiet_us)
         self.files.report_changes()
 
@@ -69,7 +69,7 @@ class EpochRunner:
                 source.advertise(offsets)
 
     def raise_failure(self, failure: BaseException) -> None:
-        """Raise the failure of an epoch as an error with one line that says whether the epoch was committed."""
+        """Raise the failure of an epoch as a one-line error that says whether the epoch was committed."""
         if isinstance(failure, SlackwaterError):
             raise failure
         if exhausted := ExhaustedError.from_error(failure):
@@ -84,5 +84,5 @@ class EpochRunner:
 
 
 def shown_cause(cause: BaseException) -> BaseException | None:
-    """Return the cause for an error; None if any secret is registered, because Spark's errors quote the SQL."""
+    """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote the SQL."""
     return None if has_secrets() else cause

@@ -1,10 +1,10 @@
-"""Error boundary: users get errors with one line, without the stack traces of Spark, Py4J or a database driver.
+"""Error boundary: users see one-line errors, without stack traces of Spark, Py4J or a database driver.
 
     error raised                            error that the user gets
     SlackwaterError                         the error itself, without a cause
     any error while Spark's process is gone SparkEndedError: how Spark ended, what was committed last, what to do
-    an error of a service or of the system  EpochError with the one line of the error
-    any other error                         the error itself with its trace: it is a bug of Slackwater
+    an error of a service or of the system  EpochError with one line of the error
+    any other error                         the error itself with its trace: it is a bug in Slackwater
 
 `SLACKWATER_DEBUG=1` keeps every trace.
 """
@@ -38,7 +38,7 @@ _SECONDS = 3.0  # how long to wait for a killed process to end, or for a connect
 def error_boundary(
     pipeline: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> AbstractContextManager[None]:
-    """Return a context that converts errors as the table above says.
+    """Return a context that converts errors according to the table above.
 
     Args:
         where: the name of the pipeline.
@@ -49,7 +49,10 @@ def error_boundary(
 
 
 class _ErrorBoundary(AbstractContextManager[None]):
-    """Context manager of `error_boundary`. A generator would not do: contextlib restores the trace with Py4J's frames."""
+    """The context manager behind `error_boundary`.
+
+    Not a generator: contextlib would restore the trace with Py4J's frames.
+    """
 
     def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:
         self._pipeline, self._session, self._committed = pipeline, session, committed
@@ -89,7 +92,7 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
 
 
 def service_error_text(error: Exception) -> str | None:
-    """Return the one line of an error of a service or of the operating system; None for any other error."""
+    """Return one line for an error of a service or the operating system; None for any other error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
     service = type(error).__module__.partition(".")[0]
@@ -100,7 +103,7 @@ def service_error_text(error: Exception) -> str | None:
 
 
 def postgres_server(error: Exception) -> str | None:
-    """Return `host:port/database` of the connection that raised a Postgres error; None if it is not known."""
+    """Return `host:port/database` of the connection that raised a Postgres error; None if unknown."""
     trace, server = error.__traceback__, None
     while trace is not None:
         connection: Any = trace.tb_frame.f_locals.get("self")
@@ -109,14 +112,14 @@ def postgres_server(error: Exception) -> str | None:
             try:
                 server_info = connection.info
                 server = f"{server_info.host}:{server_info.port}/{server_info.dbname}"
-            except Exception:  # the connection is closed and has no address any more
+            except Exception:  # the connection is closed and no longer has an address
                 log.debug("a closed connection does not know its server")
         trace = trace.tb_next
     return server
 
 
 def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
-    """Return how Spark's process ended, as text; None while it runs. `seconds`: how long to wait for its exit code."""
+    """Describe how Spark's process ended; None while it runs. `seconds`: how long to wait for its exit code."""
     if spark_connect.is_connect(spark):
         return (
             None
@@ -139,7 +142,7 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
 
 
 def has_ended(spark: SparkSession) -> bool:
-    """Return whether Spark's process has ended, by the cheapest check: an idle run calls this every second."""
+    """Return whether Spark's process has ended, using the cheapest check: an idle run calls this every second."""
     if spark_connect.is_connect(spark):
         return not spark_connect.server_answers(spark)
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
@@ -150,7 +153,7 @@ def has_ended(spark: SparkSession) -> bool:
 
 
 def _exit_text(code: int) -> str:
-    """Return the exit code of Spark's process as text; the numbers are those of Spark's `SparkExitCode`."""
+    """Describe the exit code of Spark's process, using the numbers of Spark's `SparkExitCode`."""
     if code == -signal.SIGKILL or code == 128 + signal.SIGKILL:
         return "was killed (SIGKILL), as the system does when memory runs out"
     if code < 0:
@@ -159,7 +162,7 @@ def _exit_text(code: int) -> str:
 
 
 def _is_listening(gateway: Any) -> bool:
-    """Return whether a process listens on the port of Spark's process."""
+    """Return whether a process is listening on the port of Spark's process."""
     parameters = gateway.gateway_parameters
     try:
         with socket.create_connection((parameters.address, parameters.port), timeout=_SECONDS):
@@ -169,7 +172,7 @@ def _is_listening(gateway: Any) -> bool:
 
 
 class _LogFilter(logging.Filter):
-    """Filter for errors that are also raised: it moves their log lines to the debug log of Slackwater."""
+    """Filters the log lines of errors that are also raised, and moves them to Slackwater's debug log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         of_user = record.name == "root" and f"{os.sep}py4j{os.sep}" not in record.pathname
@@ -180,11 +183,11 @@ class _LogFilter(logging.Filter):
 
 
 def _hide_bridge() -> Callable[[], None]:
-    """Keep stack traces that Py4J logs out of the user's log until the returned function is called.
+    """Keep stack traces that Py4J logs out of the user's log, until the returned function is called.
 
-    Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels stay as they are. A root
-    logger without handlers would get one with its first line, and every line of Slackwater would then appear twice. So it
-    gets Python's last-resort handler meanwhile, which would be used anyway.
+    Filters are added to Py4J's loggers and to the root logger; the user's handlers and levels are unchanged. A root
+    logger without handlers would get one with its first line, and then every line of Slackwater would appear twice. So
+    it temporarily gets Python's last-resort handler, which would be used anyway.
     """
     root = logging.getLogger()
     undo = _install_filters([root, *(logging.getLogger(name) for name in _BRIDGE)])
@@ -201,10 +204,10 @@ def _hide_bridge() -> Callable[[], None]:
 
 
 def hide_traces(spark: SparkSession) -> Callable[[], None]:
-    """Keep Spark's log of failed analyses off standard error until the returned function is called. Spark must be running.
+    """Keep Spark's log of failed analyses off standard error, until the returned function is called.
 
-    Spark writes that log to standard error regardless of the user's logging. An error of the thread that receives Spark's
-    accumulators goes to the debug log of Slackwater.
+    Spark must be running. It writes that log to standard error regardless of the user's logging. An error of the thread
+    that receives Spark's accumulators goes to the debug log of Slackwater.
     """
     from pyspark.logger import PySparkLogger
 

@@ -1,4 +1,4 @@
-"""Watch the files that a run has read. They are not read again, so changes to them are logged, counted and committed."""
+"""Watch the files that a run has read. Changed files are not read again, but logged, counted and committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("slackwater")
 
 
 class InputFileWatcher:
-    """The files that are part of the state. `remember` adds the files of each epoch."""
+    """The files in the state. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: Reporter) -> None:
         self._pipeline, self._components, self._reporter = pipeline, components, reporter
@@ -30,18 +30,18 @@ class InputFileWatcher:
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
-        """The files that are part of the state, by source, with size and time as they were when they were read."""
+        """The files in the state, by source, with the size and time that they had when they were read."""
         return {name: tracker.entries.values() for name, tracker in self._trackers.items()}
 
     def remember(self, names: Iterable[str]) -> None:
-        """Add the files that the latest commit has read, for the sources of these names."""
+        """Add the files that the latest commit has read, for these sources."""
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
                 self._trackers[name].add(files.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
-        """Log, count and commit files that changed after they were read. `limit`: how many files are looked at."""
+        """Log, count and commit files that changed after they were read. `limit`: how many files to check."""
         driver, count = self._components.driver, 0
         offsets: dict[str, Offsets] = {}
         for name in self._sources:
@@ -56,7 +56,7 @@ class InputFileWatcher:
             self._reporter.status(driver.status_at_start())
 
     def count_unread_files(self) -> int:
-        """Return how many files exist that are not read yet. Sources that cannot be listed are left out."""
+        """Return how many files have not been read yet. Sources that cannot be listed are omitted."""
         total = 0
         for name, source in self._sources.items():
             try:

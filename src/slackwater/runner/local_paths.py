@@ -1,4 +1,4 @@
-"""Check the local directories of a config: can they be written, and did earlier runs write to another directory?"""
+"""Check the local directories of a config: are they writable, and did earlier runs write to another directory?"""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[P
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: fact` for each file source whose directory does not exist, which a run refuses."""
+    """Yield a line `key: fact` for each file source whose directory does not exist. A run would fail."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
@@ -60,9 +60,9 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
 
 
 def check_moved_directories(pipeline: Pipeline) -> None:
-    """Raise StartError if state or output lies below the working directory, where relative paths began in earlier versions.
+    """Raise StartError if state or output is below the working directory, which earlier versions resolved paths from.
 
-    A run would otherwise start with a new state next to it.
+    Otherwise a run would start with a new state next to it.
     """
     relocated = list(_moved_directories(pipeline))
     if relocated:

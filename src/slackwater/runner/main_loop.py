@@ -18,7 +18,8 @@ from slackwater.spark import session
 def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
     """Run to the end of the input (`available_now`) or until the runner is stopped.
 
-    `offsets_given`: the start gave the offsets at which new sources begin, so they are committed before the first epoch.
+    `offsets_given`: offsets for new sources were specified for this start, so they are committed before the first
+    epoch.
     """
     commit_start_offsets(components, offsets_given)
     files = InputFileWatcher(runner.pipeline.name, components, runner.reporter)
@@ -43,16 +44,16 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
 
 
 def commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
-    """Commit the first offsets of sources that were never read, before anything else is committed.
+    """Commit the first offsets of sources that have never been read, before anything else is committed.
 
-    These are the offsets that "latest" stands for now, or the offsets that the start gave.
+    These are the offsets that "latest" currently means, or offsets specified for this start.
     """
     start_offsets: dict[str, Offsets] = {}
     for source in components.streams.sources:
         if not isinstance(source, Seekable) or components.driver.state.sources[source.name].offsets is not None:
             continue
         latest = source.spec.starting_offsets == "latest"
-        # given offsets stay valid even if this run dies before its first epoch
+        # specified offsets stay valid even if this run dies before its first epoch
         if (offsets := source.latest() if latest else source.configured_start() if offsets_given else None) is not None:
             start_offsets[source.name] = offsets
     if start_offsets:
@@ -60,7 +61,7 @@ def commit_start_offsets(components: RunComponents, offsets_given: bool) -> None
 
 
 def _forget_checkpoints(components: RunComponents) -> None:
-    """Remove the checkpoints of earlier runs with Spark's streaming query: now the state alone says where to continue."""
+    """Remove the checkpoints of earlier runs with Spark's streaming query: from now on only the state is used."""
     home = components.streams.store.checkpoint
     for checkpoint in home.iterdir() if home.is_dir() else ():
         shutil.rmtree(checkpoint, ignore_errors=True)

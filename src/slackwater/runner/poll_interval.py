@@ -1,11 +1,12 @@
-"""Adaptive polling: sources are polled without a pause while rows arrive, and less often the longer none arrive.
+"""Adaptive polling: continuous while rows arrive, and less frequent the longer none arrive.
 
     rows     ●●  ●                                          ●
     polls    ||||||||||| | | |  |  |   |    |    |    |    |||||||
                         the pause between two polls is a fiftieth of the silence, from 10 ms to 1 s
 
-Spark's streaming query polls its sources every 10 ms, which costs a seventh of a core for a directory. Its pause is a field of
-the running query that no setting can change. If a version of Spark keeps it elsewhere, the query polls every 10 ms.
+Spark's streaming query polls its sources every 10 ms, which costs a seventh of a core for a directory. Its pause is a
+field of the running query, which no setting can change. If a version of Spark stores it elsewhere, the query polls
+every 10 ms.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SHARE = 0.02  # the pause as a share of the silence so far
 
 
 def poll_seconds(quiet_s: float) -> float:
-    """Return the pause after a poll in seconds, given how long no rows arrived (`quiet_s`, seconds)."""
+    """Return the pause after a poll in seconds, given how long no rows have arrived (`quiet_s`, seconds)."""
     return min(max(quiet_s * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
 
 
@@ -36,24 +37,24 @@ class PollInterval:
         self._set_pause_ms = set_pause_ms
 
     def speed_up(self) -> None:
-        """Poll as often as possible, because rows arrived."""
+        """Poll as often as possible, because rows have arrived."""
         self._change(SHORTEST_MS)
 
     def slow_down(self, quiet_s: float) -> None:
-        """Poll less often, because no rows arrived for `quiet_s` seconds.
+        """Poll less often, because no rows have arrived for `quiet_s` seconds.
 
-        The pause changes only when it doubles or reaches its maximum, since each change is a call to Spark's process.
+        The pause only changes when it doubles or reaches its maximum, since each change is a call to Spark's process.
         """
         new_pause_ms = int(1000 * poll_seconds(quiet_s))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:
             self._change(new_pause_ms)
 
     def polled_until(self, now: float) -> float:
-        """Return the time up to which the sources were certainly polled, given the time `now` (seconds)."""
+        """Return the time up to which the sources have certainly been polled, given the time `now` (seconds)."""
         return now - self.pause_ms / 1000
 
     def check_seconds(self, quiet_s: float) -> float:
-        """Return the seconds to wait before the next check of the query itself."""
+        """Return the seconds to wait before checking the query itself again."""
         return min(max(quiet_s * _SHARE, 0.02), 0.2)
 
     def _change(self, pause_ms: int) -> None:

@@ -1,8 +1,8 @@
 """A start without a state: decide whether the pipeline is new or was renamed.
 
-no state of "sessions" ─┬─ an upserting target holds its results ─▶ refuse: the state was removed
+no state of "sessions" ─┬─ an upserting target holds its results ─▶ fail: the state was removed
                         ├─ formerly = "user-sessions", which has a state here ─▶ take that state over
-                        ├─ another pipeline writes to the same target ─▶ refuse and ask: was it renamed?
+                        ├─ another pipeline writes to the same target ─▶ fail and ask: was it renamed?
                         └─ none of these ─▶ a new pipeline
 """
 
@@ -27,7 +27,7 @@ _BACKFILL = "-backfill-"
 
 
 def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
-    """Return the pipeline under its previous name if the next start takes over that state; else None."""
+    """Return the pipeline under its previous name if the next start would take over that state, else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})
@@ -35,7 +35,7 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
 
 
 def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None:
-    """Rename the state of the previous name to the name of this pipeline.
+    """Rename the state from the pipeline's previous name to its current name.
 
     Return a line about the rename; None if there is no such state. Raises StateError, LockHeldError.
     """
@@ -51,9 +51,9 @@ def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None
 
 
 def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | None:
-    """Return the error that refuses a start without a state, or None if the start may begin a new state.
+    """Return the error that prevents a start without a state, or None if the start may create a new state.
 
-    The start is refused if the state was removed, or if another pipeline writes to the same target.
+    A start fails if the state was removed, or if another pipeline writes to the same target.
     """
     if not _is_durable(pipeline):
         return None
@@ -83,7 +83,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 
 
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
-    """Yield each pipeline with a state in the same store that writes to a target of this pipeline, and that target."""
+    """Yield other pipelines with a state in this store that write to one of this pipeline's targets, with that target."""
     locations = {
         destinations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
     }
@@ -102,7 +102,7 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
 def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, str]]:
     """Yield the markers of an earlier state of this pipeline in targets that upsert.
 
-    For targets that only add rows see `previous_output`.
+    For append-only targets, see `previous_output`.
     """
     for target_pipeline in pipeline.per_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)
@@ -121,9 +121,9 @@ def _results_without_state(pipeline: Pipeline) -> Iterator[tuple[TargetMarker, s
 
 
 def _other_writers(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
-    """Yield each other pipeline that left a marker in a target of this pipeline, and that target.
+    """Yield other pipelines that left a marker in one of this pipeline's targets, with that target.
 
-    Targets that cannot be reached are left out; the start opens them and fails then.
+    Unreachable targets are omitted; the start opens them and fails then.
     """
     for target_pipeline in pipeline.per_target.values():
         connection = resolve_connection(target_pipeline.target.connection, pipeline.connections)

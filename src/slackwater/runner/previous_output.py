@@ -1,6 +1,6 @@
-"""Output of an earlier state in a target that only adds rows. A new state would write all of these rows a second time.
+"""Output of an earlier state in an append-only target. A new state would write all these rows a second time.
 
-state removed, or --rebuild ─▶ a new state ─▶ does the target hold output of an earlier one? ─┬─ refuse, and name it
+state removed, or --rebuild ─▶ a new state ─▶ does the target hold output of an earlier one? ─┬─ fail, and name it
                                                                                               ├─ move it away (files)
                                                                                               └─ keep it and add rows
 """
@@ -20,7 +20,7 @@ CHOICES = (ASIDE, KEEP)
 
 
 def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
-    """Return the targets to which a new state would add rows next to those of an earlier one, each with its config key."""
+    """Return the targets in which a new state would add rows to those of an earlier state, each with its config key."""
     targets: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # targets that it wrote to before it was renamed
         targets += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
@@ -47,9 +47,9 @@ def _existing_target(pipeline: Pipeline, spec: Target, writer: str, results: boo
 
 
 def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
-    """Return a line for each output of an earlier state that a new state adds rows to.
+    """Return a line for each output of an earlier state that a new state would add rows to.
 
-    `choice`: one of CHOICES, or None if the user made no choice; then earlier output raises StartError.
+    `choice`: one of CHOICES, or None if the user made no choice; in that case earlier output raises StartError.
     """
     notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
@@ -58,7 +58,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             choice == ASIDE and isinstance(target, FilesTarget)
         ):
             continue
-        # dead letters are a log; and without a durable state every run starts over
+        # dead letters are a log; and without a durable state, every run starts over
         if choice == KEEP or name == "dead_letter" or not remembers:
             notices.append(f"{name}: {output_text}; rows are added next to them")
             continue
@@ -75,7 +75,10 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
 
 
 def put_aside(pipeline: Pipeline) -> list[str]:
-    """Move output files of earlier states away and return a line about each new location. The runner holds the lock."""
+    """Move output files of earlier states away, and return a line about each new location.
+
+    The runner must hold the lock.
+    """
     moved = []
     for name, target in previous_outputs(pipeline):
         if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:

@@ -1,4 +1,4 @@
-"""Publish the pending epoch and stop: a start that ends before it reads any source."""
+"""Publish the pending epoch and stop: a start that ends before reading any source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def publish_pending(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Publish an epoch that is committed but not published yet. Raises PublishError if it fails again, else SlackwaterError."""
+    """Publish an epoch that was committed but not published. Raises PublishError if it fails again, or SlackwaterError."""
     with skip_publish.locked_pending(pipeline, epoch):
         pass  # raises an error before Spark starts if the epoch is not pending
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))

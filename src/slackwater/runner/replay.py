@@ -32,7 +32,7 @@ def replay_dead_letters(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> ReplayResult:
-    """Apply dead letters again, in separate epochs. The lock of the runner is needed.
+    """Apply dead letters again, in separate epochs. This takes the runner's lock.
 
     Args:
         choose: filters the letters.
@@ -57,7 +57,7 @@ def replay_dead_letters(
         if pipeline.dead_letter is None:
             dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
-            )  # raises that letters are not kept, before Spark starts
+            )  # raises an error if letters are not kept, before Spark starts
         _check_late(pipeline, choose, limit)
         latest = _open_store(runner)
         try:
@@ -80,7 +80,7 @@ def replay_dead_letters(
 
 
 def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None) -> None:
-    """Raise StartError, before Spark starts, if there are letters of late rows and the target cannot be corrected."""
+    """Raise StartError, before Spark starts, if there are letters of late rows but the target cannot be corrected."""
     refusal = replayable.late_refusal(pipeline)
     if refusal is None:
         return

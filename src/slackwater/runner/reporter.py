@@ -1,4 +1,4 @@
-"""Reports of a run: notices, and a status after each commit, for the callbacks of the caller and for observers."""
+"""Reports of a run: notices, and a status after each commit, for the caller's callbacks and for observers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.secrets import mask_secrets
 
 
 class Reporter:
-    """Sender of notices and statuses. `last` is the status after the latest commit of this run, None before the first."""
+    """Sends notices and statuses. `last` is the status after the latest commit of this run, None before the first."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Reporter:
         self._on_notice(level, mask_secrets(line))
 
     def expect_files(self, total: int) -> None:
-        """Set the expected number of files of this run, for its progress."""
+        """Set the number of files that this run will read, for its progress."""
         self._files = (0, total)
 
     def files_read(self, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The results of a run as text: how many there are, and why they were emitted.
+"""Summaries of a run's results: how many there are, and why they were emitted.
 
 18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 0 open
 96,250 rows: 95,000 pairs, 1,250 without a partner; 812 left and 30 right rows wait
@@ -14,7 +14,7 @@ from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.humanize import format_duration, plural
 from slackwater.engine.status import BufferCounts, StageStatus, Status
 
-FLUSH = "by --flush"  # as the command line calls it
+FLUSH = "by --flush"  # as it is called on the command line
 _TAKEN_BACK = "supersede"
 _REASON_TEXTS = {
     "close": "closed by the watermark",
@@ -29,7 +29,7 @@ _REASON_TEXTS = {
 
 
 def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
-    """Yield a line about the results of the pipeline; with several stages, one line per stage with its name."""
+    """Yield a line about the pipeline's results. If there are several stages, one line per stage, with its name."""
     if not status.stages[1:]:
         yield _result_line(
             status.window_kind, status.counters.emitted, _open_text(status), _cap_text(status.config, None), flush
@@ -69,7 +69,7 @@ def _reason(reason: str, count: int, cap: str, flush: str) -> str:
 
 
 def _open_text(status: Status | StageStatus) -> str:
-    """Return what is still in the state, as text."""
+    """Describe what is still in the state."""
     kind = status.window_kind if isinstance(status, Status) else status.kind
     buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:
@@ -80,7 +80,7 @@ def _open_text(status: Status | StageStatus) -> str:
 
 
 def _cap_text(pipeline: Pipeline | None, stage: str | None) -> str:
-    """Return the cap of sessions as text. `stage`: its name; None for the last stage."""
+    """Format the cap of sessions. `stage`: its name; None for the last stage."""
     if pipeline is None:
         return "max_session_duration"
     stage_pipeline: Any = (

@@ -76,11 +76,11 @@ def run(
 ) -> Status | Handle | None:
     """Run a pipeline until its input ends (`available_now`), `stop` is set, or it fails.
 
-    Return the last status, or None if nothing was committed. Its `results()` reads the target as a DataFrame. Commits of a
-    failed run stay, and the next run continues from them.
+    Return the last status, or None if nothing was committed. Its `results()` reads the target as a DataFrame. The
+    commits of a failed run remain, and the next run continues from them.
 
     Args:
-        available_now: end when the input that exists now is processed.
+        available_now: end when all input that exists now has been processed.
         flush: close all open windows at the end.
         spark: the Spark session to use; by default one is started.
         on_status: called with the status after each commit.
@@ -88,9 +88,10 @@ def run(
         stop: an event that ends the run after the epoch in progress.
         rebuild: start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the positions of the config.
-        former_output: what to do if a new state begins and a target that only adds rows holds rows of an earlier state.
+        former_output: what to do if this run creates a new state, but an append-only target holds rows of an
+            earlier state.
             "aside" moves its files away, "keep" adds rows to them, None refuses to start.
-        observers: are called from the beginning of the run to its end: see `slackwater.observe`.
+        observers: called from the beginning to the end of the run; see `slackwater.observe`.
         background: return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
             warnings are logged, unless there is an `on_notice`.
 
@@ -137,7 +138,7 @@ def run(
 
 
 def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
-    """Return the status with the pipeline, so that it can read the results."""
+    """Return the status with the pipeline, which allows it to read the results."""
     return None if last is None else replace(last, config=pipeline)
 
 
@@ -168,7 +169,10 @@ def _run(
 def _run_once(
     runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
 ) -> Status | None:
-    """Run once, bound to the columns that the sources have at the start. Raises NewColumnsError if new ones are accepted."""
+    """Run once, bound to the columns that the sources have at the start.
+
+    Raises NewColumnsError when new ones are accepted.
+    """
     with runner.error_boundary():
         latest = _open_store(runner, rebuild is not None, former_output)
         previous_epoch = -1 if latest is None else latest.epoch
@@ -192,7 +196,7 @@ def _with_state(
     rebuild: Mapping[str, Any] | None,
     former_output: str | None,
 ) -> Status | None:
-    """Run once, with the lock of the state held."""
+    """Run once, while holding the lock of the state."""
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
     if latest is not None and latest.staged and runner.store.published_epoch() < latest.epoch:
@@ -239,6 +243,6 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
 
 
 def _check_former_output(runner: Runner, choice: str | None) -> None:
-    """Warn about output of an earlier state that stays in the target; raise StartError if the user made no choice."""
+    """Warn about output of an earlier state that stays in the target. Raises StartError if the user made no choice."""
     for line in previous_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)

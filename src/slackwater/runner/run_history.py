@@ -1,4 +1,4 @@
-"""Record each run of a pipeline in its state: when it started and how it ended."""
+"""Record each run of a pipeline in its state: when it started, and how it ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger("slackwater")
 
 @contextmanager
 def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[], int], epoch: int) -> Iterator[None]:
-    """Record a run that lasts as long as the block. The store must be open and its lock held.
+    """Record a run that lasts as long as the block. The store must be open and locked.
 
     Args:
-        stop: the event that stops the run; it decides whether the run ended as stopped or finished.
+        stop: the event that stops the run. It decides whether the run is recorded as stopped or finished.
         last_epoch: returns the last committed epoch at the end of the run.
-        epoch: the last epoch that was committed before the run, -1 for none.
+        epoch: the last epoch committed before the run, -1 for none.
     """
     run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
     _write_run(store, run)

@@ -79,7 +79,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
 
 
 def status_line(status: Status) -> str:
-    """Return a status as one line of key=value: the epoch, the current state, and totals since the state began (`…_total`)."""
+    """Format a status as one line of key=value: the epoch, the current state, and totals over its life (`…_total`)."""
     c = status.counters
     sources = " ".join(
         f"watermark[{s.name}]={format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
@@ -100,9 +100,9 @@ def _open_fields(status: Status) -> str:
 
 
 class ThrottledStatusLog:
-    """Log of epochs with at most one line per `every` seconds.
+    """Logs epochs, with at most one line per `every` seconds.
 
-    The first and the last epoch are always logged, and so are epochs that emitted rows or had late ones.
+    The first and the last epoch are always logged, as are epochs that emitted rows or had late ones.
     """
 
     def __init__(self, interval_s: float = 1.0) -> None:
@@ -141,7 +141,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
 
 
 def late_results_text(status: Status) -> str:
-    """Return a text with the number of results that were late for the stage that reads them; it should be 0."""
+    """Describe how many results were late for the stage that reads them; there should be none."""
     return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 
 
@@ -157,14 +157,14 @@ def committed_text(state: Commit | None) -> str:
 
 @contextmanager
 def log_to_stderr() -> Iterator[Callable[[str, str], None]]:
-    """Yield a function that logs notices. If logging is not configured, lines go to standard error during the block."""
+    """Yield a function that logs notices. If logging is not configured, lines go to standard error within the block."""
     handler = None
     level, propagate = log.level, log.propagate
     if not log.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_RunLogFormatter("%(asctime)s %(levelname)s %(message)s"))
         log.addHandler(handler)
-        log.propagate = False  # the root may get a handler meanwhile
+        log.propagate = False  # the root logger may get a handler in the meantime
         if level == logging.NOTSET:
             log.setLevel(logging.INFO)
     try:
@@ -181,7 +181,7 @@ def log_notice(level: str, text: str) -> None:
 
 
 class _RunLogFormatter(logging.Formatter):
-    """Formatter with UTC times."""
+    """A formatter that uses UTC times."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
         return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"

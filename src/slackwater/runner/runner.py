@@ -1,8 +1,8 @@
-"""The runner: holds the lock of the state and Spark, builds and opens all components of a pipeline, and closes them.
+"""The runner: holds the state's lock and Spark, and builds, opens and closes all components of a pipeline.
 
     open ─▶ prepare: Spark ─▶ lookups, sources ─▶ event time, SQL, operators ─▶ target, dead letters ─▶ driver ─▶ close
 
-Other modules then pass batches to the driver: the main loop, a replay or a backfill.
+The main loop, a replay or a backfill then passes batches to the driver.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MakeTargets = Callable[[Pipeline, Mapping[str, Operator], str, Commit | None], M
 
 @dataclass(frozen=True)
 class RunComponents:
-    """Components of a run: the sources, the engines of the stages and the started driver. Nothing is read yet."""
+    """The components of a run: the sources, the stages' engines, and the started driver. Nothing has been read yet."""
 
     session: SparkSession
     streams: SourceSet
@@ -64,7 +64,7 @@ class RunComponents:
 
 
 class Runner:
-    """Owner of the store's lock, of Spark and of all open components. Once `stop` is set, nothing new is started."""
+    """Owns the store's lock, Spark, and all open components. Once `stop` is set, nothing new is started."""
 
     def __init__(
         self, pipeline: Pipeline, spark: SparkSession | None, reporter: Reporter, stop: threading.Event | None = None
@@ -91,11 +91,11 @@ class Runner:
         return -1 if latest is None else latest.epoch
 
     def error_boundary(self) -> AbstractContextManager[None]:
-        """Return a context that turns errors into one line: see `runner.error_boundary`."""
+        """Return a context that converts errors to one-line errors; see `runner.error_boundary`."""
         return error_boundary.error_boundary(self.pipeline.name, lambda: self.spark, self._committed)
 
     def _committed(self) -> str:
-        """Return a sentence about the last commit, of this run or of the state at its start."""
+        """Return a sentence about the last commit: of this run, or of the state at its start."""
         return run_log.committed_text(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:
@@ -105,12 +105,12 @@ class Runner:
     def prepare(
         self, latest: Commit | None, make_targets: MakeTargets = create_target_writers, former_output: str | None = None
     ) -> RunComponents | None:
-        """Build and open the components, and start the driver. Return None if the run was stopped meanwhile.
+        """Build and open the components, and start the driver. Return None if the run was stopped in the meantime.
 
         Args:
             latest: the commit to continue from; None for a new state.
             make_targets: creates the target writers. Markers are only checked exactly for the default.
-            former_output: the choice for targets that do not fit: see `target_markers.resolve_mismatches`.
+            former_output: the choice for targets that do not fit; see `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest
@@ -173,9 +173,9 @@ class Runner:
         return None if self.stop.is_set() else RunComponents(private_session, streams, list(engines.values()), driver)
 
     def _open_targets(self, targets: Mapping[str, TargetWriter], letters: TargetWriter | None) -> dict[str, StartError]:
-        """Open the targets and return the errors of those that cannot be opened, by name.
+        """Open the targets, and return the errors of those that cannot be opened, by name.
 
-        The start fails because of them, but first publishes to the other targets what they miss.
+        These errors fail the start, but only after the other targets have received their pending output.
         """
         errors = {}
         for name, writer in ((LETTERS, letters), *targets.items()):

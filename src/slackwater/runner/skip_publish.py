@@ -1,4 +1,4 @@
-"""Skip publishing of a committed epoch that its target never accepts: write its rows elsewhere and mark it as published.
+"""Skip a committed epoch that its target never accepts: write its rows elsewhere, and mark it as published.
 
 committed, not published ─┬─ retry      as every start does
                           └─ set aside  rows ─▶ dead letters ("not published") or files ─▶ marked as published
@@ -34,12 +34,12 @@ log = logging.getLogger("slackwater")
 
 
 class PendingOutput(NamedTuple):
-    """Output of the pending epoch for the targets that do not have it yet.
+    """The output of the pending epoch, for targets that do not have it yet.
 
     Args:
         committed_us: when the epoch was committed (µs UTC).
-        rows: the rows of each stage, by the names of the targets that miss them.
-        letters: the number of dead letters that are not written yet.
+        rows: the rows of each stage, by the names of the targets that lack them.
+        letters: the number of dead letters that have not been written.
         has_one_target: whether the pipeline has a single target.
     """
 
@@ -79,11 +79,12 @@ def _read_pending(store: StateStore, commit: Commit, missing: Sequence[str]) -> 
 def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """Write the pending output to the dead letters, or to files in the directory `to`, and mark the epoch as published.
 
-    The lock of the runner is needed. After a crash, a second call writes nothing twice. Return where the rows are now.
+    This takes the runner's lock. After a crash, a second call does not write anything twice. Return where the rows are
+    now.
 
     Raises:
         StartError: the epoch is not pending, there are no dead letters, or `to` cannot be written.
-        LockHeldError: a runner is up.
+        LockHeldError: a runner is active.
         PublishError: the target of dead letters failed.
     """
     if to is None and pipeline.dead_letter is None:
@@ -119,7 +120,10 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 
 @contextmanager
 def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
-    """Lock the store and yield it with its latest commit, which is the pending epoch. Raises StartError, LockHeldError."""
+    """Lock the store, and yield it with its latest commit, which is the pending epoch.
+
+    Raises StartError, LockHeldError.
+    """
     store = create_store(pipeline)
     if store.stored_record() is None:
         raise missing_state_error()
@@ -149,7 +153,7 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
 
 
 def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
-    """Return results as letters: the value is the row as JSON, the event time is the start of its window."""
+    """Convert results to letters: the value is the row as JSON, the event time is the start of its window."""
     time_column = next(
         (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
     )
@@ -164,7 +168,7 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
-    """Write rows and letters with separate markers, so that a repetition after a crash writes nothing twice."""
+    """Write rows and letters under separate markers, so that a repetition after a crash does not write twice."""
     of_rows, of_letters = set_aside_target(pipeline, commit.state_id), create_letter_writer(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None

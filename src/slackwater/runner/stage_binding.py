@@ -1,4 +1,4 @@
-"""Bind each stage of a pipeline to the columns of its inputs: event time, SQL, and the window or join over its result.
+"""Bind each stage of a pipeline to its input columns: event time, SQL, and the window or join over the SQL's result.
 
 columns of sources ──▶ bind ──▶ stage ──▶ columns of its results ──▶ bind ──▶ the stages that read them ──▶ …
 """
@@ -32,14 +32,14 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Frames = Mapping[str, "DataFrame"]  # DataFrames without rows, by the name of a source or stage
+Frames = Mapping[str, "DataFrame"]  # empty DataFrames, by the name of a source or stage
 
 
 class BoundStage(NamedTuple):
     """A stage that is ready to run.
 
     Args:
-        pipeline: the pipeline reduced to this stage: see `Pipeline.alone`.
+        pipeline: the pipeline reduced to this stage; see `Pipeline.stage_pipelines`.
         times: the SQL of the event time, by source or stage that is read.
         frames: the columns of each source or stage that is read, as DataFrames without rows.
     """
@@ -50,13 +50,13 @@ class BoundStage(NamedTuple):
     frames: Frames
 
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
-        """Return the engine that runs the stage on Spark. `refresh`: re-reads lookups. Raises StartError."""
+        """Create the engine that runs the stage on Spark. `refresh`: reloads lookups. Raises StartError."""
         carried = _origin_sql(self, session) if self.pipeline.tracks_origin else {}
         rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end_sql(session))
         return SparkEngine(rows, refresh)
 
     def end_sql(self, session: SparkSession) -> str | None:
-        """Return the SQL for the end of a row's session if the gap is an expression, else None. Raises StartError.
+        """Return the SQL for the end of a row's gap if the gap is an expression, else None. Raises StartError.
 
         The expression is evaluated over the result of the stage's SQL.
         """
@@ -70,12 +70,12 @@ class BoundStage(NamedTuple):
 
 
 def create_empty_frames(session: SparkSession, sources: Sequence[AnySource]) -> dict[str, DataFrame]:
-    """Return the columns of each source as a DataFrame without rows."""
+    """Return an empty DataFrame with the columns of each source."""
     return {s.name: session.createDataFrame([], s.schema) for s in sources}
 
 
 def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) -> BoundStage:
-    """Bind a stage to the columns of its inputs. Raises StartError that names a column that is missing or does not fit."""
+    """Bind a stage to its input columns. Raises StartError that names a column that is missing or does not fit."""
     for source in stage_pipeline.sources:
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
@@ -105,7 +105,7 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
 
 
 def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
-    """Bind all stages and return them by name, in the order in which rows pass them. Raises StartError."""
+    """Bind all stages and return them by name, in dataflow order. Raises StartError."""
     frames, stages = create_empty_frames(session, sources), dict[str, BoundStage]()
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         stages[name] = bind_stage(stage_pipeline, session, frames)
@@ -117,7 +117,7 @@ def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySou
 def create_stage_runners(
     steps: Mapping[str, BoundStage], engines: Mapping[str, Engine], store: StateStore, faults: FaultInjector
 ) -> list[StageRunner]:
-    """Return a stage runner for each bound stage."""
+    """Create a stage runner for each bound stage."""
     return [
         StageRunner(
             name,
@@ -134,7 +134,7 @@ def create_stage_runners(
 
 
 def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
-    """Return groups of input paths that must have the same columns: all paths to a window, or to one side of a join."""
+    """Group the input paths that must have the same columns: all paths to a window, or to one side of a join."""
     if stage_pipeline.transform.join is None:
         return [list(stage_pipeline.input_paths)]
     return [[w for w in stage_pipeline.input_paths if w.name == side] for side in stage_pipeline.transform.join.sources]
@@ -150,7 +150,7 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
-    """Return for each input path the SQL for `late_data = "dlq"`, which keeps the column `_origin`."""
+    """Return, for each input path, the SQL for `late_data = "dlq"`, which preserves the column `_origin`."""
     sql_texts = {
         w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin])
         for w in stage.pipeline.input_paths

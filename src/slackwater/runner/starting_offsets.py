@@ -17,7 +17,7 @@ _SHAPE = 'earliest, latest, or JSON per source, as {"clicks": {"topic": {"0": 42
 
 
 def parse_offsets(text: str | None) -> dict[str, Any]:
-    """Parse the value of --from into positions by source ("*" for all); None becomes {}, the positions of the config.
+    """Parse the value of --from into positions by source ("*" for all). None becomes {}, the config's own positions.
 
     Raises ConfigError.
     """
@@ -35,7 +35,7 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
 
 
 def with_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
-    """Return the pipeline with these start positions of its sources. Raises ConfigError."""
+    """Return the pipeline with these start positions for its sources. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
     problems = [
         f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in positions if n not in (*names, "*")
@@ -71,12 +71,12 @@ def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
 
 
 def offsets_text(pipeline: Pipeline) -> str:
-    """Return the start position of each source as text."""
+    """Describe the start position of each source."""
     return ", ".join(f"{s.name} {source_start(pipeline, s)}" for s in pipeline.sources)
 
 
 def source_start(pipeline: Pipeline, source: Source) -> str:
-    """Return the start position of a source that was never read, as text."""
+    """Describe the start position of a source that has never been read."""
     begins = _start_position(pipeline, source)
     if begins.default is None:
         return begins.position_text

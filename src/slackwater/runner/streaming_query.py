@@ -1,6 +1,7 @@
-"""The streaming query of a run whose sources only Spark can plan.
+"""The streaming query of a run whose sources can only be planned by Spark.
 
-Spark's thread calls back with each batch; the thread of the run ticks while there are none. A lock keeps them apart.
+Spark's thread calls back with each batch, and the run's thread runs idle ticks while there are none. A lock ensures
+that only one of them is active.
 
 Spark's thread    ● batch 7     ● batch 8                             ● batch 9
 thread of the run                           tick    tick      tick
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def follow_query(epochs: EpochRunner, available_now: bool) -> None:
-    """Run the batches that Spark plans, to the end of the input (`available_now`) or until the run is stopped."""
+    """Run the batches that Spark plans, until the input ends (`available_now`) or the run is stopped."""
     streaming = _StreamingQuery(epochs, available_now)
     query = streaming.start()
     try:
@@ -33,7 +34,7 @@ def follow_query(epochs: EpochRunner, available_now: bool) -> None:
 
 
 class _StreamingQuery:
-    """One streaming query from its start to its end."""
+    """One streaming query, from its start to its end."""
 
     def __init__(self, epochs: EpochRunner, available_now: bool) -> None:
         # configuration
@@ -45,7 +46,7 @@ class _StreamingQuery:
         self._failure: BaseException | None = None
         self._stopping = False
         self._idle_since = self._rows_at = time.monotonic()
-        self._has_polled = False  # whether the sources were polled at all: a query needs time to start
+        self._has_polled = False  # whether the sources have been polled at all: a query needs time to start
         self._poll_interval = poll_interval.PollInterval(None)
 
     def start(self) -> StreamingQuery:
@@ -62,7 +63,10 @@ class _StreamingQuery:
         return query
 
     def _on_batch(self, planned: DataFrame, number: int) -> None:
-        """Run the epoch of a batch; Spark calls this. An error must reach Spark, which else marks the batch as done."""
+        """Run the epoch of a batch; called by Spark.
+
+        An error must reach Spark, which would otherwise mark the batch as done.
+        """
         with self._turn:
             if self._stopping:
                 raise _StoppedError
@@ -84,7 +88,7 @@ class _StreamingQuery:
         return self.streams.batch(self.checkpoint, number, planned, state)
 
     def watch(self, query: StreamingQuery) -> None:
-        """Wait for the end of the query, and tick while the sources have no rows."""
+        """Wait for the end of the query, and run idle ticks while the sources have no rows."""
         pause_s, interval_s = self.pipeline.idle_pause_ms / 1000, self.pipeline.trigger_interval_ms / 1000
         while query.isActive and not self.stop.is_set():
             quiet_s = time.monotonic() - self._rows_at
@@ -92,7 +96,7 @@ class _StreamingQuery:
             now = time.monotonic() if interval_s else self._poll_interval.polled_until(time.monotonic())
             since = self._idle_since
             waited_s = now - since
-            # with timed triggers the sources are polled once per interval, so whole intervals count
+            # with timed triggers, the sources are polled once per interval, so whole intervals count
             counted_s = waited_s // interval_s * interval_s if interval_s else min(waited_s, 4 * pause_s)
             if self.available_now or self._failure is not None or waited_s < pause_s or not counted_s:
                 continue
@@ -102,7 +106,7 @@ class _StreamingQuery:
                     if not self._has_polled:  # the time before the first poll does not count as silence
                         self._has_polled, self._idle_since = is_idle, time.monotonic()
                     if not is_idle or self._idle_since != since:
-                        continue  # the sources are being polled, or rows arrived meanwhile
+                        continue  # the sources are being polled, or rows have arrived in the meantime
                     self.epochs.tick(int(counted_s * 1e6))
                     self._idle_since = self._idle_since + counted_s if interval_s else now
                     self._poll_interval.slow_down(time.monotonic() - self._rows_at)
@@ -131,10 +135,10 @@ class _StreamingQuery:
 
 
 def _has_nothing(query: StreamingQuery) -> bool:
-    """Return whether the query polled its sources and found no rows; False while it starts, polls or plans a batch."""
+    """Return whether the query has polled its sources and found no rows. False while it starts, polls or plans a batch."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 
 
 class _StoppedError(Exception):
-    """Error that rejects a batch of Spark because the run is ending."""
+    """Raised to reject a batch of Spark because the run is ending."""

@@ -1,6 +1,6 @@
-"""Compare the tables that a pipeline reads with its state, for `plan`: from logs and catalogs, without Spark.
+"""Compare the tables that a pipeline reads with its state, for `plan`, using logs and catalogs instead of Spark.
 
-Each table is compared in a separate thread. A table that does not answer in time is reported and delays no other one.
+Each table is compared in a separate thread. A table that does not respond in time is reported, without delaying others.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LONGEST_S = 10.0  # for all tables together
 
 @dataclass
 class _TableCheck:
-    """Comparison of one table.
+    """The comparison of one table.
 
     Args:
         stored_columns: the columns in the state, as Spark's JSON.
         changes: the changes that the next start accepts.
         columns: the columns (name to type) that the next start reads.
-        refused: why a start would refuse the table; None if it would not.
+        refused: why a start would reject the table; None if it would not.
         unknown: why the comparison failed; an empty string while it runs; None once it is done.
     """
 
@@ -52,12 +52,12 @@ class _TableCheck:
             self.unknown = str(error)
         except SlackwaterError as error:
             self.refused, self.unknown = str(error), None
-        except Exception as error:  # the state may hold anything
+        except Exception as error:  # the state may contain anything
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
 def add_table_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
-    """Return the comparison of a config with a commit, extended by the changes in the tables that the pipeline reads."""
+    """Add the changes in the tables that the pipeline reads to the comparison of a config with a commit."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:
         connection, record = resolve_connection(spec.connection, pipeline.connections), commit.sources.get(spec.name)
@@ -92,9 +92,9 @@ def add_table_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: 
 def _downstream_changes(
     pipeline: Pipeline, commit: Commit, checks: Sequence[_TableCheck]
 ) -> tuple[list[KeyChange], list[str]]:
-    """Return the changes that new columns cause in joins and targets.
+    """Return the changes in joins and targets that new columns cause.
 
-    Also return a line for each stage whose new output columns are only known at the start.
+    Also return a line for each stage whose new output columns will only be known at the start.
     """
     if not any(check.changes for check in checks):
         return [], []

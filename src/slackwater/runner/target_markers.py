@@ -1,8 +1,18 @@
-"""Before a start continues a state: check that each target holds what this state wrote last.
+"""Before a start continues a state, check that each target still holds what this state wrote last.
 
 latest commit ─▶ read the marker of each target ─▶ the expected one ─▶ continue
-                                                ─▶ another one ─┬─ refuse, and list what the user can do
-                                                                ├─ "aside": move files away that are newer than the state
+                                                ─▶ another one ─┬─ fail, and list what the user can do
+                                                                ├─
+                                                                "aside":
+                                                                move
+                                                                files
+                                                                away
+                                                                that
+                                                                are
+                                                                newer
+                                                                than
+                                                                the
+                                                                state
                                                                 └─ "keep": continue the state under a new lineage
 """
 
@@ -60,7 +70,7 @@ class MarkerMismatch:
 
     @property
     def is_movable(self) -> bool:
-        """True if output that is newer than the state can be moved away."""
+        """True if the output that is newer than the state can be moved away."""
         target = self.checked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False
@@ -86,18 +96,18 @@ class MarkerMismatch:
 def list_checked_targets(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
 ) -> Iterator[CheckedTarget]:
-    """Yield the targets that store a marker, with that of dead letters.
+    """Yield the targets that store a marker, including that of dead letters.
 
     Args:
-        missing: names of targets that may not have the output of the commit.
-        exact: False if a target does not get every epoch, as in a backfill.
+        missing: names of targets that may lack the output of the commit.
+        exact: False if a target does not receive every epoch, as in a backfill.
     """
     current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     current_names = dict(zip(commit.targets, current.targets, strict=True))
     missing_names = {current_names.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _target_specs(pipeline):
         location, record = destinations.target_location(spec), current.targets.get(name)
-        # after a rename the target has the marker of the previous name until it gets rows
+        # after a rename, the target has the marker of the previous name until it receives rows
         previous_writer = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, previous_writer)):
             target = _target_with_marker(pipeline, spec, writer, commit.lineage)
@@ -139,9 +149,9 @@ def _target_with_marker(pipeline: Pipeline, spec: TargetSpec, writer: str, linea
 
 
 def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[str, TargetMarker | None]:
-    """Return the markers of targets that the commit does not name; for a new state these are all targets.
+    """Return the markers of targets that the commit does not mention; for a new state, these are all targets.
 
-    Targets that cannot be read are left out; the start opens them and fails then.
+    Targets that cannot be read are omitted; the start opens them and fails then.
     """
     current = (
         None
@@ -188,7 +198,7 @@ def find_mismatches(
 
 
 def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[MarkerMismatch]) -> StateError | None:
-    """Return the error that refuses a start and says what the user can do; None if all targets fit."""
+    """Return the error that prevents a start and says what the user can do; None if all targets fit."""
     if not mismatches:
         return None
     facts = "; ".join(mismatch.text(commit) for mismatch in mismatches)
@@ -209,7 +219,7 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
 
 
 def check_markers(pipeline: Pipeline, snapshot: Snapshot) -> StateError | None:
-    """Return the error that would refuse a start from this commit, or None. Takes no lock."""
+    """Return the error that would prevent a start from this commit, or None. Takes no lock."""
     mismatches, _, _ = find_mismatches(pipeline, snapshot.commit, snapshot.missing)
     return mismatch_error(pipeline, snapshot.commit, mismatches)
 
@@ -219,7 +229,8 @@ def resolve_mismatches(
 ) -> tuple[Commit, list[str]]:
     """Return the commit to continue from, and lines about what was done. The lock of the state must be held.
 
-    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not help.
+    `choice`: one of `previous_output.CHOICES` or None. Raises StateError if a target does not fit and `choice` does not
+    resolve it.
     """
     missing = (
         commit.missing(store.delivered_targets()) if commit.staged and store.published_epoch() < commit.epoch else []
@@ -235,7 +246,7 @@ def resolve_mismatches(
         lines = [_put_newer_aside(mismatch) for mismatch in mismatches]
         for mismatch in mismatches:
             if not mismatch.checked.expected.was_target:
-                continue  # the commit has no markers of this target
+                continue  # the commit has no markers for this target
             markers[mismatch.checked.name] = (
                 mismatch.checked.expected.rollback if mismatch.checked.expected.rollback.epoch >= 0 else None
             )

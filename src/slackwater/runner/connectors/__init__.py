@@ -1,4 +1,4 @@
-"""The connectors: one class per kind of system, which builds its sources and targets, checks them and reads letters back."""
+"""The connectors: one class per kind of system, which creates sources and targets, checks them and reads letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class of the connectors. The config was checked before, so only supported operations of a kind are called."""
+"""Base class of the connectors. The config was checked before, so only operations that a kind supports are called."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ C = TypeVar("C", bound=Connection)
 
 
 class HasPreviousOutput(Protocol):
-    """A target that can describe the output of another state that it holds."""
+    """A target that can describe output that another state left in it."""
 
     def describe_previous_output(self) -> str | None:
-        """Return the output of another state as text, such as `12 files of another state of "orders" in "out", up to epoch 11`.
+        """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
 
-        Return None if there is none.
+        None if there is no such output.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Connector(Generic[C]):
-    """Connector for one system, given its connection. Every method that reaches the system may raise StartError."""
+    """The connector for one system, given its connection. Every method that accesses the system may raise StartError."""
 
     connection: C
     has_versions: ClassVar[bool] = False  # whether `changes` can compare a table without Spark
@@ -51,21 +51,21 @@ class Connector(Generic[C]):
         self._unsupported("be read")
 
     def check_source(self, spec: Source) -> None:
-        """Raise StartError if the source does not exist. Return if the system cannot be asked."""
+        """Raise StartError if the source does not exist. Do nothing if that cannot be checked."""
 
     def resolve_position(self, spec: Source, position: str | int) -> Offsets:
-        """Return the offsets that "earliest", "latest" or a time (µs UTC) stand for."""
+        """Resolve "earliest", "latest" or a time (µs UTC) to offsets."""
         self._unsupported("be asked where that is")
 
     def question(self, spec: Source) -> Question | None:
-        """Return a function that counts the unread input without Spark; None if the system cannot be asked."""
+        """Return a function that counts the unread input without Spark; None if the system does not support that."""
         return None
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         """Compare the columns of a table with those in the state.
 
-        Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises StartError
-        for a change that a start refuses, SourceUnavailableError if the table cannot be reached.
+        Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises
+        StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
         """
         self._unsupported("be asked for its columns")
 
@@ -76,25 +76,25 @@ class Connector(Generic[C]):
         self._unsupported("be written to")
 
     def check_target(self, spec: TargetSpec, key: str) -> None:
-        """Raise StartError if the target does not exist or cannot be reached. `key`: the config's key for messages."""
+        """Raise StartError if the target does not exist or is unreachable. `key`: its config key, for messages."""
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
-        """Return a text about what a start will create in the system; None for nothing."""
+        """Describe what a start would create in the system; None for nothing."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
         """Create the target if that is possible without its columns. Raises StartError."""
 
     def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
-        """Return the target for a look at the output of another state; None if the system keeps no output."""
+        """Return the target for inspecting the output of another state; None if the system does not keep output."""
         return None
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
-        """Return the target for reading its marker; None if it stores no marker."""
+        """Return the target for reading its marker; None if it does not store one."""
         return None
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Read the dead letters of a pipeline, frame by frame."""
+        """Read the dead letters of a pipeline, one frame at a time."""
         self._unsupported("keep dead letters")
 
     def _unsupported(self, operation: str) -> NoReturn:
@@ -102,7 +102,7 @@ class Connector(Generic[C]):
 
 
 def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
-    """Return the time zone of local times of a source: `event_time_zone` of the first stage that reads it, else UTC."""
+    """Return the time zone for a source's local times: `event_time_zone` of the first stage that reads it, or UTC."""
     readers = (
         stage_pipeline
         for stage_pipeline in pipeline.stage_pipelines.values()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _CloudConnector(SparkStreamConnector[C]):
-    """Base of connectors for cloud queues. Subclasses return the options of the Spark connector."""
+    """Base class of connectors for cloud queues. Subclasses return the options of the Spark connector."""
 
     @abstractmethod
     def reader(self, spec: Source) -> CloudReader: ...

@@ -1,4 +1,4 @@
-"""Connector for the console, which prints rows and keeps none."""
+"""Connector for the console, which prints rows without keeping them."""
 
 from __future__ import annotations
 

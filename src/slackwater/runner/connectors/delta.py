@@ -1,4 +1,4 @@
-"""Connector for Delta Lake tables, which are read by their log."""
+"""Connector for Delta Lake tables, which are read through their log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DeltaConnector(TableConnector[DeltaConnection]):
-    """Connector for Delta tables as sources, targets and for dead letters."""
+    """Connector for Delta tables as sources, as targets and for dead letters."""
 
     def log(self, spec: Source) -> DeltaLog:
         from slackwater.sources.delta_log import DeltaLog
@@ -53,7 +53,7 @@ class DeltaConnector(TableConnector[DeltaConnection]):
             if not DeltaTable.is_deltatable(path, options):
                 return
             frame = pl.from_arrow(DeltaTable(path, storage_options=options).to_pyarrow_table())
-        except Exception as error:  # the library has no base class
+        except Exception as error:  # the library has no common base class
             raise StartError(
                 f"Delta table {path} cannot be read ({delta_error_reason(error, options)}); check the path"
             ) from None

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FilesConnector(Connector[FilesConnection]):
-    """Connector for files as sources, targets and for dead letters."""
+    """Connector for files as sources, as targets and for dead letters."""
 
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class IcebergConnector(TableConnector[IcebergConnection]):
-    """Connector for Iceberg tables as sources, targets and for dead letters."""
+    """Connector for Iceberg tables as sources, as targets and for dead letters."""
 
     def log(self, spec: Source) -> IcebergLog:
         from slackwater.sources.iceberg_log import IcebergLog
@@ -32,7 +32,7 @@ class IcebergConnector(TableConnector[IcebergConnection]):
         return IcebergLog(name, lambda: tables.load(name), iceberg_error_reason)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> IcebergTarget:
-        """Return the target. A new table of windows is partitioned by the day of the window start.
+        """Return the target. New tables for windows are partitioned by the day of the window start.
 
         Dead letters and joined pairs have no window start, so their tables are not partitioned.
         """

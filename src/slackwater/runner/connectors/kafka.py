@@ -42,7 +42,7 @@ _SECONDS = 30.0  # how long to wait for the next message
 
 
 class KafkaConnector(Connector[KafkaConnection]):
-    """Connector for Kafka topics as sources, targets and for dead letters."""
+    """Connector for Kafka topics as sources, as targets and for dead letters."""
 
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
@@ -89,7 +89,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return partial(backlog.unread_records, KafkaBroker(self.connection), spec)
 
     def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> KafkaTarget | None:
-        """Return the target if it delivers exactly once; with at-least-once delivery a topic has no marker."""
+        """Return the target if it delivers exactly once. With at-least-once delivery, a topic has no marker."""
         from slackwater.targets.kafka import KafkaTarget
 
         if spec.delivery != "exactly_once":
@@ -139,7 +139,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Read every committed letter of the topic, from its start to the end that each partition had when it was reached."""
+        """Read every committed letter of the topic, from its start to the end that each partition had at the beginning."""
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
         topic = spec.topic or ""
@@ -176,7 +176,7 @@ class KafkaConnector(Connector[KafkaConnection]):
 def letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
-    """Return a Kafka message as a letter, as `targets.kafka_rows.LetterRows` wrote it.
+    """Convert a Kafka message written by `targets.kafka_rows.LetterRows` to a letter.
 
     The headers of the original record come first, then those of the letter.
     """

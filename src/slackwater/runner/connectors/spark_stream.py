@@ -1,4 +1,7 @@
-"""Base of connectors whose sources a Spark connector reads. They cannot seek: Spark's checkpoint says where to continue."""
+"""Base class of connectors whose sources are read by a Spark connector.
+
+Such sources cannot seek: only Spark's checkpoint records where to continue.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RecordFrame(NamedTuple):
-    """A streaming DataFrame of records: the column with the payload, and SQL for further columns."""
+    """A streaming DataFrame of records, with the name of the payload column and SQL for additional columns."""
 
     frame: DataFrame
     body: str
@@ -28,7 +31,7 @@ class RecordFrame(NamedTuple):
 
 
 class SparkStreamConnector(Connector[C]):
-    """Connector whose sources are read by a Spark connector."""
+    """A connector whose sources are read by a Spark connector."""
 
     @abstractmethod
     def records(self, session: SparkSession, spec: Source) -> RecordFrame:

@@ -1,4 +1,7 @@
-"""Base of connectors for versioned tables (Delta, Iceberg). A source has the columns of the table at the start of a run."""
+"""Base class of connectors for versioned tables (Delta, Iceberg).
+
+A source has the columns that the table had at the start of the run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TableConnector(Connector[C]):
-    """Connector for a system of versioned tables."""
+    """The connector for a system of versioned tables."""
 
     has_versions = True
 
@@ -43,7 +46,7 @@ class TableConnector(Connector[C]):
         table_source(self.log(spec), spec, None)
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
-        """Return the offsets after the current version of the table, which "latest" stands for."""
+        """Return the offsets after the table's current version: "latest" is the only position of a table."""
         return table_source(self.log(spec), spec, None).snapshot.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
@@ -78,8 +81,8 @@ class TableConnector(Connector[C]):
 def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
     """Return a source for the current version of the table.
 
-    `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does not
-    exist, cannot be read, or has other columns that the source does not accept.
+    `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does
+    not exist, cannot be read, or has columns that the source does not accept.
     """
     label = f'source "{spec.name}"'
     try:
@@ -100,7 +103,7 @@ def _columns(schema_json: str) -> StructType:
 
 
 def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) -> PlannedTableSource:
-    """Return the source with the columns that the run reads. Raises StartError for columns that do not fit the state."""
+    """Return the source with the columns that the run reads. Raises StartError if columns do not fit the state."""
     if schema_json is None:
         return source
     from pyspark.sql.types import StructType
