@@ -136,7 +136,7 @@ class _Run:
         (target,) = pipeline.per_target
         self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")
-        self.metrics.begun(pipeline)
+        self.metrics.on_start(pipeline)
         self._pile_up()
         self.planner = KafkaPlanner(self.source, self.driver.state.sources["events"])
 

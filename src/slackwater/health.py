@@ -40,21 +40,21 @@ class Health(Observer):
         self._phase, self._since = "starting", clock()
         self._epoch: int | None = None
 
-    def begun(self, pipeline: Pipeline) -> None:
+    def on_start(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline.name
         self._enter("starting")
 
-    def waiting(self, epoch: PendingPublish | None) -> None:
+    def on_pending(self, epoch: PendingPublish | None) -> None:
         if self._phase in ("starting", "publishing"):
             self._enter("starting" if epoch is None else "publishing")
 
-    def reading(self) -> None:
+    def on_running(self) -> None:
         self._enter("reading")
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         self._epoch = status.epoch
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         self._enter("ended")
 
     def _enter(self, phase: str) -> None:

@@ -53,19 +53,19 @@ class Metrics(Collector, Observer):
         self._lock = threading.Lock()
         self.registry.register(self)
 
-    def begun(self, pipeline: Pipeline) -> None:
+    def on_start(self, pipeline: Pipeline) -> None:
         with self._lock:
             self._pipeline = pipeline.name
             self._started[pipeline.name] = self._clock()
             self._waiting[pipeline.name] = None
 
-    def waiting(self, epoch: PendingPublish | None) -> None:
+    def on_pending(self, epoch: PendingPublish | None) -> None:
         with self._lock:
             self._waiting[self._pipeline] = epoch
             if epoch is not None and epoch.failed is not None:
                 self._failures[self._pipeline, epoch.failed] += 1
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         self.update(status)
 
     def update(self, status: Status) -> None:

@@ -75,7 +75,9 @@ def url(postgres: Any) -> Iterator[str]:
 def begun(url: str, seed: int = 0, batches: int = 6, crashes: bool = False) -> LocalPipeline:
     """Run some batches. With crashes, the run dies at named steps, and each start checks the state tables."""
     chance = random.Random(seed)
-    test = LocalPipeline(pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), listen=False, shards=2)
+    test = LocalPipeline(
+        pipeline(), SCHEMA, store=lambda: PostgresStore(url, "public", "law"), capture_losses=False, shards=2
+    )
     for n in range(batches):
         rows = [
             {"k": chance.choice("xyz"), "v": 1, "ts": n * 40_000 + chance.randint(-50_000, 30_000)} for _ in range(8)

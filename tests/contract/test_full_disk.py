@@ -49,7 +49,7 @@ def rows(ts: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("size", [0, 500, 3000, 20_000, 100_000])
 def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
-    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         before = files(tmp_path)
         for _ in range(3):
@@ -65,7 +65,7 @@ def test_a_failed_attempt_leaves_nothing(size: int, tmp_path: Path) -> None:
 
 
 def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> None:
-    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         home = Path(FilesStore(tmp_path, "law").root)
         before = files(tmp_path)
@@ -81,7 +81,7 @@ def test_the_next_start_removes_what_a_killed_attempt_left(tmp_path: Path) -> No
 
 
 def test_an_epoch_that_was_committed_is_never_taken_for_an_attempt(tmp_path: Path) -> None:
-    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), listen=False) as t:
+    with LocalPipeline(WINDOW, SCHEMA, state_dir=str(tmp_path), capture_losses=False) as t:
         t.pipe(rows(0))
         before = files(tmp_path)
         store = FilesStore(tmp_path, "law")

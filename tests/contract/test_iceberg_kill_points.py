@@ -76,7 +76,7 @@ def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCat
         door.judge = faulty(rng)
         pipeline = described(lake, other, door.port)
         store = lambda: FilesStore(str(tmp_path / "state"), "lakes")  # noqa: E731
-        with Real(pipeline, {"k": "string"}, store=store, listen=False) as test:
+        with Real(pipeline, {"k": "string"}, store=store, capture_losses=False) as test:
             for epoch, step in enumerate([*rng.sample(KILL_POINTS, len(KILL_POINTS)), None, None]):
                 if step is not None:
                     test.crash(step, nth=rng.choice([1, 2]) if step.startswith(("write", "note")) else 1)

@@ -85,7 +85,7 @@ def rows(second: int, keys: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("step", some(KILL_POINTS))
 def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_path: Path) -> None:
     seeds.quiet()
-    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:
+    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         for n, second in enumerate((0, 10, 40, 60, 90)):
             if n in (2, 3, 4):  # the first, second and third target that gets there
                 test.crash(step, nth=n - 1, shards=n - 1)
@@ -104,7 +104,7 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
 ) -> None:
     """The refusal causes a commit without targets. Then each target gets its rows, and only the refusing one remains."""
     seeds.quiet()
-    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), listen=False) as test:
+    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         test.pipe(rows(0, "ab"))
         with psycopg.connect(urls[0]) as db:
             db.execute("ALTER TABLE hours ADD CHECK (n < 3)")

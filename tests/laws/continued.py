@@ -58,7 +58,7 @@ class Start(LocalPipeline):
 
     def __init__(self, pipeline: sw.Pipeline, shards: int, choice: str | None = None, rebuild: bool = False) -> None:
         self._choice, self._rebuild = choice, rebuild
-        super().__init__(pipeline, {"user": "string"}, shards=shards, state_dir="unused", listen=False)
+        super().__init__(pipeline, {"user": "string"}, shards=shards, state_dir="unused", capture_losses=False)
 
     def _start_driver(self) -> None:
         pipeline, choice = self.pipeline, self._choice

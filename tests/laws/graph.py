@@ -173,7 +173,7 @@ def content(rows: Any, last: sw.Stage) -> list[str]:
 def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     rng = random.Random(seed)
     spec, now_ms, every = pipeline(rng), 0, {"a": list[Row](), "b": list[Row]()}
-    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
+    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=store, capture_losses=False) as test:
         for _ in range(rng.randrange(2, 8)):
             epoch_rows: dict[str, list[Row]] = {}
             for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):

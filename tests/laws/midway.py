@@ -13,7 +13,7 @@ from slackwater.testing.pipeline import LocalPipeline
 def midway(seed: int, store_dir: str | None = None) -> LocalPipeline:
     """One of them; `store_dir`: where its state lies."""
     rng = random.Random(seed)
-    test, now_ms = LocalPipeline(pipeline(rng), SCHEMA, shards=2, listen=False, state_dir=store_dir), 0
+    test, now_ms = LocalPipeline(pipeline(rng), SCHEMA, shards=2, capture_losses=False, state_dir=store_dir), 0
     for _ in range(rng.randrange(2, 6)):
         epoch_rows: dict[str, list[dict[str, Any]]] = {}
         for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):

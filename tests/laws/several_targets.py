@@ -58,7 +58,7 @@ class Story:
         rng = random.Random(self.seed)
         present = rng.random() < 0.5
         spec = pipeline(self.seed, present)
-        with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, listen=False) as test:
+        with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 2, 3]), store=self.store, capture_losses=False) as test:
             for _ in range(rng.randrange(2, 9)):
                 if rng.random() < 0.5:
                     test.crash(rng.choice(KILL_POINTS), shards=rng.choice([None, 2, 3]), nth=rng.choice([1, 1, 2, 3]))

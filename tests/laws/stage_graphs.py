@@ -193,7 +193,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
     awake, was_changed, was_behind = set(names), False, is_late
     closes_idle = any(s.window is not None and s.window.idle_close_ms is not None for s in stages)
     shards, quiet_ms = rng.choice([1, 2, 3]), 0
-    with LocalPipeline(spec, SCHEMA, shards=shards, store=store, listen=False, watch=watched) as test:
+    with LocalPipeline(spec, SCHEMA, shards=shards, store=store, capture_losses=False, extra_stages=watched) as test:
         for _ in range(rng.randrange(5, 25)):
             if rng.random() < 0.3:
                 awake = set(rng.sample(names, rng.randrange(1, len(names) + 1)))

@@ -34,7 +34,7 @@ def answer(seed: int, jumps: bool) -> tuple[dict[str, list[str]], list[tuple[int
     names = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
     watermarks: list[tuple[int, int]] = []
-    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 3]), listen=False, watch=watched) as test:
+    with LocalPipeline(spec, SCHEMA, shards=rng.choice([1, 3]), capture_losses=False, extra_stages=watched) as test:
         for _ in range(rng.randrange(5, 20)):
             rows: dict[str, list[dict[str, Any]]] = {}
             for source in sorted(rng.sample(names, rng.randrange(1, len(names) + 1))):

@@ -36,7 +36,7 @@ W, X, Y = counting("w", "a"), counting("x", "w", "total"), counting("y", "x", "t
 @pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
 def test_stages_come_and_go_between_runs(step: str) -> None:
     """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: what stays goes on, what comes begins with what comes."""
-    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, listen=False) as test:
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": rows(0)})
         test.crash(step)
         test.restart(pipeline_of_stages(W, X, Y), shards=3)
@@ -58,7 +58,7 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
 
 
 def test_the_plan_says_what_stages_need() -> None:
-    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, listen=False) as test:
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": rows(0)})
         state = test._driver.state
     more, fewer = (

@@ -34,7 +34,7 @@ def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
     ends = [{"k": "a", "p": "x", "v": 9, "ts": 60_000_000}]
 
     def outcome(crash: bool) -> dict[str, list[str]]:
-        with LocalPipeline(pipeline(3, some=False), SCHEMA, shards=2, listen=False) as test:
+        with LocalPipeline(pipeline(3, some=False), SCHEMA, shards=2, capture_losses=False) as test:
             test.pipe({"rows": rows})
             if crash:
                 test.crash(step, shards=3, nth=nth)

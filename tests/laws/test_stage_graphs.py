@@ -93,7 +93,7 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
     u                                        13:08   does
     """
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
-    with LocalPipeline(spec, USER, listen=False) as test:
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
         test.pipe([row_at(785, "w")])
         visits = states(test)["visits"]
@@ -130,7 +130,7 @@ def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> No
         sw.Stage(name="visits", window=session("15m", "33m").model_copy(update={"lateness_ms": 15 * 60_000})),
         sw.Stage(name="quarters", window=tumbling("1m")),
     )
-    with LocalPipeline(spec, USER, listen=False) as test:
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(269)])
         test.pipe([row_at(287), row_at(299, "w")])
         assert states(test)["visits"].watermark_us == 284 * MINUTE
@@ -149,7 +149,7 @@ def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> No
 
 def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
     spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
-    with LocalPipeline(spec, USER, listen=False) as test:
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
         for minute, promised in ((785, 770), (790, 770), (791, 791)):
             test.pipe([row_at(minute, "w")])
@@ -159,7 +159,7 @@ def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
 def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
     apart = sw.Stage(name="visits", window=session()), sw.Stage(name="x", from_=["a"], window=tumbling("1h"))
     both = pipeline(*apart, sw.Stage(name="hours", from_=["visits"], window=tumbling("1h")))
-    with LocalPipeline(pipeline(*apart), USER, listen=False) as test:
+    with LocalPipeline(pipeline(*apart), USER, capture_losses=False) as test:
         test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
         test.pipe([row_at(785, "w")])
         assert states(test)["visits"].holds is None
@@ -174,7 +174,9 @@ def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
 def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
     """A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20."""
     minutes = sw.Stage(name="minutes", window=tumbling("1m"))
-    with LocalPipeline(pipeline(sw.Stage(name="visits", window=session()), minutes), USER, listen=False) as test:
+    with LocalPipeline(
+        pipeline(sw.Stage(name="visits", window=session()), minutes), USER, capture_losses=False
+    ) as test:
         test.pipe([row_at(0, f"u{i}") for i in range(100)])
         test.pipe([row_at(20, "w")])
         test.restart(pipeline(sw.Stage(name="visits", window=session(gap="5m")), minutes))
@@ -214,7 +216,7 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
         stages = sw.Stage(name="j", join=joined(event_time)), sw.Stage(name="w", from_=[read], window=tumbling("1m"))
         return pipeline(*stages, sources="ab")
 
-    with LocalPipeline(spec(*before), USER, listen=False) as test:
+    with LocalPipeline(spec(*before), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(0), row_at(8, "w")], "b": [row_at(8, "w")]})
         test.restart(spec(*after))
         test.pipe({"b": [row_at(9)]})
@@ -230,7 +232,7 @@ def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
     both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)
-    with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
         for hour in range(1, 6):
             test.quiet(30_000)
@@ -247,7 +249,7 @@ def test_a_carried_stage_commits_in_silence_what_becomes_due() -> None:
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=tumbling("1h", source_idleness_ms="1h"))
-    with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
         test.pipe({"a": [row_at(200)]})
         for _ in range(5):
@@ -260,7 +262,7 @@ def test_while_all_is_idle_the_watermarks_stay() -> None:
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b"], window=quick)
     both = sw.Stage(name="both", from_=["first", "a"], window=quick)
-    with LocalPipeline(pipeline(first, both, sources="ab"), USER, listen=False) as test:
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(10)], "b": [row_at(0)]})
         for _ in range(10):
             test.quiet(30_000)
@@ -270,7 +272,7 @@ def test_while_all_is_idle_the_watermarks_stay() -> None:
 def test_a_flush_brings_all_stages_to_one_point() -> None:
     """Rows behind it are late where they come in, and nowhere else."""
     spec = pipeline(sw.Stage(name="minute", window=tumbling("1m")), sw.Stage(name="day", window=tumbling("24h")))
-    with LocalPipeline(spec, USER, listen=False) as test:
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
         test.pipe([row_at(0)])
         test.flush()
         assert {s.watermark_us for s in states(test).values()} == {24 * 60 * MINUTE}
@@ -288,7 +290,7 @@ def test_a_flush_brings_all_stages_to_one_point() -> None:
 def test_a_join_is_flushed_past_its_readers() -> None:
     """Its rows may lie ten minutes back, so it stands ten minutes ahead: no pair of later rows is late behind it."""
     stages = sw.Stage(name="j", join=joined("left")), sw.Stage(name="w", from_=["j"], window=tumbling("1h"))
-    with LocalPipeline(pipeline(*stages, sources="ab"), USER, listen=False) as test:
+    with LocalPipeline(pipeline(*stages, sources="ab"), USER, capture_losses=False) as test:
         test.pipe({"a": [row_at(0), row_at(55)], "b": [row_at(1)]})
         test.flush()
         stage_states = states(test)
@@ -306,7 +308,7 @@ def test_no_limit_of_a_source_judges_results(first: sw.Window, on_error: Any) ->
     now = int(dt.datetime(2026, 11, 24, 10, 5, tzinfo=dt.UTC).timestamp()) * 10**6
     second = sw.Window(kind="tumbling", duration_ms="1d", max_groups_per_window=1000, aggregations=COUNT)
     spec = pipeline(sw.Stage(name="users", window=first), sw.Stage(name="days", window=second, on_error=on_error))
-    with LocalPipeline(spec, USER, listen=False, clock_us=now) as test:
+    with LocalPipeline(spec, USER, capture_losses=False, clock_us=now) as test:
         test.pipe([{"user": f"u{i}", "ts": now - MINUTE} for i in range(5)])
         test.flush()
         assert test.target("of-users").held.height == counted(test, "days") == 5
@@ -318,7 +320,7 @@ def test_late_results_are_never_told_as_idle() -> None:
     cut = sw.Window(kind="session", gap_ms="20s", max_session_duration_ms="50s", group_by=["user"], aggregations=COUNT)
     spec = pipeline(sw.Stage(name="visits", window=cut), sw.Stage(name="tens", window=tumbling("10s")))
     rows = [[("z", -500)], [("u", 0), ("u", 20)], [("u", 40)], [("w", 60)], [("u", 60)], [("w", 80), ("u", 80)]]
-    with LocalPipeline(spec, USER, listen=False) as test:
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
         for some_rows in rows:
             test.pipe([row_at(second / 60, user) for user, second in some_rows])
         test.flush()

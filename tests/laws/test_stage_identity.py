@@ -89,7 +89,7 @@ def changed(stages: list[Kept], rng: random.Random) -> list[Kept]:
 
 def check(seed: int) -> None:
     rng, stages, moment = random.Random(seed), [BASE, Kept("s0", ("a",))], 0
-    with LocalPipeline(described(stages), {"user": "string"}, listen=False) as test:
+    with LocalPipeline(described(stages), {"user": "string"}, capture_losses=False) as test:
         for _ in range(rng.randint(2, 5)):
             sent = {s: rng.randint(0, 5) for s in "ab"}
             for _ in range(2):
@@ -127,7 +127,7 @@ def test_each_stage_counts_the_rows_since_it_began(first: int) -> None:
 
 
 def plan(before: list[Kept], after: list[Kept], store: str = "files") -> dict[str, tuple[str, str, str]]:
-    with LocalPipeline(described(before), {"user": "string"}, listen=False) as test:
+    with LocalPipeline(described(before), {"user": "string"}, capture_losses=False) as test:
         test.pipe({"a": [{"user": "u", "ts": 0}]})
         changes = compare_config(described(after, store), test._driver.state).changes
     return {c.key: (c.verdict, c.level, c.how) for c in changes if not c.key.startswith("target")}
@@ -200,7 +200,7 @@ def transform(**more: str) -> Pipeline:
 def test_a_transform_becomes_a_stage_by_its_name() -> None:
     """[transform] has no name that a user gave: one of several stages says that it was called so, and the other way round."""
     later = Kept("s0", ("a",))
-    with LocalPipeline(transform(), {"user": "string"}, listen=False) as test:
+    with LocalPipeline(transform(), {"user": "string"}, capture_losses=False) as test:
         test.pipe({s: [{"user": "u", "ts": 0}] for s in "ab"})
         with pytest.raises(
             StateError, match='no stage goes on with it; give formerly = "transform" to the one that does'

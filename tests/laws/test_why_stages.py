@@ -137,7 +137,7 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
 
 
 def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() -> None:
-    with LocalPipeline(split(), SCHEMA, listen=False) as test:
+    with LocalPipeline(split(), SCHEMA, capture_losses=False) as test:
         test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
         with test._driver.store.peek() as snapshot:
             assert snapshot is not None

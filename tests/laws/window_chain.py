@@ -66,7 +66,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
     rng = random.Random(seed)
     spec, now_ms, every = pipeline(rng), 0, list[dict[str, Any]]()
     schema = {"k": "string", "p": "string", "v": "bigint"}
-    with LocalPipeline(spec, schema, shards=rng.choice([1, 2, 3]), store=store, listen=False) as test:
+    with LocalPipeline(spec, schema, shards=rng.choice([1, 2, 3]), store=store, capture_losses=False) as test:
         for _ in range(rng.randrange(2, 9)):
             rows = []
             for _ in range(rng.randrange(0, 9)):

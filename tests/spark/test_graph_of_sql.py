@@ -76,7 +76,7 @@ def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
     rng, every = random.Random(seed), list[dict[str, Any]]()
     time_ms = 0
-    with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), listen=False) as test:
+    with LocalPipeline(pipeline(), SCHEMA, session=spark, shards=rng.choice([1, 2]), capture_losses=False) as test:
         for _ in range(4):
             rows = []
             for _ in range(rng.randrange(6, 14)):

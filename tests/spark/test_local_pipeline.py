@@ -164,7 +164,7 @@ def test_sql_that_carries_no_hidden_column_is_run_batch_by_batch(spark: Any, tmp
     sql = f"WITH u AS ({sql}) SELECT u.* FROM u"
     window = session_window(late_data="standalone", emit_metadata=True)
     pipeline = files_pipeline(tmp_path, window, sql, on_error="drop")
-    with LocalPipeline(pipeline, session=spark, listen=False) as test:
+    with LocalPipeline(pipeline, session=spark, capture_losses=False) as test:
         assert test.front is not None
         test.front._carried = dict.fromkeys(test.front._carried, None)
         for rows in BATCHES:

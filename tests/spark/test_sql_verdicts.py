@@ -84,7 +84,7 @@ def start(spark: Any, home: Path) -> Iterator[Any]:
 
 
 def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) -> Counter[str]:
-    with LocalPipeline(spec, session=spark, listen=False) as test:
+    with LocalPipeline(spec, session=spark, capture_losses=False) as test:
         for batch in batches:
             test.pipe(batch)
         rows = test.result().rows

@@ -140,7 +140,9 @@ def test_stages_give_the_batch_answer_over_their_inputs(spark: Any, seed: int) -
     spec, now, sent = pipeline(stages), 0, {name: list[Row]() for name in SOURCES}
     sources = [s.name for s in spec.sources]
     watched = [s.name for s in stages if s.name not in {t.from_ for t in spec.targets}]
-    with LocalPipeline(spec, SCHEMA, session=spark, shards=draw.choice([1, 2]), listen=False, watch=watched) as test:
+    with LocalPipeline(
+        spec, SCHEMA, session=spark, shards=draw.choice([1, 2]), capture_losses=False, extra_stages=watched
+    ) as test:
         for _ in range(draw.randrange(3, 6)):
             rows: dict[str, list[Row]] = {name: [] for name in sources}
             for name in sources:

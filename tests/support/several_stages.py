@@ -77,7 +77,9 @@ def ran(home: Path, text: str = TEXT) -> Path:
     """Its config; partition o-1 of the orders holds all watermarks."""
     file = home / "p.toml"
     file.write_text(text.replace('path = "state"', f'path = "{home / "state"}"'))
-    with LocalPipeline(toml.load(file), SCHEMA, state_dir=str(home / "state"), listen=False, clock_us=NOON) as test:
+    with LocalPipeline(
+        toml.load(file), SCHEMA, state_dir=str(home / "state"), capture_losses=False, clock_us=NOON
+    ) as test:
         orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
         test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=PARTS)
         test.quiet("45s")
@@ -88,5 +90,7 @@ def ran(home: Path, text: str = TEXT) -> Path:
 def went_on(file: Path) -> None:
     """One commit more."""
     state = str(file.parent / "state")
-    with LocalPipeline(toml.load(file), SCHEMA, state_dir=state, listen=False, clock_us=NOON + 60_000_000) as test:
+    with LocalPipeline(
+        toml.load(file), SCHEMA, state_dir=state, capture_losses=False, clock_us=NOON + 60_000_000
+    ) as test:
         test.pipe({"clicks": rows_at("u1", "10:22")})

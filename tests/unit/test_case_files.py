@@ -336,7 +336,7 @@ def test_stages_without_a_target_are_watched() -> None:
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
     def run_story(*watched: str) -> LocalResult:
-        with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, watch=watched) as test:
+        with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, extra_stages=watched) as test:
             test.pipe(rows[:20])
             test.crash("write.after")
             test.pipe(rows[20:])

@@ -239,7 +239,7 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
 
     def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
         for one in observers:
-            one.status(STATUS)
+            one.on_commit(STATUS)
         seen.append(capsys.readouterr().err.split("metrics at ")[1].split()[0])
         with urlopen(seen[0]) as answer:
             seen.append(answer.read().decode())

@@ -57,9 +57,9 @@ def real() -> dict[str, set[str]]:
     )
     script = [RowsInput({"a": [{"ts": t, "k": "x"}]}) for t in (0, 5_000_000, 90_000_000)]
     metrics = Metrics()
-    metrics.begun(loads(GOOD, "p.toml", {}))
+    metrics.on_start(loads(GOOD, "p.toml", {}))
     for status in [*run_local(window, script, schema={"k": "string"}, sources=("a",)).statuses, STATUS, JOIN]:
-        metrics.status(status)
+        metrics.on_commit(status)
     labels_by_metric: dict[str, set[str]] = {"up": {"job", "instance"}}
     for name, labels, _ in exposed(metrics):
         labels_by_metric.setdefault(name, set()).update(labels)
@@ -192,10 +192,10 @@ class Simulated:
             change(minute, minute_state)
             if minute_state["start"]:
                 self.metrics = Metrics(clock=lambda: self.now)
-                self.metrics.begun(loads(GOOD, "p.toml", {}))
-            self.metrics.waiting(minute_state.get("waiting"))
+                self.metrics.on_start(loads(GOOD, "p.toml", {}))
+            self.metrics.on_pending(minute_state.get("waiting"))
             if not minute_state.get("waiting"):
-                self.metrics.status(self.status(minute, minute_state))
+                self.metrics.on_commit(self.status(minute, minute_state))
             up = ("up", {"job": "slackwater", "instance": "a"}, float(minute_state["up"]))
             shown = exposed(self.metrics) if minute_state["up"] else ()
             target_labels = {"job": "slackwater", "instance": "a"}

@@ -39,14 +39,14 @@ def test_a_run_is_ready_while_it_reads_its_sources(run: Run) -> None:
     assert run.codes() == (200, 503, "starting")
     with ObserverGroup([run.health]).observe_run(loads(GOOD, "p.toml", {})):
         assert run.codes() == (200, 503, "starting")
-        run.health.waiting(PendingPublish(3, 0))
+        run.health.on_pending(PendingPublish(3, 0))
         assert run.codes() == (200, 503, "publishing")
-        run.health.waiting(None)
-        run.health.status(STATUS)  # the status from the state
+        run.health.on_pending(None)
+        run.health.on_commit(STATUS)  # the status from the state
         assert run.codes() == (200, 503, "starting")
-        run.health.reading()
+        run.health.on_running()
         assert run.codes() == (200, 200, "reading")
-        run.health.waiting(PendingPublish(4, 0))  # each epoch waits until it is published
+        run.health.on_pending(PendingPublish(4, 0))  # each epoch waits until it is published
         assert run.codes() == (200, 200, "reading")
         run.stop.set()
         assert run.codes() == (200, 503, "stopping")
@@ -60,12 +60,12 @@ def test_a_failed_run_has_ended(run: Run) -> None:
 
 
 def test_the_answer_names_the_pipeline_and_the_time(run: Run) -> None:
-    run.health.begun(loads(GOOD, "p.toml", {}))
+    run.health.on_start(loads(GOOD, "p.toml", {}))
     run.now += 61_000_000
-    run.health.reading()
+    run.health.on_running()
     run.now += 5_000_000
-    run.health.reading()
-    run.health.status(STATUS)
+    run.health.on_running()
+    run.health.on_commit(STATUS)
     answer = run.health.answer(READY)
     assert answer is not None
     assert json.loads(answer[1]) == {
@@ -101,7 +101,7 @@ def answer_of(port: int, method: str, path: str, host: str = "10.0.0.7:9187") ->
 def test_the_metrics_server_answers_probes(run: Run, port: int) -> None:
     status, kind, body = answer_of(port, "GET", READY)
     assert (status, kind, json.loads(body)["phase"]) == (503, "application/json", "starting")
-    run.health.reading()
+    run.health.on_running()
     assert [answer_of(port, "GET", path)[0] for path in (LIVE, READY)] == [200, 200]
     assert answer_of(port, "HEAD", READY)[::2] == (200, b"")
     assert b"slackwater_streaming_epoch" in answer_of(port, "GET", "/metrics")[2]

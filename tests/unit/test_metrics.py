@@ -116,14 +116,14 @@ def test_a_pending_epoch_is_exposed_before_the_first_status() -> None:
     now = 1000.0
     metrics = Metrics(clock=lambda: now)
     name = 'slackwater_streaming_unpublished_seconds{pipeline="user-sessions"}'
-    metrics.begun(loads(GOOD, "p.toml", {}))
+    metrics.on_start(loads(GOOD, "p.toml", {}))
     assert samples(metrics)[name] == 0
     assert samples(metrics)['slackwater_streaming_started_seconds{pipeline="user-sessions"}'] == 1000
-    metrics.waiting(PendingPublish(7, 900_000_000))
+    metrics.on_pending(PendingPublish(7, 900_000_000))
     assert samples(metrics)[name] == 100
     now = 1060.0
     assert samples(metrics)[name] == 160
-    metrics.waiting(None)
+    metrics.on_pending(None)
     assert samples(metrics)[name] == 0
 
 
@@ -196,7 +196,7 @@ def test_each_stage_and_target_has_its_numbers() -> None:
     """While one target is unavailable, the metrics show what each target has, the rows that wait, and the failures. Later all rows arrive."""
     now = 0.0
     metrics = Metrics(clock=lambda: now)
-    metrics.begun(several())
+    metrics.on_start(several())
 
     def values_by_label(name: str, label: str) -> dict[str, float]:
         values = {}
@@ -205,11 +205,11 @@ def test_each_stage_and_target_has_its_numbers() -> None:
                 values[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
         return values
 
-    with LocalPipeline(several(), {"k": "string", "v": "bigint"}, listen=False) as test:
+    with LocalPipeline(several(), {"k": "string", "v": "bigint"}, capture_losses=False) as test:
 
         def pipe(first: int) -> None:
             hooks = test._driver.hooks
-            hooks.on_status, hooks.on_waiting = metrics.update, metrics.waiting
+            hooks.on_status, hooks.on_waiting = metrics.update, metrics.on_pending
             test.pipe([{"k": "x", "v": 1, "ts": (first + 7 * n) * 1000} for n in range(30)])
 
         pipe(0)
@@ -290,7 +290,7 @@ def test_a_join_further_down_has_its_sides() -> None:
         target=sw.Target(connection="tables", path="out", mode="append"),
         state_store=one.state_store,
     )
-    with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, listen=False) as test:
+    with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, capture_losses=False) as test:
         test.pipe([{"k": "x", "v": 1, "ts": n * 7000} for n in range(300)])
         series = shown(*test.result().statuses)
         held = {s: sum(m.rows for m in test._driver.state.stages[1].metas if m.kind == s) for s in ("left", "right")}

@@ -139,7 +139,7 @@ def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> N
     committed = threading.Event()
 
     def run(stop: threading.Event, latest: Observer) -> Status | None:
-        latest.status(status(0))
+        latest.on_commit(status(0))
         committed.set()
         assert stop.wait(60)
         return status(1)
@@ -160,7 +160,7 @@ def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> N
 
 def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def run(stop: threading.Event, latest: Observer) -> Status | None:
-        latest.status(status(0))
+        latest.on_commit(status(0))
         raise StartError("law: Kafka at b:1 cannot be reached (no); check it")
 
     with caplog.at_level(logging.ERROR, "slackwater"):

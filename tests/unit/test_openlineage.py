@@ -78,8 +78,8 @@ def said() -> list[str]:
 
 def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
     observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
-    observer.begun(pipeline or stored())
-    observer.described(COLUMNS)
+    observer.on_start(pipeline or stored())
+    observer.on_schema(COLUMNS)
     return observer
 
 
@@ -113,8 +113,8 @@ def rows(sent: list[Event], side: str, which: int = 0) -> int:
 def test_a_run_is_reported_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
     observer, run_statuses = lineage(said), statuses()
     for status in run_statuses:
-        observer.status(status)
-    observer.ended(None)
+        observer.on_commit(status)
+    observer.on_end(None)
     sent = events()
     states = [e["eventType"] for e in sent]
     assert (states[0], states[-1]) == ("START", "COMPLETE")
@@ -134,8 +134,8 @@ def test_a_run_is_reported_from_its_start_to_its_end(events: Any, said: list[str
 
 def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list[str]) -> None:
     observer = lineage(said)
-    observer.status(statuses()[0])
-    observer.ended(None)
+    observer.on_commit(statuses()[0])
+    observer.on_end(None)
     last = events()[-1]
     shown = [
         [(f["name"], f["type"]) for f in d["facets"]["schema"]["fields"]] for d in [*last["inputs"], *last["outputs"]]
@@ -150,8 +150,8 @@ def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list
 def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> None:
     observer, run_statuses = lineage(said), statuses()
     for status in run_statuses:
-        observer.status(status)
-    observer.ended(None)
+        observer.on_commit(status)
+    observer.on_end(None)
     spans = [e["run"]["facets"]["slackwater_commits"] for e in events() if e["eventType"] == "RUNNING"]
     covered = Counter(n for s in spans for n in range(s["firstEpoch"], s["lastEpoch"] + 1))
     assert covered == Counter(s.epoch for s in run_statuses)
@@ -162,17 +162,17 @@ def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
     """The counters of the state continue, but a run reports only its own rows."""
     first = statuses()
     observer = lineage(said)
-    observer.status(replace(first[1], phases={}, emitted=0))  # the status that a start reports for an existing state
+    observer.on_commit(replace(first[1], phases={}, emitted=0))  # the status that a start reports for an existing state
     for status in first[2:]:
-        observer.status(status)
-    observer.ended(None)
+        observer.on_commit(status)
+    observer.on_end(None)
     assert rows(events(), "inputs") == 3
 
 
 def test_a_failure_has_a_reason_without_secrets(events: Any, said: list[str]) -> None:
     secrets.remember_secret("hunter-22-hunter")
     observer = lineage(said)
-    observer.ended(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
+    observer.on_end(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
     last = events()[-1]
     assert last["eventType"] == "FAIL"
     error = last["run"]["facets"]["errorMessage"]
@@ -184,8 +184,8 @@ def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> 
     """The client's classes implement the specification. Sent events fit into them, and every facet names its schema."""
     observer = lineage(said)
     for status in statuses():
-        observer.status(status)
-    observer.ended(StartError("no"))
+        observer.on_commit(status)
+    observer.on_end(StartError("no"))
     for e in events():
         assert e["schemaURL"] == "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
         assert e["producer"].startswith("urn:slackwater:")
@@ -229,7 +229,7 @@ def test_the_environment_variables_of_openlineage_are_used(
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
     observer = lineage(said)
-    observer.ended(None)
+    observer.on_end(None)
     assert [e["eventType"] for e in receiver.events] == ["START", "COMPLETE"]
     assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
     assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
@@ -242,12 +242,12 @@ def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, said
     receiver.status = 400
     observer, run_statuses = lineage(said), statuses()
     for status in run_statuses[:-1]:
-        observer.status(status)
+        observer.on_commit(status)
         receiver.wait(2)
     receiver.status = 200
     receiver.wait(2)
-    observer.status(run_statuses[-1])
-    observer.ended(None)
+    observer.on_commit(run_statuses[-1])
+    observer.on_end(None)
     sent = receiver.events
     assert [e["eventType"] for e in sent if e["eventType"] != "RUNNING"] == ["START", "COMPLETE"]
     assert sent[0]["eventType"] == "START"
@@ -274,11 +274,11 @@ def test_an_unreachable_backend_does_not_stop_a_run(
 
     observer._outage.failed = noted
     monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
-    observer.begun(stored())
+    observer.on_start(stored())
     for status in statuses():
-        observer.status(status)
+        observer.on_commit(status)
     assert failed.wait(60)
-    observer.ended(None)
+    observer.on_end(None)
     assert said[1:] == [
         "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; reported only once"
     ]

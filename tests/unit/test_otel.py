@@ -78,22 +78,22 @@ def said() -> list[str]:
 
 def started(said: list[str]) -> Any:
     observer = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
-    observer.begun(loads(GOOD, "p.toml", {}))
+    observer.on_start(loads(GOOD, "p.toml", {}))
     return observer
 
 
 def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]) -> None:
     metrics = Metrics()
-    metrics.begun(loads(GOOD, "p.toml", {}))
+    metrics.on_start(loads(GOOD, "p.toml", {}))
     observer = started(said)
     for status in (
         STATUS,
         replace(JOIN, emit_lag_seconds=1.25),
         replace(STATUS, counters=replace(COUNTERS, rows_in=1100)),
     ):
-        metrics.status(status)
-        observer.status(status)
-    observer.ended(None)
+        metrics.on_commit(status)
+        observer.on_commit(status)
+    observer.on_end(None)
     exported = receiver.latest()
     expected = {
         (name.removesuffix("_total") if (name.removesuffix("_total"), labels) in exported else name, labels): value
@@ -112,8 +112,8 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]
 
 def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, said: list[str]) -> None:
     observer = started(said)
-    observer.status(STATUS)
-    observer.ended(None)
+    observer.on_commit(STATUS)
+    observer.on_end(None)
     kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
     rows = kinds["slackwater_streaming_rows_in"]
     assert rows.sum.is_monotonic
@@ -127,13 +127,13 @@ def test_a_pending_epoch_is_exported_before_the_first_status(
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     observer = started(said)
-    observer.waiting(PendingPublish(3, 0))
+    observer.on_pending(PendingPublish(3, 0))
     receiver.wait(2)
     name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
     waits = receiver.latest()[name]
     assert waits == pytest.approx(time.time(), abs=3600)
-    observer.waiting(None)
-    observer.ended(None)
+    observer.on_pending(None)
+    observer.on_end(None)
     assert receiver.latest()[name] == 0
 
 
@@ -146,7 +146,7 @@ def test_the_environment_variables_of_opentelemetry_are_used(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging")
     observer = started(said)
-    observer.ended(None)
+    observer.on_end(None)
     assert receiver.headers[-1]["path"] == "/elsewhere"
     assert receiver.headers[-1]["x-token"] == "open sesame-42"
     assert receiver.resource["service.name"] == "shop"
@@ -169,10 +169,10 @@ def test_an_unreachable_collector_does_not_stop_a_run(
         failed.set()
 
     observer._exporter.outage.failed = noted
-    observer.status(STATUS)
+    observer.on_commit(STATUS)
     assert failed.wait(60)
-    observer.status(STATUS)
-    observer.ended(None)
+    observer.on_commit(STATUS)
+    observer.on_end(None)
     assert said[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
         "the pipeline runs on without; reported only once"
@@ -190,8 +190,8 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
         observer = started(said)
-        observer.status(STATUS)
-        observer.ended(None)
+        observer.on_commit(STATUS)
+        observer.on_end(None)
         assert observer._thread.daemon  # a thread that still runs ends with the process
 
 
@@ -204,7 +204,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
     receiver.wait(5)  # each request failed
     receiver.status = 200
     receiver.wait(2)
-    observer.ended(None)
+    observer.on_end(None)
     action = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
     assert said[1:] == [
         f"warning: {action} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",

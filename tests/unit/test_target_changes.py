@@ -53,7 +53,7 @@ def rows(*minutes: int) -> dict[str, Any]:
 @pytest.fixture
 def test(tmp_path: Path) -> Any:
     seeds.quiet()
-    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), listen=False) as local:
+    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as local:
         local.pipe(rows(0, 1, 61))
         yield local
 
@@ -102,7 +102,7 @@ def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: 
 
 def test_from_one_to_several_and_back(tmp_path: Path) -> None:
     seeds.quiet()
-    with LocalPipeline(described(only=HOURS), SCHEMA, state_dir=str(tmp_path), listen=False) as test:
+    with LocalPipeline(described(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
         test.pipe(rows(0, 61))
         commit = test._driver.state
         assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}

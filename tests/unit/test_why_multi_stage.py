@@ -103,7 +103,7 @@ def test_a_missing_stage_or_key(say: Say) -> None:
 
 
 def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
-    with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", listen=False, clock_us=NOON) as test:
+    with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", capture_losses=False, clock_us=NOON) as test:
         test.quiet("2m")
     said = say()
     assert said[3] == (
@@ -124,7 +124,7 @@ def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say)
         '[stages.window]\nkind = "tumbling"', '[stages.window]\nevent_time_column = "ts"\nkind = "tumbling"'
     )
     Path("p.toml").write_text(text)
-    with LocalPipeline(toml.loads(text), SCHEMA, state_dir="other", listen=False, clock_us=NOON) as test:
+    with LocalPipeline(toml.loads(text), SCHEMA, state_dir="other", capture_losses=False, clock_us=NOON) as test:
         test.pipe({"orders": rows_at("u1", "9:00"), "more": rows_at("u1", "9:01"), "clicks": rows_at("u2", "9:10")})
         test.quiet("2m")
         test.pipe({"clicks": rows_at("u2", "9:11")})

@@ -53,29 +53,29 @@ class Observer:
     The thread that runs the epochs calls them, so they must be quick. An exception that they raise ends the run.
     """
 
-    def begun(self, pipeline: Pipeline) -> None:
+    def on_start(self, pipeline: Pipeline) -> None:
         """Called when a run begins, before Spark starts."""
 
-    def described(self, columns: RunSchema) -> None:
+    def on_schema(self, columns: RunSchema) -> None:
         """Called when the SQL has been bound to the schemas."""
 
-    def reading(self) -> None:
+    def on_running(self) -> None:
         """Called when all sources and targets are open and pending output is published.
 
         The sources are polled from now on.
         """
 
-    def waiting(self, epoch: PendingPublish | None) -> None:
+    def on_pending(self, epoch: PendingPublish | None) -> None:
         """Called when an epoch is about to be published, by the run that committed it or by the next start.
 
         Called again after each target that fails, and after each success while other targets are still missing. None
         means that everything is published.
         """
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         """Called after each commit, and once at the start if there is already a state."""
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         """Called when the run is over, even if it never ran an epoch."""
 
 
@@ -85,37 +85,37 @@ class ObserverGroup(Observer):
     def __init__(self, all_of_them: Sequence[Observer] = ()) -> None:
         self._all = tuple(all_of_them)
 
-    def begun(self, pipeline: Pipeline) -> None:
+    def on_start(self, pipeline: Pipeline) -> None:
         for one in self._all:
-            one.begun(pipeline)
+            one.on_start(pipeline)
 
-    def described(self, columns: RunSchema) -> None:
+    def on_schema(self, columns: RunSchema) -> None:
         for one in self._all:
-            one.described(columns)
+            one.on_schema(columns)
 
-    def reading(self) -> None:
+    def on_running(self) -> None:
         for one in self._all:
-            one.reading()
+            one.on_running()
 
-    def waiting(self, epoch: PendingPublish | None) -> None:
+    def on_pending(self, epoch: PendingPublish | None) -> None:
         for one in self._all:
-            one.waiting(epoch)
+            one.on_pending(epoch)
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         for one in self._all:
-            one.status(status)
+            one.on_commit(status)
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         for one in self._all:
-            one.ended(error)
+            one.on_end(error)
 
     @contextmanager
     def observe_run(self, pipeline: Pipeline) -> Iterator[None]:
         """Notify observers of the start and the end of a run."""
-        self.begun(pipeline)
+        self.on_start(pipeline)
         try:
             yield
         except BaseException as error:
-            self.ended(error)
+            self.on_end(error)
             raise
-        self.ended(None)
+        self.on_end(None)

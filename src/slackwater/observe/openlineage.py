@@ -108,7 +108,7 @@ class OpenLineage(Observer):
 
     # -- callbacks of the run ---------------------------------------------------------------------------------------
 
-    def begun(self, pipeline: Pipeline) -> None:
+    def on_start(self, pipeline: Pipeline) -> None:
         self._pipeline, self._begun_at = pipeline, _now()
         self._thread.start()
         for name in _LOGGERS:
@@ -118,10 +118,10 @@ class OpenLineage(Observer):
         """Filter log lines of the HTTP client in the sending thread, since failures are reported once."""
         return record.thread != self._thread.ident
 
-    def described(self, columns: RunSchema) -> None:
+    def on_schema(self, columns: RunSchema) -> None:
         self._columns = columns
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         previous, self._before = self._before, status
         if not status.phases:  # the status of a restart or of changed files, not of an epoch
             return
@@ -139,7 +139,7 @@ class OpenLineage(Observer):
             self._commits = new if self._commits is None else self._commits.add(new)
             self._wake.notify()
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         self._error = "" if error is None else mask_secrets(str(error) or type(error).__name__)
         with self._wake:
             self._end.append(event_v2.RunState.COMPLETE if error is None else event_v2.RunState.FAIL)

@@ -66,23 +66,23 @@ class OpenTelemetry(Observer):
 
     # -- callbacks of the run ---------------------------------------------------------------------------------------
 
-    def begun(self, pipeline: Pipeline) -> None:
-        self._metrics.begun(pipeline)
+    def on_start(self, pipeline: Pipeline) -> None:
+        self._metrics.on_start(pipeline)
         self._create_instruments()
         self._thread.start()
 
-    def waiting(self, epoch: PendingPublish | None) -> None:
-        self._metrics.waiting(epoch)
+    def on_pending(self, epoch: PendingPublish | None) -> None:
+        self._metrics.on_pending(epoch)
 
-    def status(self, status: Status) -> None:
-        self._metrics.status(status)
+    def on_commit(self, status: Status) -> None:
+        self._metrics.on_commit(status)
         for phase, seconds in {**status.phases, "total": status.seconds}.items():
             self._phases.record(seconds, {"pipeline": status.pipeline, "phase": phase})
         if status.pipeline not in self._registered:  # after the first status all metric families exist
             self._registered.add(status.pipeline)
             self._create_instruments()
 
-    def ended(self, error: BaseException | None) -> None:
+    def on_end(self, error: BaseException | None) -> None:
         self._stop.set()
         self._thread.join(AWAY_SECONDS if self._exporter.outage.is_failing else LAST_SECONDS)
         self._exporter.quit()

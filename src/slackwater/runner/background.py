@@ -143,7 +143,7 @@ class _LatestStatus(Observer):
     def __init__(self) -> None:
         self.latest: Status | None = None
 
-    def status(self, status: Status) -> None:
+    def on_commit(self, status: Status) -> None:
         self.latest = status
 
 

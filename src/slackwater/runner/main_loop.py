@@ -30,7 +30,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
             planners.stop_at_current_end()
         runner.reporter.expect_files(files.count_unread_files() if planners is None else planners.unplanned_files)
     files.report_changes(None)
-    runner.reporter.observers.reading()
+    runner.reporter.observers.on_running()
     if planners is None:
         streaming_query.follow_query(epochs, available_now)
     else:

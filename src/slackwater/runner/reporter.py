@@ -45,4 +45,4 @@ class Reporter:
     def status(self, status: Status) -> None:
         if self._on_status:
             self._on_status(status)
-        self.observers.status(status)
+        self.observers.on_commit(status)

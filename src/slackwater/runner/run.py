@@ -200,7 +200,9 @@ def _with_state(
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
     if latest is not None and latest.staged and runner.store.published_epoch() < latest.epoch:
-        reporter.observers.waiting(PendingPublish.from_commit(latest, latest.missing(runner.store.delivered_targets())))
+        reporter.observers.on_pending(
+            PendingPublish.from_commit(latest, latest.missing(runner.store.delivered_targets()))
+        )
     if latest is None:
         if rebuild is None:
             refusal = (

@@ -147,7 +147,7 @@ class Runner:
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
             notice,
-            self.reporter.observers.waiting,
+            self.reporter.observers.on_pending,
             kill_points.from_environment(),
         )
         state_id = latest.lineage if latest else uuid.uuid4().hex
@@ -157,7 +157,7 @@ class Runner:
         output = {
             n: operators[str(target_pipeline.target.from_)].output for n, target_pipeline in pipeline.per_target.items()
         }
-        self.reporter.observers.described(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
+        self.reporter.observers.on_schema(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
         letters, targets = create_letter_writer(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         open_errors = self._open_targets(targets, letters)
         driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers)

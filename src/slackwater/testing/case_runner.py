@@ -156,7 +156,7 @@ class CaseTest:
     def _result(self, session: SparkSession) -> tuple[LocalResult, LocalPipeline]:
         clock = START_US if self.case.clock is None else to_micros(self.case.clock)
         watch, shards = tuple(self.case.expect.stages), self.case.shards
-        with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, watch=watch) as test:
+        with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, extra_stages=watch) as test:
             ahead = self._prepare_rows(test, self.case.steps)
             for i, step in enumerate(self.case.steps):
                 if step.restart is not None and step.restart.pipeline is not None:

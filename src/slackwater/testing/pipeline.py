@@ -33,7 +33,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing import rows_without_spark
 from slackwater.testing.capture_losses import WATCHED, value_limits, with_captured_losses, with_watched_stages
-from slackwater.testing.pipeline_builder import build_pipeline
+from slackwater.testing.pipeline_builder import build_pipeline, rename_options
 from slackwater.testing.result import START_US, LocalFaults, LocalResult, SimulatedCrash
 from slackwater.testing.steps import BoundSteps
 from slackwater.testing.stub_sources import Row
@@ -59,8 +59,8 @@ class LocalPipeline:
         state_dir: The directory of the state.
         on_publish: Called with the rows of each epoch.
         letters: Dead letters that exist before the run.
-        listen: Whether all late and bad rows become dead letters, and targets refuse values that they could not store.
-        watch: Stages without a target whose results are kept, too.
+        capture_losses: Whether all late and bad rows become dead letters. Targets then refuse what they could not store.
+        extra_stages: Stages without a target whose results are kept, too.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -87,12 +87,14 @@ class LocalPipeline:
         state_dir: str | None = None,
         on_publish: Callable[[pl.DataFrame], None] | None = None,
         letters: Sequence[Mapping[str, Any]] = (),
-        listen: bool = True,
-        watch: Sequence[str] = (),
+        capture_losses: bool = True,
+        extra_stages: Sequence[str] = (),
+        **renamed: Any,
     ) -> None:
-        # configuration
         self._schema = None if schema is None else {name: Field(name, kind) for name, kind in schema.items()}
-        self._session, self._store, self._listen, self._watch = session, store, listen, tuple(watch)
+        options = rename_options(renamed, capture_losses=capture_losses, extra_stages=extra_stages)
+        self._session, self._store = session, store
+        self._capture_losses, self._extra_stages = options["capture_losses"], tuple(options["extra_stages"])
         self._home = None if store or state_dir else tempfile.TemporaryDirectory(prefix="slackwater-test-")
         self._directory = state_dir or (self._home.name if self._home else "")
         self._open = False
@@ -309,13 +311,13 @@ class LocalPipeline:
             if self._schema is None:
                 raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
-        described = with_watched_stages(described, self._watch)
-        self.pipeline = pipeline = with_captured_losses(described) if self._listen else described
+        described = with_watched_stages(described, self._extra_stages)
+        self.pipeline = pipeline = with_captured_losses(described) if self._capture_losses else described
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
         self._bound = BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
-        self._capacities = value_limits(pipeline, self._steps) if self._listen else {}
+        self._capacities = value_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._sql_stages, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:

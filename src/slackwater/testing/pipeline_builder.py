@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,22 @@ from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
 _TOPIC = KafkaConnection(bootstrap_servers="none")
+
+RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}
+
+
+def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """Return the options of a `LocalPipeline`, with those that a caller gave by a former name.
+
+    Raises:
+        TypeError: a name never was an option.
+    """
+    for name, value in renamed.items():
+        if name not in RENAMED:
+            raise TypeError(f"LocalPipeline: there is no option {name!r}")
+        warnings.warn(f"LocalPipeline: {name} is now called {RENAMED[name]}", DeprecationWarning, stacklevel=3)
+        options[RENAMED[name]] = value
+    return options
 
 
 def _default_target(step: StepSpec, upserts: bool) -> Target:

@@ -134,7 +134,7 @@ def run_local(
         state_dir=state_dir,
         on_publish=on_publish,
         letters=letters,
-        listen=False,
+        capture_losses=False,
     )
     epochs = []
     with test:

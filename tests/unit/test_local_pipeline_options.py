@@ -1,0 +1,25 @@
+"""`LocalPipeline` accepts the former names of its options and names the new ones."""
+
+from __future__ import annotations
+
+import pytest
+
+import slackwater as sw
+from slackwater.testing import LocalPipeline
+
+WINDOW = sw.Window(
+    kind="tumbling", duration="1m", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="clicks")]
+)
+
+
+def test_a_former_name_of_an_option_works_and_names_the_new_one() -> None:
+    with pytest.warns(DeprecationWarning, match=r"^LocalPipeline: listen is now called capture_losses$"):
+        test = LocalPipeline(WINDOW, {"user": "string"}, listen=False)
+    with test:
+        test.pipe([{"user": None, "ts": None}])
+        assert not test.result().letters
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(TypeError, match="there is no option 'liste'"):
+        LocalPipeline(WINDOW, {"user": "string"}, liste=False)
