@@ -24,8 +24,8 @@ from slackwater.engine.status import Status
 LIVE, READY = "/healthz", "/readyz"
 _DOING = {
     "starting": "Spark, the lock of the state, sources and targets are being opened",
-    "publishing": "an epoch of the run before is being published first",
-    "reading": "it asks its sources and commits",
+    "publishing": "the last epoch of the previous run is being published first",
+    "reading": "it polls its sources and commits",
     "stopping": "the epoch in progress is finished first",
     "ended": "the run is over",
 }

@@ -99,7 +99,7 @@ class Metrics(Collector, Observer):
             started.add_metric([pipeline], started_s)
         unpublished = GaugeMetricFamily(
             f"{PREFIX}unpublished_seconds",
-            "How long ago an epoch was committed that has not reached its target; 0 if none waits.",
+            "Time since the commit of the epoch that waits to be published; 0 if none waits.",
             labels=["pipeline"],
         )
         for pipeline, epoch in self._waiting.items():
@@ -114,16 +114,18 @@ class Metrics(Collector, Observer):
         statuses = {s.pipeline: s for s in latest}
         labels = ["pipeline", "target"]
         emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
-        published = CounterMetricFamily(f"{PREFIX}target_published_rows", "Those of them that it has.", labels=labels)
+        published = CounterMetricFamily(
+            f"{PREFIX}target_published_rows", "Committed rows that the target holds.", labels=labels
+        )
         failures = CounterMetricFamily(
-            f"{PREFIX}target_failures", "Times that a target did not take its rows, in this process.", labels=labels
+            f"{PREFIX}target_failures", "Failed writes to a target, in this process.", labels=labels
         )
         pending = GaugeMetricFamily(
-            f"{PREFIX}target_waiting_rows", "Rows committed that a target does not have yet.", labels=labels
+            f"{PREFIX}target_waiting_rows", "Committed rows that a target does not hold yet.", labels=labels
         )
         age = GaugeMetricFamily(
             f"{PREFIX}target_unpublished_seconds",
-            "How long ago an epoch was committed that a target has not taken; 0 if none waits.",
+            "Time since the commit of the epoch that a target does not hold yet; 0 if none waits.",
             labels=labels,
         )
         for pipeline in dict.fromkeys([*statuses, *self._waiting]):
@@ -188,7 +190,7 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
     gauges: tuple[tuple[str, str, Callable[[StageStatus], float | None]], ...] = (
         ("watermark_seconds", "Watermark of a stage as Unix time.", lambda s: _seconds(s.watermark_us)),
         ("open_windows", "Open windows of a stage.", lambda s: s.open),
-        ("state_rows", "Rows in the state of a stage; of a join those that wait.", lambda s: s.rows),
+        ("state_rows", "Rows in the state of a stage; for a join, rows that wait for partners.", lambda s: s.rows),
         ("state_bytes", "Size of the files of a stage's state.", lambda s: s.bytes),
     )
     for name, about, value in gauges:
@@ -199,11 +201,11 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
                     gauge.add_metric([status.pipeline, stage.name], now)
         yield gauge
     counters: tuple[tuple[str, str, Callable[[Counters], int]], ...] = (
-        ("rows_in", "Rows that a stage read, of sources or of stages.", lambda c: c.rows_in),
-        ("rows_used", "Those of them that are in a window, or were joined.", lambda c: c.rows_used),
-        ("late_rows", "Those that came too late for it.", lambda c: c.rows_late),
-        ("bad_rows", "Those that it could not use.", lambda c: c.rows_bad),
-        ("refused_rows", "Those of groups beyond its max_groups_per_window.", lambda c: c.rows_refused),
+        ("rows_in", "Rows that a stage read from sources or stages.", lambda c: c.rows_in),
+        ("rows_used", "Rows of a stage that are in a window, or were joined.", lambda c: c.rows_used),
+        ("late_rows", "Rows that were late for a stage.", lambda c: c.rows_late),
+        ("bad_rows", "Rows that a stage could not use.", lambda c: c.rows_bad),
+        ("refused_rows", "Rows of a stage in groups beyond max_groups_per_window.", lambda c: c.rows_refused),
         ("rows_emitted", "Rows that a stage emitted.", lambda c: c.rows_emitted),
     )
     for name, about, count in counters:
@@ -239,9 +241,9 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("late", "Late rows, by side."),
         ("null_keys", "Rows with a NULL key, by side."),
         ("matched", "Rows that found their first partner, by side."),
-        ("unmatched", "Outer rows that came out without a partner, by side."),
-        ("evicted", "Rows that had to go before their time (on_state_cap), by side."),
-        ("expired", "Rows that left the state since the watermark had passed them, by side."),
+        ("unmatched", "Outer rows that were emitted without a partner, by side."),
+        ("evicted", "Rows that were dropped early (on_state_cap), by side."),
+        ("expired", "Rows that left the state after the watermark had passed them, by side."),
     ):
         family = CounterMetricFamily(f"{PREFIX}join_{name}_rows", about, labels=labels)
         for pipeline, stage in joins:
@@ -259,7 +261,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
         (
             "lost_rows",
-            "Records gone from the source before they were read, or passed over (on_rewrite).",
+            "Records gone from the source before they were read, or skipped (on_rewrite).",
             lambda c: c.rows_lost,
         ),
         (
@@ -267,11 +269,11 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
             "Files that changed after they were read, and are not read again.",
             lambda c: c.files_changed,
         ),
-        ("replayed_letters", "Dead letters that were applied after all.", lambda c: c.replayed),
-        ("overflows", "Results that did not fit their type and came out as NULL (on_overflow).", lambda c: c.overflows),
+        ("replayed_letters", "Dead letters that were replayed.", lambda c: c.replayed),
+        ("overflows", "Results that did not fit their type and became NULL (on_overflow).", lambda c: c.overflows),
         (
             "late_between_stages",
-            "Results that were late for the stage that reads them; the promise is none.",
+            "Results that were late for the stage that reads them; it should be 0.",
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),

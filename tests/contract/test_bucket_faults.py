@@ -82,7 +82,7 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     store = running(make)
     done = go_on(store, None, "a")
     store_and_cut(proxy, "/lock")
-    waited_for(lambda: "the lease is renewed later" in caplog.text)
+    waited_for(lambda: "the lease will be renewed later" in caplog.text)
     mend(proxy)
     store._lock._until = 0.0  # the lease expires
     go_on(store, done, "b")
@@ -98,7 +98,7 @@ def test_a_lease_that_another_runner_took_meanwhile_is_lost(
     store = running(make)
     done = go_on(store, None, "a")
     store_and_cut(proxy, "/lock")
-    with pytest.raises(SlackwaterError, match="whether lock was written is not known"):
+    with pytest.raises(SlackwaterError, match="it is unknown whether lock was written"):
         store._lock.renew()
     mend(proxy)
     ObjectClient(f"{bucket}/p", s3.options()).put(
@@ -129,7 +129,7 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
     before, after = writes[note]
     for _ in range(2):  # where there is none yet, and where there is one
         store_and_cut(proxy, f"/{note}")
-        with pytest.raises(EpochError, match=f"whether {note} was written is not known"):
+        with pytest.raises(EpochError, match=f"it is unknown whether {note} was written"):
             before()
         mend(proxy)
         after()

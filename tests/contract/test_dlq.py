@@ -268,7 +268,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
 
 def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(
-        StartError, match="p: dead letters go to the console, which keeps none; name another connection"
+        StartError, match="p: dead letters go to the console, which stores none; name another connection"
     ):
         letter_summary(toml.load(config("console")))
     file = config("parquet")
@@ -303,7 +303,7 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
 
     monkeypatch.setattr(system, "_SECONDS", -1.0)
     with pytest.raises(
-        StartError, match=r'dead_letter: topic "t\w+" at .* gave nothing for -1 s \(.*\); check that the'
+        StartError, match=r'dead_letter: topic "t\w+" at .* returned nothing for -1 s \(.*\); check that the'
     ):
         letter_summary(toml.load(file))
 

@@ -31,8 +31,8 @@ try:
 except SlackwaterError as error:
     print(error)
 """
-READ = "cannot be read (Permission denied); it need not be damaged: let this user read it, and start again"
-WRITE = "let this user write there and start again"
+READ = "cannot be read (Permission denied); it may be intact: give this user read access, and start again"
+WRITE = "give this user write access and start again"
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def public() -> Iterator[Path]:
         ("segments/*.arrow", 0o000, READ),
         ("segments", 0o555, WRITE),
         ("manifests", 0o555, WRITE),
-        ("lock", 0o444, "expected a file that may be written: let this user write it"),
+        ("lock", 0o444, "expected a writable file; give this user write access"),
     ],
 )
 def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
@@ -103,9 +103,13 @@ state_store = {{ kind = "files", path = "{home}/state" }}
 @pytest.mark.parametrize(
     ("part", "mode", "expected"),
     [
-        ("in/1.jsonl", 0o000, 'source "events": "{path}" cannot be read (Permission denied); let this user read it'),
+        (
+            "in/1.jsonl",
+            0o000,
+            'source "events": "{path}" cannot be read (Permission denied); give this user read access',
+        ),
         ("in/*.jsonl", 0o000, '"{home}/in/0.jsonl" (and 2 more) cannot be read (Permission denied)'),
-        ("in", 0o000, '"{path}" cannot be looked into (Permission denied)'),
+        ("in", 0o000, '"{path}" cannot be listed (Permission denied)'),
         ("state/p/segments", 0o555, 'state_store.path: "{path}" cannot be written (Permission denied)'),
         ("out/_slackwater", 0o555, 'target.path: "{path}" cannot be written (Permission denied)'),
         ("in", 0o755, ""),

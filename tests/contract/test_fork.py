@@ -165,9 +165,9 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
         assert fork_store(make("p"), "q", 1).epoch == 1
         with make("q").peek() as snapshot:
             assert users(snapshot) == ["b"]
-        message = "epoch 7 is not kept in .*; there is epochs 0 to 2"
+        message = "epoch 7 is not kept in .*; available: epochs 0 to 2"
     else:
-        message = "epoch 7 is not kept in the tables .*, which hold the latest; there is epoch 2"
+        message = "epoch 7 is not kept in the tables .*, which hold the latest; available: epoch 2"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "r", 7)
     assert make("r").stored_record() is None
@@ -175,14 +175,14 @@ def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
 
 def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "PATIENCE_S", 0.2)
-    with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; there is no state yet"):
+    with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; available: no state yet"):
         fork_store(make("p"), "q")
     store = running(lambda: make("p"))
     done = go_on(store, None, "a")
     for name in ("p", "taken"):
         if name == "taken":
             fork_store(make("p"), "taken")
-        with pytest.raises(StateError, match=f'"{name}" has a state already, epoch 0 in .*; choose another name'):
+        with pytest.raises(StateError, match=f'"{name}" already has a state, epoch 0 in .*; choose another name'):
             fork_store(make("p"), name)
     with pytest.raises(StartError, match=r'found the name "../q", expected letters, digits'):
         fork_store(make("p"), "../q")
@@ -235,7 +235,9 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
     assert not path.samefile(tmp_path / "r" / done.stages[0].segments[0][0].file)
     with monkeypatch.context() as full:
         full.setattr(shutil, "copyfile", lambda *paths: refuse(*paths))
-        with pytest.raises(StateError, match=r"state file .* cannot be copied to .* \(no links here\); make room"):
+        with pytest.raises(
+            StateError, match=r"state file .* cannot be copied to .* \(no links here\); free some space"
+        ):
             fork_store(store, "s")
     due = (10_006).to_bytes(8, "little")
     path.write_bytes(path.read_bytes().replace(due, (10_007).to_bytes(8, "little")))
@@ -255,7 +257,7 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
     else:
         with psycopg.connect(store._url) as db:
             db.execute("DELETE FROM slackwater_lists")
-        message = "a list that the state refers to is missing in .*slackwater_lists.*; restore it"
+        message = "a list that the state refers to is missing from .*slackwater_lists.*; restore it"
     with pytest.raises(StateError, match=message):
         fork_store(make("p"), "q")
     assert make("q").stored_record() is None

@@ -106,7 +106,7 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     # when it continues, every write is refused and names the new runner
     for doing, act in (
         ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
-        ("note that epoch 0 is published", lambda: first.mark_published(0)),
+        ("mark epoch 0 as published", lambda: first.mark_published(0)),
     ):
         with pytest.raises(FencedError, match=f"must not {doing}: process .* took over .*/p/lock"):
             act()
@@ -153,7 +153,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
         return create(self, file, content)
 
     monkeypatch.setattr(objects.ObjectStorage, "create", stalls)
-    with pytest.raises(FencedError, match=r"must not go on from epoch 1: process .* took over"):
+    with pytest.raises(FencedError, match=r"must not continue from epoch 1: process .* took over"):
         first.commit(done.model_copy(update={"epoch": 1}))
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]
@@ -290,7 +290,7 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
 
     door.judge = judge
     with pytest.raises(
-        EpochError, match=r"state store s3://.*/p: .* what was committed stays: see that the store can be reached"
+        EpochError, match=r"state store s3://.*/p: .* committed epochs are safe: check that the store can be reached"
     ) as raised:
         go_on(store, done, "b")
     assert "\n" not in str(raised.value)
@@ -454,7 +454,8 @@ def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, mo
     store = make()
     store.open()
     with pytest.raises(
-        StateError, match="belongs to, or can be written by, somebody else; remove it, or set SLACKWATER_CACHE_DIR"
+        StateError,
+        match="belongs to another user, or another user can write to it; remove it, or set SLACKWATER_CACHE_DIR",
     ):
         store.write_list(0, ["x"])
     store.close()
@@ -485,7 +486,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
         (
             "{url}",
             {"endpoint": "http://127.0.0.1:9"},
-            r"lock cannot be read .*what was committed stays: see that the store can be",
+            r"lock cannot be read .*committed epochs are safe: check that the store can be",
         ),
         (
             "{url}",
@@ -517,7 +518,7 @@ def test_no_credentials_are_told_as_such(bucket: str, s3: S3, monkeypatch: pytes
 def test_a_refusal_is_told_as_such(bucket: str, s3: S3, door: FaultyProxy) -> None:
     door.judge = lambda method, path: "403"
     with pytest.raises(
-        StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they may get, put"
+        StateError, match=r"access was denied \(AccessDenied\); check the credentials, and that they allow get, put"
     ):
         FilesStore(bucket, "p", s3.options(door.port)).open()
 

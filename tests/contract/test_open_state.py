@@ -235,7 +235,7 @@ def test_earlier_epochs(place: Place) -> None:
             view.as_of(99)
         assert epochs == ([newest] if place.where.startswith("postgres") else list(range(epochs[0], newest + 1)))
         with (
-            pytest.raises(StateError, match=r"epoch 99 is not kept in .*; there is epoch"),
+            pytest.raises(StateError, match=r"epoch 99 is not kept in .*; available: epoch"),
             place.store().peek(99),
         ):
             pass

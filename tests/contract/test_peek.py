@@ -169,9 +169,7 @@ def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
 
 def test_a_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
     (tmp_path / "p" / "lock").mkdir(parents=True)
-    with pytest.raises(
-        StateError, match=r"lock .*/p/lock cannot be looked at \(Is a directory\); check who may read it"
-    ):
+    with pytest.raises(StateError, match=r"lock .*/p/lock cannot be read \(Is a directory\); check its permissions"):
         FilesStore(tmp_path, "p").runner()
 
 

@@ -338,7 +338,7 @@ def test_names_that_postgres_cannot_hold_are_refused_in_one_line(url: str) -> No
 def test_a_key_named_like_a_part_of_an_aggregation_is_refused(url: str) -> None:
     window = WINDOW.model_copy(update={"group_by": ("n.n",)})
     with pytest.raises(
-        SlackwaterError, match=r'group_by: "n\.n" is what the state calls a part of aggregation "n"; rename one'
+        SlackwaterError, match=r'group_by: "n\.n" is also a state column of aggregation "n"; rename one'
     ):
         run_local(window, [], {"n.n": "string"})
 

@@ -271,7 +271,7 @@ def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ["amqp://u:12/s3cret@host/", "amqp://u:1#s3cret@host", "http://u:s3cret@host", "s3cret", "amqp://u:s3cret@h:x"],
 )
 def test_what_is_no_address(source: Any, url: str) -> None:
-    with pytest.raises(StartError, match="is not an address of a broker") as raised:
+    with pytest.raises(StartError, match="is not the address of a broker") as raised:
         source.broker_address(url)
     assert "s3cret" not in str(raised.value)
 

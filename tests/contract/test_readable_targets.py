@@ -114,7 +114,7 @@ def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
     lake.tables().catalog.drop_table(lake.name)
     ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})
     with pytest.raises(
-        StartError, match=r"Iceberg table .* cannot be read \(the table does not exist any more\); nothing was replayed"
+        StartError, match=r"Iceberg table .* cannot be read \(the table no longer exists\); nothing was replayed"
     ):
         place.read_ranges(ranges, "at")
 

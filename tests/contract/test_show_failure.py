@@ -62,7 +62,7 @@ def test_the_failure_is_one_line_behind_the_results(config: Path, slackwater: Co
 def test_a_run_that_was_killed_is_told_and_one_that_ended_well_is_not(config: Path, slackwater: Command) -> None:
     ended(config, BadRowError("clicks: no"))
     ended(config, None, is_killed=True)
-    assert "was killed: it noted no end" in slackwater("show", str(config)).err
+    assert "was killed: it recorded no end" in slackwater("show", str(config)).err
     ended(config, None)
     assert "the last run" not in slackwater("show", str(config)).err
 

@@ -320,25 +320,25 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
         shutil.copytree(sound, home)
 
     latest.write_bytes((manifests / f"{CUT - 3:09d}.json").read_bytes())
-    refused(r'000000011.json is of epoch 9 of "law", expected epoch 11 of "law": it was put in the place of another; ')
+    refused(r'000000011.json holds epoch 9 of "law", expected epoch 11 of "law": it replaced another manifest; ')
     resealed(latest, lambda data: data.update(pipeline="other"))
-    refused(r'is of epoch 11 of "other", expected epoch 11 of "law"')
+    refused(r'holds epoch 11 of "other", expected epoch 11 of "law"')
     resealed(latest, lambda data: data.update(state_id="x"))
     refused(r"000000011.json is of another state \(state_id 'x'\) than the commits before it \('\w+'\); restore it")
     latest.unlink()
     refused(
-        r"000000011.json is missing: .*published says that epoch 11 was published, and the latest manifest is of epoch 10"
+        r"000000011.json is missing: .*published says that epoch 11 was published, but the latest manifest is of epoch 10"
     )
     shutil.rmtree(manifests)
     (home / "published").unlink()
-    refused(r"manifests holds no manifest, and .*000000001-.*\.arrow is of epoch 1; restore the manifests from a copy")
+    refused(r"manifests holds no manifest, but .*000000001-.*\.arrow is of epoch 1; restore the manifests from a copy")
     (home / "published").write_text("11 0123456789abcdef")
     refused(
-        r"published is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published again"
+        r"published is damaged; restore it from a copy of the directory, or remove it: the next start then publishes the latest epoch again"
     )
     (home / "published").unlink()
     (home / "published").mkdir()
-    refused(r"published cannot be read \(Is a directory\); check who may read it")
+    refused(r"published cannot be read \(Is a directory\); check its permissions")
     (home / "published").write_text("11")  # in the format of earlier versions
     store = directory.make()
     assert store.open() is not None
@@ -351,7 +351,7 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
     for path in (tmp_path / NAME / "manifests").iterdir():
         path.unlink()
     text = directory.say("verify", directory.where, code=1)
-    assert "manifests holds no manifest, and" in text
+    assert "manifests holds no manifest, but" in text
     assert "no commit is sound (no commit, 0 files" in text
 
 

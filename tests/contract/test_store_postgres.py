@@ -113,7 +113,7 @@ def test_a_server_that_stays_away_leaves_it_unknown_and_the_next_start_finds_out
     postgres.stop()
     try:
         with pytest.raises(
-            EpochError, match=r"whether epoch 0 was committed is unknown: .*cannot be reached.*next start"
+            EpochError, match=r"it is unknown whether epoch 0 was committed: .*cannot be reached.*next start"
         ):
             store.commit(record)
     finally:
@@ -245,7 +245,7 @@ def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
         aggregations=[Aggregation(agg="count", as_="n" * 70)],
     )  # fmt: skip
-    with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, Postgres holds 63'):
+    with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, Postgres allows 63'):
         run_local(window, [RowsInput({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
 
 

@@ -221,7 +221,7 @@ def sealed(text: str) -> str:
     [
         ("{", r"manifest .*000000000.json is damaged or unreadable; restore it"),
         (sealed('{"format": 2}'), r"manifest .*000000000.json is damaged: .* fields? do(es)? not fit"),
-        (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record is not what format 1 writes"),
+        (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record does not fit format 1"),
         (
             sealed('{"format": 9}'),
             r"state in .* has format 9, this version reads formats 1 to 3; install a newer version",
@@ -291,7 +291,7 @@ for write in (lambda: store.commit(commit(1)), lambda: write_arrow(Path(store.ro
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[2])
     first, second = done.stdout.splitlines()
     assert "epoch 1 was not committed: a file in" in first
-    assert "cannot be written (File too large); make room and start again" in first
+    assert "cannot be written (File too large); free some space and start again" in first
     assert "segments/x cannot be written (File too large); the epoch was not committed" in second
     store = FilesStore(tmp_path, "p")
     assert store.open() == commit(0)

@@ -134,9 +134,7 @@ def test_a_run_without_the_connector_says_which_one_it_needs(
     Path("p.toml").write_text(table.config)
     assert command(monkeypatch, "check", "p.toml", "--connect") == 0, "versions are told without Spark"
     said = capsys.readouterr()
-    assert (
-        'note: source "events": Spark reads s3a:// by a connector that it does not bring, and none is named' in said.out
-    )
+    assert 'note: source "events": Spark needs a connector to read s3a://, and none is configured' in said.out
     assert command(monkeypatch, "run", "p.toml", "--available-now") == 1
     said = capsys.readouterr()
     line = said.err.strip().splitlines()[-1]

@@ -189,7 +189,7 @@ def test_the_lock_is_never_written_through_a_link(tmp_path: Path) -> None:
     lock, pending = Path(store.root) / "lock", Path(store.root) / ".published"
     lock.unlink()
     lock.symlink_to(precious)
-    with pytest.raises(StateError, match=r"lock .* is a symbolic link; expected a file that may be written: remove it"):
+    with pytest.raises(StateError, match=r"lock .* is a symbolic link; expected a writable file; remove it"):
         store.open()
     lock.unlink()
     os.mkfifo(lock)
@@ -215,13 +215,13 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
     assert list((tmp_path / "other" / "segments").iterdir())
-    with pytest.raises(StateError, match="holds a fork that was cut off; repeat it"):
+    with pytest.raises(StateError, match="holds an incomplete fork; repeat it"):
         FilesStore(tmp_path, "other").open()
     fork = fork_store(store, "other")
     assert (fork.pipeline, fork.epoch) == ("other", store.epochs()[-1])
     assert not (tmp_path / "other" / "forking").exists()
     assert verify_state(FilesStore(tmp_path, "other")).problems == []
-    with pytest.raises(StateError, match="has a state already"):
+    with pytest.raises(StateError, match="already has a state"):
         fork_store(store, "other")
 
 

@@ -256,7 +256,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
         self._restore_state("older")
         before = len(self.said())
         assert self.start().wait(timeout=240) == 1, f"{self.name}: a restored copy was not refused"
-        assert "it is an older copy" in self.said()[before:], f"{self.name}: {self.said()[before:]}"
+        assert "the state is an older copy" in self.said()[before:], f"{self.name}: {self.said()[before:]}"
         if way == NEWER:
             self._restore_state("newer")
         else:

@@ -249,7 +249,7 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
 def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     runner.write("0.jsonl", [])
-    with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: nobody answers there; start the server"):
+    with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: no server answers; start it"):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
     monkeypatch.setenv("SPARK_REMOTE", "host:15002")
     with pytest.raises(StartError, match=r'"host:15002" is not a Spark Connect server; expected sc://host:15002'):
@@ -262,16 +262,18 @@ def test_settings_of_the_server(runner: Runner, server: connect.Server, monkeypa
     settings = {"spark.remote": server.address, "spark.executor.memory": "4g"}
     with pytest.raises(StartError, match=r'"spark.executor.memory" cannot be set over Spark Connect, .* --conf'):
         runner.run(**run_settings, spark_settings=settings)
-    with pytest.raises(StartError, match=r'\[spark\] sets "spark.master", and "spark.remote" names a server'):
+    with pytest.raises(
+        StartError, match=r'\[spark\] sets "spark.master", but "spark.remote" names a Spark Connect server'
+    ):
         runner.run(**run_settings, spark_settings={"spark.remote": server.address, "spark.master": "local[2]"})
 
 
 def test_what_only_spark_can_plan_is_refused_by_name(runner: Runner, lent: Any) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
     source = runner.source("user STRING, ts STRING", options={"latestFirst": "true"})
-    with pytest.raises(StartError, match='test: source "events" is planned by a streaming query of Spark, which'):
+    with pytest.raises(StartError, match='test: source "events" needs a streaming query of Spark, which'):
         runner.run(source=source, window=COUNTS, spark=lent)
     stream = lent.readStream.schema("user STRING, ts STRING").json(str(runner.home / "in"))
-    with pytest.raises((StartError, ConfigError), match='source "s" is planned by a streaming query of Spark, which'):
+    with pytest.raises((StartError, ConfigError), match='source "s" needs a streaming query of Spark, which'):
         runner.run(source=sw.Source(name="s", dataframe=stream), window=COUNTS, spark=lent)
     assert not (runner.home / "out").exists()

@@ -58,7 +58,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert error["ename"] == "StartError"
     said = "\n".join(error["traceback"])
     assert 'did you mean "user_id"?' in said
-    assert "docs/messages/commands.md#a-value-that-was-given-does-not-fit" in said
+    assert "docs/messages/commands.md#a-value-is-not-valid" in said
     assert "Traceback" not in said
     assert not any(
         o["output_type"] == "error" for cell, outputs in shown.items() if "user=u1" not in cell for o in outputs

@@ -90,14 +90,14 @@ def test_the_page_on_tables(
     assert output(tmp_path) == expected, "there was nothing new"
     assert "nothing changed" in said("plan", "visits.toml")
     table.append(range(300, 302), weight=[1, 2])
-    assert "columns are new" in said("plan", "visits.toml", code=1), "as the start says it"
+    assert "new columns in" in said("plan", "visits.toml", code=1), "as the start says it"
     line = said("run", "visits.toml", "--available-now", code=1)
-    assert "columns are new" in line and '"weight" (bigint)' in line and "Traceback" not in line
+    assert "new columns in" in line and '"weight" (bigint)' in line and "Traceback" not in line
     key = "max_files_per_trigger"
     config = (tmp_path / "visits.toml").read_text()
     (tmp_path / "visits.toml").write_text(config.replace(key, f'schema_changes = "add"\n{key}'))
     line = said("plan", "visits.toml")
-    assert 'state has 2 columns, the table has 3 columns, new: "weight" (bigint): the next start takes it' in line
+    assert 'state has 2 columns, the table has 3 columns, new: "weight" (bigint): the next start adds it' in line
     said("run", "visits.toml", "--available-now", "--flush")
     assert "nothing changed" in said("plan", "visits.toml"), "it was taken"
     expected += [(f"u{n}", 1, START + dt.timedelta(minutes=300 + n)) for n in range(2)]

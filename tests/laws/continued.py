@@ -45,8 +45,8 @@ KINDS = ("files", "files", "delta", "append", "iceberg")
 CAUSES = (
     "older copy",
     "another history",
-    "holds nothing of it",
-    "and the state wrote epoch",
+    "holds no epoch of it",
+    "but the state wrote epoch",
     "Was it renamed",
     "another state of",
     "the state was removed or emptied",

@@ -152,7 +152,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert (first.done, first.status is not None and first.status.epoch) == (False, 2)
     assert list_pipelines(where) == ["clicks-backfill-20240301T000000Z-20240301T010000Z"]
     second = filled(runner, spec)
-    assert ("info", "going on after epoch 2, where it was interrupted") in runner.notices
+    assert ("info", "continuing after epoch 2, where it was interrupted") in runner.notices
     assert second.done
     assert (first.after, second.after) == (None, 2)
     assert first.written.windows + second.written.windows == within(str(runner.home / "lake")).height
@@ -232,7 +232,7 @@ def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: py
     code, said = command(*span)
     assert (code, said.out) == (1, "")
     assert "its target, " in said.err
-    assert "only adds rows, and the windows of the range may be there: name another place with --into" in said.err
+    assert "only adds rows, and may already hold the windows of the range; name another target with --into" in said.err
     out = str(runner.home / "again")
     code, said = command(*span, "--into", out, "--slack", "5m")
     assert code == 0

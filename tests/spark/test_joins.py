@@ -150,7 +150,7 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
         ),
         (
             {"left_sql": "SELECT order_id, region, INTERVAL 1 MONTH AS pause, _event_ts FROM source"},
-            'column "pause" of the left side has type interval month, which a join cannot carry; cast it in left_sql',
+            'column "pause" of the left side has type interval month, which a join cannot store; cast it in left_sql',
         ),
         ({"left_sql": "SELECT order_id, region FROM source"}, 'left_sql does not select "_event_ts"'),
     ],

@@ -153,7 +153,7 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
         ("SELECT user, _event_ts FROM source AS s(user, i, ts, _event_ts)", "[ASSIGNMENT_ARITY_MISMATCH]"),
         ("SELECT user, _event_ts FROM source WHERE i !> 3", "the SQL cannot be parsed"),
         ("SELECT user, _event_ts FROM users JOIN (TABLE source) USING (user)", "the SELECT that reads source is not found"),
-        ("SELECT user, _event_ts, struct(_origin) AS _origin FROM source", "it selects it otherwise than unchanged, once"),
+        ("SELECT user, _event_ts, struct(_origin) AS _origin FROM source", "the SQL does not select it exactly once and unchanged"),
         ("SELECT 'a' AS user, CAST(NULL AS TIMESTAMP) AS _event_ts", "the SELECT that reads source is not found"),
     ],
 )  # fmt: skip
@@ -164,13 +164,13 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
-    assert text.endswith("; select _origin yourself, in every SELECT from source to the outermost")
+    assert text.endswith("; add _origin to every SELECT from source to the outermost")
     assert "\n" not in text
 
 
 def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     taken = rows.selectExpr("*", "1 AS _Origin")
-    with pytest.raises(StartError, match='source "in" has a column "_origin", under which late_data = "dlq" carries'):
+    with pytest.raises(StartError, match='source "in" has a column "_origin", but late_data = "dlq" stores'):
         analysis.check_origin(spark, pipeline_with(None), IN, taken)
 
 
@@ -415,7 +415,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     monkeypatch.setattr(RejectedRowHandler, "_write_late", lambda *_: [])
-    with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input was not the same when"):
+    with pytest.raises(EpochError, match="test: epoch 1: 1 late row and 0 letters: the input changed between"):
         runner.run(**settings)
     monkeypatch.undo()
     runner.run(**settings)

@@ -272,7 +272,7 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(make_story: Callable[.
         story.append()
         until(total)
     handle.stop()
-    assert sum("starts over with columns that are new" in line for line in lines) == 2
+    assert sum("restarts with new columns" in line for line in lines) == 2
     story.run(spark, flush=True)
     story.check()
 

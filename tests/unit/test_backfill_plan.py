@@ -64,9 +64,9 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
 @pytest.mark.parametrize(
     ("more", "into", "problem"),
     [
-        (FILES, None, 'its target, ".*out", only adds rows, and the windows of the range may be there: name another place'),
+        (FILES, None, 'its target, ".*out", only adds rows, and may already hold the windows of the range; name another target'),
         (FILES, "out", "only adds rows"),
-        ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "history has none of"),
+        ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "history has no such time"),
         (
             {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},
             None,
@@ -100,7 +100,7 @@ def test_a_join_has_no_windows() -> None:
     spec = pipeline(
         source=None, source_query=None, sources=sources, window=None, join=join, dead_letter=None, on_error="fail"
     )
-    with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a join"):
+    with pytest.raises(StartError, match=r"expected only \[transform.window\], found a join"):
         backfill_pipeline(spec, 0, DAY, None)
 
 

@@ -95,8 +95,8 @@ def test_the_summary_of_a_replay() -> None:
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [("web", 'letters of source "web" cannot be replayed yet: it reads a connector or a DataFrame, which takes no rows back'),
-     ("old", 'letters of source "old" cannot be replayed: the config has no such source, it has web; restore it, or choose')],
+    [("web", 'letters of source "web" cannot be replayed yet: they cannot be turned back into rows of a connector or a DataFrame'),
+     ("old", 'letters of source "old" cannot be replayed: the config has no such source, only web; restore it, or choose')],
 )  # fmt: skip
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
@@ -116,9 +116,7 @@ def test_a_config_without_dead_letters(tmp_path: Path) -> None:
 def test_a_replay_next_to_a_runner_is_refused(tmp_path: Path) -> None:
     spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
-    with pytest.raises(
-        LockHeldError, match=r"already running: process \d+ .*; a replay is an epoch of a runner: replay, then"
-    ):
+    with pytest.raises(LockHeldError, match=r"already running: process \d+ .*; stop the runner, replay, then"):
         replay_dead_letters(spec, everything)  # type: ignore[arg-type]
     store.close()
 

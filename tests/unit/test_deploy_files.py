@@ -204,7 +204,7 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(packages, "_is_cached", lambda home: False)
     assert sum(len(packages.connector_jars(name)) for name in names) == len(modules)
     assert any("kafka-clients" in m for m in modules) and any("spark-avro" in m for m in modules)
-    with pytest.raises(StartError, match=r"^found 'kafkas', expected of: kafka, avro$"):
+    with pytest.raises(StartError, match=r"^found 'kafkas', expected one or both of: kafka, avro$"):
         packages.connector_jars("kafkas")
 
 

@@ -76,21 +76,27 @@ def service_error(module: str, text: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/out/x"), 'clicks: No space left on device: "/out/x"; what'),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/out/x"),
+            'clicks: No space left on device: "/out/x"; committed',
+        ),
         (
             service_error("psycopg.errors", "server closed the connection\nmore"),
             "clicks: server closed the connection;",
         ),
-        (service_error("pyspark.errors.exceptions.captured", "[TABLE] gone\n\tat java"), "clicks: [TABLE] gone; what"),
+        (
+            service_error("pyspark.errors.exceptions.captured", "[TABLE] gone\n\tat java"),
+            "clicks: [TABLE] gone; committed",
+        ),
         (
             service_error(
                 "py4j.protocol",
                 "An error occurred while calling o1.count.\n: org.apache.spark.SparkException: Job aborted\n"
                 "Caused by: java.io.FileNotFoundException: file:/in/2.jsonl (Permission denied)\n\tat java",
             ),
-            'clicks: "/in/2.jsonl" cannot be read (Permission denied); let this user read it; what',
+            'clicks: "/in/2.jsonl" cannot be read (Permission denied); give this user read access; committed',
         ),
-        (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; what was committed stays"),
+        (service_error("confluent_kafka.cimpl", "no broker"), "clicks: no broker; committed epochs are safe"),
     ],
 )
 def test_errors_of_services_become_one_line(error: Exception, expected: str) -> None:
@@ -148,7 +154,7 @@ def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: st
     )
     assert type(raised) is SparkEndedError
     assert str(raised).startswith(
-        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again, "
+        f"clicks: Spark's process (process {process.pid}) {how}; epoch 7 was last; start again: "
     )
     assert '"spark.driver.memory" in [spark]' in str(raised)
 

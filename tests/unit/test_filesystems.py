@@ -53,9 +53,9 @@ def test_a_missing_filesystem_connector_of_a_source_is_one_line(
     (line,) = notes(slackwater, text)
     name = "clicks" if 'name = "clicks"' in text else "events"
     assert line.startswith(
-        f'p.toml: note: source "{name}": Spark reads {scheme}:// by a connector that it does not bring, and none is named; name {package}'
+        f'p.toml: note: source "{name}": Spark needs a connector to read {scheme}://, and none is configured; add {package}'
     )
-    assert line.endswith('in "spark.jars.packages" ([spark]); without that a run ends')
+    assert line.endswith('to "spark.jars.packages" ([spark]); without that a run ends')
     assert notes(slackwater, text + SETTINGS) == []
 
 

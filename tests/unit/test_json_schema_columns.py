@@ -73,12 +73,12 @@ def test_references_to_other_subjects_are_followed_from_there() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('{"type": "string"}', "it describes no object with properties, which become columns"),
-        ("true", "it describes no object with properties, which become columns"),
-        ('{"properties": {"a": {"$ref": "#/nowhere"}}}', '"#/nowhere" leads to nothing that it or its references have'),
+        ('{"type": "string"}', "it does not describe an object with properties, which become columns"),
+        ("true", "it does not describe an object with properties, which become columns"),
+        ('{"properties": {"a": {"$ref": "#/nowhere"}}}', '"#/nowhere" is not defined in it or in its references'),
         (
             '{"properties": {"a": {"$ref": "other.json"}}}',
-            '"other.json" leads to nothing that it or its references have',
+            '"other.json" is not defined in it or in its references',
         ),
     ],
 )

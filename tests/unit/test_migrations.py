@@ -136,5 +136,5 @@ def test_a_format_without_a_migration_is_refused(version: int, message: str) -> 
 
 
 def test_a_record_that_violates_its_format_is_damaged() -> None:
-    with pytest.raises(StateError, match=r"^state of x is damaged: .* not what format 1 writes \(KeyError\); restore"):
+    with pytest.raises(StateError, match=r"^state of x is damaged: .* does not fit format 1 \(KeyError\); restore"):
         migrate_record({"format": 1}, 1, "state of x")

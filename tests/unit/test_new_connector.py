@@ -121,9 +121,7 @@ def test_a_run_and_a_backfill_plan_the_new_source(tmp_path: Path) -> None:
     assert [(p.first, p.end) for p in parts] == [(3, 7), (7, 10)]
     assert (planner.next(), planner.unplanned_files) == ({}, 0)
     streams = SimpleNamespace(sources=[ticks, DataFrameSource("queue", nothing)])  # type: ignore[arg-type]
-    with pytest.raises(
-        StartError, match=r'source "ticks" is a clock, whose epochs are planned without .* "queue" needs'
-    ):
+    with pytest.raises(StartError, match=r'source "ticks" is a clock, which is read without .* "queue" needs'):
         planning.create_planners(streams, state, {})
     planning.check_connect("p", [ticks])
     assert backfill_plan.backfill_pipeline(page(tmp_path), 0, 5_000_000, str(tmp_path / "out")).name.startswith(

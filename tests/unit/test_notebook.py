@@ -98,7 +98,7 @@ def test_a_missing_state_is_reported(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     said = words(shown(sw.open_state(file)))
     assert "there is no state yet" in said
-    assert "docs/messages/state.md#there-is-no-state-to-look-into" in said
+    assert "docs/messages/state.md#there-is-no-state-to-read" in said
     with pytest.raises(StateError, match="no state yet"):
         sw.why(file)
 
@@ -213,7 +213,7 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
 def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sw.run` in the background is the same run with fewer log lines. The handle raises its error."""
     pipeline = toml.load(config("session", tmp_path))
-    with pytest.raises(sw.ConfigError, match="stop: belongs to a run in the foreground"):
+    with pytest.raises(sw.ConfigError, match="stop: is for a run in the foreground"):
         sw.run(pipeline, background=True, stop=threading.Event())  # type: ignore[call-overload]
     with pytest.raises(sw.ConfigError, match="--flush: needs --available-now"):
         sw.run(pipeline, background=True, flush=True)

@@ -286,7 +286,7 @@ def test_an_unreachable_backend_does_not_stop_a_run(
 
 
 def test_without_a_transport_it_does_not_start() -> None:
-    with pytest.raises(StartError, match=r"^--openlineage: nothing says where events go; set OPENLINEAGE_URL, or "):
+    with pytest.raises(StartError, match=r"^--openlineage: no destination for events; set OPENLINEAGE_URL, or "):
         observe.open_lineage()
 
 

@@ -90,8 +90,8 @@ def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, sa
     assert code == 0
     line, _ = of_table(lines)
     assert line == (
-        'compatible  source "web", columns: state has 7 columns, the table has 8 columns, new: "weight" (bigint): the next start takes it, '
-        "with NULL in rows of before; SQL that names it finds it, SELECT * takes it along"
+        'compatible  source "web", columns: state has 7 columns, the table has 8 columns, new: "weight" (bigint): the next start adds it, '
+        "with NULL in earlier rows; SQL can name it, and SELECT * includes it"
     )
     (change,) = [
         c for c in json.loads(say('schema_changes = "add"', "--json")[1][0])["changes"] if "columns" in c["what"]
@@ -100,7 +100,7 @@ def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, sa
     assert change["config"] == '8 columns, new: "weight" (bigint)'
     table.add_column("height")
     assert (
-        'new: "weight" (bigint), "height" (bigint): the next start takes them'
+        'new: "weight" (bigint), "height" (bigint): the next start adds them'
         in of_table(say('schema_changes = "add"')[1])[0]
     )
     assert of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
@@ -111,8 +111,8 @@ def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Sa
     code, lines = say()
     assert code == 1
     assert re.fullmatch(
-        r'law: state in epoch 2: source "web": .* table .*: columns are new with versions since its first start: "weight" \(bigint\); '
-        r'set schema_changes to take them \("add"\) or to go on without them \("ignore"\)',
+        r'law: state in epoch 2: source "web": .* table .*: new columns in versions since its first start: "weight" \(bigint\); '
+        r'set schema_changes to add them \("add"\) or to leave them out \("ignore"\)',
         lines[-1],
     )
     report = json.loads(say("", "--json")[1][0])
@@ -124,7 +124,7 @@ def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> N
     changed(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
-    assert "is another table than the one that was read" in lines[-1]
+    assert "is not the table that was read" in lines[-1]
 
 
 def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_table_that_cannot_be_read_is_one_line(table: Any, say: Say, monkeypat
     code, lines = say()
     release.set()
     assert code == 0
-    assert 'unknown     source "web" did not answer within 0.05 s; what changed in its table is not known' in lines
+    assert 'unknown     source "web" did not answer within 0.05 s; changes in its table are unknown' in lines
 
 
 def test_a_deleted_table_is_refused(table: Any, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

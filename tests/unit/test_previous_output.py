@@ -76,7 +76,7 @@ def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dic
     before = sorted(p for p in tmp_path.rglob("*") if "state" not in p.parts)
     with pytest.raises(
         StartError,
-        match=r'^p: target holds 3 files of another state of "p" in ".*out", up to epoch 7: .*; put them aside with '
+        match=r'^p: target holds 3 files of another state of "p" in ".*out", up to epoch 7: .*; move them away with '
         r"--put-aside-output, or add to them with --keep-output; nothing was changed$",
     ):
         run(pipeline, available_now=True, rebuild=rebuild)
@@ -87,7 +87,7 @@ def test_a_start_refuses_before_anything_is_changed(tmp_path: Path, rebuild: dic
 def test_files_without_a_marker_are_reported_too(tmp_path: Path) -> None:
     publish_epochs(tmp_path, 3)
     (tmp_path / "out" / "_slackwater" / "p.json").unlink()
-    with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": the state'):
+    with pytest.raises(StartError, match=r'1 file of another state of "p" in "[^,]*": another state'):
         previous_output.check_previous_output(toml.load(config(tmp_path)), None)
 
 
@@ -124,7 +124,7 @@ def test_kept_output_is_reported(tmp_path: Path) -> None:
     pipeline = toml.load(config(tmp_path))
     (line,) = previous_output.check_previous_output(pipeline, "keep")
     assert "1 file of another state" in line
-    assert "rows are added next to them" in line
+    assert "new rows are added to them" in line
     publish_epochs(tmp_path, 0, state="0123456789abcdef")
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
@@ -148,7 +148,7 @@ def test_an_append_only_delta_table(tmp_path: Path) -> None:
     for choice in (None, "aside"):
         with pytest.raises(
             StartError,
-            match=r'rows of another state of "p" in Delta table .*, up to epoch 6: .*; empty it, or name another place',
+            match=r'rows of another state of "p" in Delta table .*, up to epoch 6: .*; empty it, or name another target',
         ):
             previous_output.check_previous_output(pipeline, choice)
     assert len(previous_output.check_previous_output(pipeline, "keep")) == 1
@@ -162,7 +162,7 @@ def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
     pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))
     message = (
-        r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another place'
+        r'rows of another state of "p" in Iceberg table shop.t, up to epoch 6: .*; empty it, or name another target'
     )
     with pytest.raises(StartError, match=message):
         previous_output.check_previous_output(pipeline, None)

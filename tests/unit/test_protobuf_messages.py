@@ -206,7 +206,7 @@ def test_compatible_schema_versions_are_read_by_the_newest(before: str, after: s
         ('syntax = "proto3"; message T { repeated T of = 1; }', None, r'^message "T" contains itself \(T > T\); no column'),
         ('syntax = "proto3"; message T { U u = 1; } message U { map<string, T> t = 1; }', None, r"contains itself \(T > U > U.TEntry > T\)"),
         ('syntax = "proto3"; message T {}', None, r'^message "T" has no fields, which become columns'),
-        ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", one name to Spark' ),
+        ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", which are one name for Spark' ),
         ('syntax = "proto3"; enum E { A = 0; }', None, "^it holds no message"),
         ('syntax = "proto3"; message Event { int32 a = 1; }', "Evnt", '^there is no message "Evnt" in it; did you mean "Event"'),
         ('edition = "2023"; message T { int32 a = 1; }', None, 'in an edition of Protobuf; expected syntax "proto2" or "proto3"'),
@@ -229,7 +229,8 @@ def test_frames_name_messages_of_the_file_itself() -> None:
     files = from_texts(SECOND, NOTES)
     assert (files.own_message_name(None), files.own_message_name("shop.Other")) == ("shop.Event", "shop.Other")
     with pytest.raises(
-        ValueError, match=r'^message "shop.Note" is in a file that it imports, and records can only be of its own'
+        ValueError,
+        match=r'^message "shop.Note" is in a file that it imports, but records can only have messages of the file itself',
     ):
         files.own_message_name("shop.Note")
 
@@ -250,7 +251,7 @@ def test_imports_built_into_confluents_registry_are_known() -> None:
 
 
 def test_references_stay_in_their_folder() -> None:
-    with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", which is not the name of a file'):
+    with pytest.raises(ValueError, match=r'^it refers to "\.\./x.proto", but no file has this name'):
         from_texts(FIRST, {"../x.proto": FIRST})
 
 

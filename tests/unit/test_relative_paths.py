@@ -141,7 +141,7 @@ def test_moved_directories_are_reported_once(home: Path) -> None:
     local_paths.check_moved_directories(loaded(home))  # a state exists where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
-    with pytest.raises(StartError, match="relative paths begin at the folder of the config"):
+    with pytest.raises(StartError, match="relative paths are now resolved from the folder of the config"):
         local_paths.check_moved_directories(loaded(home))
 
 
@@ -173,7 +173,7 @@ def test_an_unwritable_path_is_refused(
     file = home / "conf" / "p.toml"
     assert err.splitlines() == [
         f'{file}: target.path: "{home / "conf" / "out"}" is a file; expected a directory, or one that can be created',
-        f'{file}: dead_letter.path: "{home / "conf" / "out" / "letters"}" lies below a file; expected a directory, or one that can be created',
+        f'{file}: dead_letter.path: "{home / "conf" / "out" / "letters"}" is below a file; expected a directory, or one that can be created',
         "the keys are documented in docs/configuration.md#target-and-dead-letters",
         "2 problems",
     ]

@@ -48,7 +48,7 @@ def sessions(cap: str) -> sw.Pipeline:
         ("tumbling", {"close": 3, "flush": 0, "late": 2}, "5 windows: 3 closed by the watermark, 2 corrected by late rows; 12 open"),
         ("hopping", {"close": 3, "supersede": 2}, "3 windows: 3 closed by the watermark, and 2 deleted; 12 open"),
         ("tumbling", {"update": 9, "close": 1, "standalone": 4},
-         "14 windows: 1 closed by the watermark, 9 updates before they closed, 4 of late rows alone; 12 open"),
+         "14 windows: 1 closed by the watermark, 9 updates before they closed, 4 from late rows only; 12 open"),
         ("rows", {"row": 5000}, "5,000 rows; no state"),
     ],
 )  # fmt: skip

@@ -267,7 +267,7 @@ def test_another_host_is_refused(request: pytest.FixtureRequest, which: str, hos
     """A web page whose name resolves to loopback cannot read anything."""
     status, answer = get(request.getfixturevalue(which), "/metrics", Host=host)
     assert status == 421
-    assert "ask by its number, or allow the name with --allow-host" in answer["error"]
+    assert "use its IP address, or allow the name with --allow-host" in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -493,6 +493,6 @@ def test_running_out_of_file_descriptors_is_not_reported_as_damage(tmp_path: Any
     assert len(lines) == 2, said.stderr
     for line in lines:
         assert line.startswith(
-            "ExhaustedError this process has too many files and connections open (Too many open files)"
+            "ExhaustedError this process has too many open files and connections (Too many open files)"
         )
-        assert "not damaged" in line
+        assert "no file is damaged" in line

@@ -88,7 +88,7 @@ def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, cap
     assert names(planner) == ["2", "3"], "an epoch without files is none"
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert warnings == [
-        f'source "events": {tmp_path}/{n} was removed before it was read: nothing of it counts' for n in (0, 1)
+        f'source "events": {tmp_path}/{n} was removed before it was read; it is skipped' for n in (0, 1)
     ]
 
 
@@ -137,7 +137,7 @@ def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 
     planner = FilesPlanner(source(str(tmp_path)), [])
     monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(EpochError, match=r'^source "events": "\S+" cannot be looked into \(Permission denied\)'):
+    with pytest.raises(EpochError, match=r'^source "events": "\S+" cannot be listed \(Permission denied\)'):
         planner.next()
 
 
@@ -350,7 +350,7 @@ def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
     run.go()
     assert run.heard[0][0] == "rows"
     assert sum(s for *_, s in run.heard[1:]) < 3, "only what lies behind the answer"
-    assert [r.getMessage() for r in caplog.records] == ["p: Kafka is away; it is asked again for two minutes"]
+    assert [r.getMessage() for r in caplog.records] == ["p: Kafka is away; the run retries for two minutes"]
 
 
 @pytest.mark.parametrize("before", [[], [ROWS]])

@@ -42,7 +42,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     assert "1 without a key" in seen.top.sentence
     content = pages.render_page(seen, PageLocation("")).decode()
     assert "Rows of a join wait for partners" in content
-    with pytest.raises(StartError, match="rows of a join have no window"):
+    with pytest.raises(StartError, match="a join has no windows"):
         load_key(watched, {"user": "u1"}, 0)
 
 

@@ -175,7 +175,7 @@ def test_only_allowed_hosts_are_answered(page: UiServer) -> None:
 
 def test_another_host_needs_a_token(drawn_state: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(StartError, match="other machines can ask there"):
+        with pytest.raises(StartError, match="other machines can reach this address"):
             serve_pages([watched(drawn_state)], 0, host)
     with pytest.raises(StartError, match="at least 8"):
         serve_pages([watched(drawn_state)], 0, token="short")
@@ -375,7 +375,7 @@ def test_errors_of_the_command_are_one_line(
 ) -> None:
     code, _, err = command(monkeypatch, capsys, str(drawn_state), "--host", "0.0.0.0")
     assert code == 1
-    assert err.startswith("error: --host 0.0.0.0: other machines can ask there")
+    assert err.startswith("error: --host 0.0.0.0: other machines can reach this address")
     code, _, err = command(monkeypatch, capsys, str(drawn_state), str(drawn_state), "--save", str(tmp_path / "x.html"))
     assert (code, "name one FILE" in err) == (1, True)
     in_memory = drawn_state.read_text().partition("[state_store]")[0] + '[state_store]\nkind = "in_memory"\n'

@@ -72,8 +72,8 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        '%s: epoch %d: %s of stage "%s" came late between stages: behind the watermark of stage "%s" (%s), at which they count; '
-        "a config that was changed lets them out: %s",
+        '%s: epoch %d: %s of stage "%s" came late between stages, behind the watermark of stage "%s" (%s), which '
+        "becomes their event time; a changed config causes this: %s",
         pipeline.name,
         epoch,
         plural(rows.height, "result"),
@@ -159,8 +159,8 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     letters = sum(staged.reasons.get(LATE, 0) for staged in outcome.letters)
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
-            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input was not the same when it "
-            "was read again; nothing of this epoch was committed, the next start repeats it"
+            f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input "
+            "changed between two reads; nothing of this epoch was committed, the next start repeats it"
         )
 
 
@@ -237,7 +237,7 @@ def _log_join(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> None:
         for count, text in (
             (
                 sum(r.evicted for r in reports),
-                f"had to go before their time, the oldest of their keys: max_rows_per_key = {most}",
+                f"were dropped early, as the oldest of their keys: max_rows_per_key = {most}",
             ),
             (sum(r.keyless for r in reports), "have no key and match nothing"),
         ):

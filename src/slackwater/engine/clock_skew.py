@@ -56,8 +56,8 @@ class ClockSkewWarnings:
         record = before.clocks.get(name)
         location = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
         log.warning(
-            '%s: epoch %d: most rows come late, %d of %d since the watermark is at %s: source "%s" has brought %s as its newest '
-            "event time%s; %s",
+            '%s: epoch %d: most rows are late, %d of %d, because the watermark is at %s: source "%s" has %s as its '
+            "newest event time%s; %s",
             self.pipeline.name,
             epoch,
             self.late,
@@ -90,8 +90,8 @@ class ClockSkewWarnings:
                 )
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
-                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s): held back from its '
-                    "watermark until it is followed by %d, of which %d came; they are used",
+                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s); the rows are used, '
+                    "but do not advance its watermark until there are %d of them (now %d)",
                     self.pipeline.name,
                     epoch,
                     name,

@@ -10,9 +10,10 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A join has no windows",
         START,
-        "The question is about windows, keys of windows or corrections, and the pipeline is a join, whose rows are "
-        "final, or SQL alone, which keeps none.",
-        "`slackwater explain FILE` and `slackwater why FILE` say what a join keeps and for how long: [joins](joins.md).",
+        "The command is about windows, their keys or corrections. The pipeline is a join, whose rows are final, or "
+        "SQL alone, which has no state.",
+        "`slackwater explain FILE` and `slackwater why FILE` show what a join keeps and for how long: "
+        "[joins](joins.md).",
         (
             "rows of a join",
             "have no window",
@@ -21,6 +22,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "this is a join",
             "describes a join",
             "found a join",
+            "has no windows, so",
             "the windows are .*, not sessions",
             "a join has one",
         ),
@@ -28,12 +30,12 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Letters cannot be replayed",
         START,
-        "The dead letters that were chosen cannot be applied to this target or with this config. Nothing was changed.",
-        "Choose others by `--reason` and `--epoch`; [what can be applied](how-replay.md).",
+        "The chosen dead letters cannot be applied to this target or with this config. Nothing was changed.",
+        "Choose others with `--reason` and `--epoch`; [what can be applied](how-replay.md).",
         ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
     ),
     MessageFamily(
-        "A backfill cannot be made so",
+        "The backfill is not possible",
         START,
         "The range, the source or the target of a backfill does not allow it. Nothing was written.",
         "See [backfill](backfill.md).",
@@ -41,29 +43,29 @@ FAMILIES: Sequence[MessageFamily] = (
             "backfill",
             "is not before --to",
             "keeps no history",
-            "which history has none of",
-            "name another place with --into",
+            "history has no such time",
+            "name another target with --into",
         ),
     ),
     MessageFamily(
-        "A batch cannot be made of this DataFrame",
+        "The DataFrame is not a batch",
         START,
         "`sw.batch` takes batch DataFrames of a classic Spark session.",
         "Run a streaming DataFrame as a pipeline: [compute windows over a batch](batch.md).",
         ("streaming DataFrame, expected", "Spark Connect"),
     ),
     MessageFamily(
-        "A condition cannot be asked",
+        "The condition cannot be evaluated",
         START,
-        "What `--where` (`where=`) holds is not one of the conditions that may be asked of a state, or takes too long.",
-        "See [looking](state/query.md) for what it may hold.",
+        "The condition in `--where` (`where=`) is not supported on a state, or takes too long.",
+        "See [looking](state/query.md) for the supported conditions.",
         ("^where: ",),
     ),
     MessageFamily(
         "A file cannot be written",
         START,
         "The file or directory that a command was to write already exists, cannot be written there, or the system refuses it.",
-        "Name another path; the line has the system's own words.",
+        "Choose another path. The message quotes the system.",
         (
             "cannot be written",
             "already exists",
@@ -77,8 +79,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "An output cannot be read",
         START,
-        "`show`, `diff`, `dlq` or `export` read what a target holds, and this one cannot be read, or keeps nothing.",
-        "The line names the place and the system's own words.",
+        "`show`, `diff`, `dlq` or `export` read the rows of a target. This target cannot be read, or stores nothing.",
+        "The message names the target and quotes the system.",
         (
             "cannot be read",
             "cannot be shown yet",
@@ -93,24 +95,24 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
-        "The page or the server cannot be opened so",
+        "The page or the server cannot start",
         START,
-        "`ui`, `serve` or the metrics cannot listen as they were told to, or who asks may not.",
+        "`ui`, `serve` or the metrics cannot listen at this address, or the caller has no access.",
         "See [what it costs, and who may see it](ui.md#what-it-costs-and-who-may-see-it).",
         ("--token", "--host", "cannot be served", "--save", "one FILE", "describe pipelines of one name"),
     ),
     MessageFamily(
-        "Other systems cannot be told",
+        "The report to another system is not configured",
         START,
-        "`--otel` or `--openlineage` were asked for, and their configuration does not say where to send to, or cannot be read.",
+        "`--otel` or `--openlineage` is set, but its configuration has no destination, or cannot be read.",
         "See [watching it](monitoring.md).",
         ("OPENLINEAGE|--openlineage", "expected milliseconds above 0"),
     ),
     MessageFamily(
-        "A value that was given does not fit",
+        "A value is not valid",
         START,
-        "A key, a time, an option or a number of a command or a question is not of the form that is expected. Nothing was changed.",
-        "The line says what was found and what is expected.",
+        "A key, a time, an option or a number of a command does not have the expected form. Nothing was changed.",
+        "Correct the value: the message says what was found and what was expected.",
         (
             "expected",
             "is now called",
@@ -130,7 +132,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The pipeline cannot start",
         START,
-        "The pipeline does not fit the data, the SQL or the state that are there: one line for each thing that does not.",
-        "The line says what was found and what is expected. Nothing was read or changed.",
+        "The pipeline does not fit the data, the SQL or the state. There is one line per problem.",
+        "Correct what the message names. Nothing was read or changed.",
     ),
 )

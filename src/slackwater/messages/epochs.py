@@ -10,84 +10,86 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Bad rows stop the pipeline",
         ("BadRowError",),
-        "Rows could not be decoded, have no usable event time or gap, or cannot be held by the target. Nothing of the epoch was committed.",
+        "Rows could not be decoded, have no usable event time or gap, or cannot be stored by the target. The epoch "
+        "was not committed.",
         'Correct the input, or set `on_error = "drop"` (they are counted) or `"dlq"` (they are [kept](late-data.md), and can be applied later).',
     ),
     MessageFamily(
-        "A bound of the state was reached",
+        "A limit of the state was reached",
         ("CapExceededError",),
-        "`max_groups_per_window`, `max_rows_per_key` or a bound of an aggregation's values is exceeded. Nothing of the epoch was committed.",
-        "Raise the bound if there is room (`slackwater state sizes FILE`), or let `on_state_cap` drop and count: [bounds](semantics.md#bounds). "
-        "Find out whether a key has become too fine.",
+        "`max_groups_per_window`, `max_rows_per_key` or a limit of an aggregation is exceeded. The epoch was not "
+        "committed.",
+        "Raise the limit if there is enough memory (`slackwater state sizes FILE`), or let `on_state_cap` drop and "
+        "count rows: [bounds](semantics.md#bounds). Check whether a key has too many values.",
     ),
     MessageFamily(
         "A result does not fit its type",
         ("ValueRangeError",),
-        "A sum or an average outgrew the type of its column. Nothing of the epoch was committed.",
+        "A sum or an average is too large for the type of its column. The epoch was not committed.",
         'Set `on_overflow = "null"`, or cast the column to a wider type in the SQL: [aggregations](aggregations.md).',
     ),
     MessageFamily(
         "Too many open files",
         ("ExhaustedError",),
-        "This process or this machine has no descriptor left. No file is damaged.",
-        "Close what holds them, or allow more with `ulimit -n`.",
+        "This process or this machine has no free file descriptor. No file is damaged.",
+        "Close the programs that hold them, or raise the limit with `ulimit -n`.",
     ),
     MessageFamily(
         "The target did not take an epoch",
         ("PublishError",),
-        "The epoch is committed, and writing it failed. The next start publishes it from the commit; nothing is lost, and a target that "
-        "has it already ignores it.",
-        "Remove the cause and start again. Where it cannot be removed: "
-        "[publish or skip an epoch that its target refuses](outbox.md).",
+        "The epoch is committed, but writing it to the target failed. Nothing is lost: the next start publishes it "
+        "from the commit. A target that already has it ignores it.",
+        "Fix the cause and start again. If it cannot be fixed: [publish or skip an epoch that its target "
+        "refuses](outbox.md).",
     ),
     MessageFamily(
         "Spark's process is gone",
         ("SparkEndedError",),
-        "It was killed, or ran out of memory. Nothing committed is lost.",
+        "The process was killed, or ran out of memory. Committed epochs are safe.",
         'Start again. `[spark]` `"spark.driver.memory" = "4g"` gives it more memory, `max_files_per_trigger` and '
         "`max_offsets_per_trigger` make epochs smaller.",
     ),
     MessageFamily(
-        "The input was not the same when it was read again",
+        "The input changed between two reads",
         ("EpochError",),
-        "An epoch that has letters, or records of very many partitions, reads its rows a second time, and the source gave others. Nothing was "
-        "committed.",
-        "Start again. A source that reads differently the second time cannot keep late rows as letters.",
-        ("input was not the same",),
+        "An epoch with dead letters, or with records of very many partitions, reads its rows twice. The second time "
+        "the source returned other rows. Nothing was committed.",
+        "Start again. A source that returns other rows the second time cannot keep late rows as dead letters.",
+        ("the input changed between",),
     ),
     MessageFamily(
-        "Records are gone before they were read",
+        "Records were deleted before they were read",
         ("EpochError",),
-        "The source's retention was shorter than the pause, or the messages have expired.",
-        'Keep them longer, or set `on_data_loss = "skip"` to count them as lost and go on: [sources](sources.md).',
+        "The retention of the source was shorter than the time without a run, or the messages expired.",
+        'Keep them longer, or set `on_data_loss = "skip"` to count them as lost and continue: [sources](sources.md).',
         ("on_data_loss",),
     ),
     MessageFamily(
         "A file of Spark's checkpoint is damaged",
         ("EpochError",),
-        "The checkpoint is only the plan of the next epoch, and that cannot be read.",
-        "Delete the directory that the line names and start again; the state knows where to go on.",
+        "The checkpoint is only the plan of the next epoch. It cannot be read.",
+        "Delete the directory that the message names, and start again. The state has the offsets to continue from.",
         ("checkpoint (file|directory)",),
     ),
     MessageFamily(
-        "Whether an epoch was committed is not known yet",
+        "It is unknown whether an epoch was committed",
         ("EpochError",),
-        "The connection to the database went away while it committed.",
-        "Start again: the commit's id is looked up, and the epoch is repeated only if it does not exist.",
-        ("is unknown", "finds out whether"),
+        "The connection to the database was lost during a commit.",
+        "Start again: the runner looks for the commit, and repeats the epoch only if the commit does not exist.",
+        ("it is unknown whether", "checks whether it was committed"),
     ),
     MessageFamily(
         "The demo failed",
         ("EpochError",),
-        "`slackwater demo-kafka` did not get the result that it knows.",
-        "Look into the log that the line names.",
+        "`slackwater demo-kafka` did not get the expected result.",
+        "Read the log that the message names.",
         ("^demo-kafka",),
     ),
     MessageFamily(
         "An epoch failed",
         ("EpochError",),
-        "While an epoch ran, the SQL, the input, a service or the machine failed. Nothing of that epoch was committed, and nothing "
-        "of it is visible.",
-        "The line has the cause in its own words. Mend that and start again: the epoch is repeated.",
+        "While an epoch ran, the SQL, the input, a service or the machine failed. The epoch was not committed, and "
+        "none of its results is visible.",
+        "The message quotes the cause. Fix it and start again: the epoch is repeated.",
     ),
 )

@@ -10,22 +10,26 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Another runner holds the pipeline",
         ("LockHeldError",),
-        "One runner per pipeline: the one that is named, by process and machine, has its lock. The lock goes with its process; in an "
-        "object store it is a lease, which a process of another machine that is gone keeps for 35 seconds at most.",
-        "Stop that one first. Looking (`why`, `show`, `state`, `ui`) needs no lock.",
+        "A pipeline has one runner at a time. The message names the process and the machine that hold the lock. The "
+        "lock ends with its process. In an object store it is a lease, which expires at most 35 seconds after a "
+        "process on another machine ended.",
+        "Stop that process first. Commands that only read (`why`, `show`, `state`, `ui`) need no lock.",
     ),
     MessageFamily(
-        "Another runner went on",
+        "Another runner took over",
         ("FencedError",),
-        "The store holds a commit that this runner did not make, so it stops before it writes anything. That happens where a "
-        "runner was cut off (a pause, a lost connection) and another took over.",
-        "Nothing: the other one goes on, and nothing is doubled or lost. If none should be there, find out who started it.",
+        "The store holds a commit that this runner did not make, so it stops before it writes anything. This happens "
+        "when a runner was paused or lost its connection, and another one took over.",
+        "Nothing: the other runner continues, and no rows are lost or duplicated. If there should be no other runner, "
+        "find out who started it.",
     ),
     MessageFamily(
-        "There is no state to look into",
+        "There is no state to read",
         ("StateError", "StartError"),
-        "The question is about a state, and there is none yet at that place, or not of this pipeline, or only in a runner's memory.",
-        "Run the pipeline once; or name the place that `[state_store]` names, and the pipeline (`--pipeline`) where several share it.",
+        "The command reads a state, but the location holds no state yet, or none of this pipeline. Or the state is "
+        "only in a runner's memory.",
+        "Run the pipeline once. Or pass the location in `[state_store]`, and the pipeline (`--pipeline`) if several "
+        "share it.",
         (
             "there is no state yet",
             "has no commit yet",
@@ -40,9 +44,10 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state was written for another config",
         ("StateError", "StartError"),
-        "What is in the state does not mean what the config means now: another window, other keys, other columns. It was not touched.",
-        "`slackwater plan FILE` compares both, difference by difference. Change the config back, or start over with `--rebuild`, "
-        "which puts the state aside: [what may change](state/change.md).",
+        "The state was written for another window, other keys or other columns than the config has now. The state was "
+        "not changed.",
+        "`slackwater plan FILE` lists the differences. Change the config back, or start over with `--rebuild`, which "
+        "moves the state away: [what may change](state/change.md).",
         (
             "was written for another",
             "does not describe its window",
@@ -56,112 +61,116 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state was written by another version",
         STATE,
-        "The state has a format or a part that this version does not know.",
+        "The state has a format or a field that this version does not support.",
         "Install the version that wrote it, or a newer one: [upgrading](upgrade.md).",
         ("has format", "a counter that this version"),
     ),
     MessageFamily(
         "An epoch is committed and not published",
         ("StateError", "StartError"),
-        "What is committed is published before anything else happens to the state, and that is still to come.",
-        "Start the pipeline once. Where its target never takes the epoch: "
-        "[publish or skip an epoch that its target refuses](outbox.md).",
+        "The latest epoch is committed, but not published. It must be published before the state can change.",
+        "Start the pipeline once. If its target can never take the epoch: [publish or skip an epoch that its target "
+        "refuses](outbox.md).",
         (
             r"not published yet|not yet published",
             "waits? to be published",
-            "is set aside in",
-            "rows are set aside",
+            "could not be marked as skipped",
+            "skipped rows go to",
             "name a directory that can be written",
         ),
     ),
     MessageFamily(
-        "That epoch is not kept",
+        "The epoch is no longer kept",
         STATE,
-        "Files keep the latest commits (8 or more), Postgres the latest alone.",
-        "Ask one of the epochs that the line names.",
+        "A state in files keeps at least the latest 8 commits. A state in Postgres keeps only the latest one.",
+        "Use one of the epochs that the message lists.",
         ("is not kept",),
     ),
     MessageFamily(
-        "The name or the place is taken",
+        "The name is already in use",
         ("StateError", "StartError"),
-        "A state, a table or a fork of another pipeline is there already. Nothing was changed.",
-        "Choose another name; or do what the line says about the one that is there.",
+        "A state, a table or a fork with this name already exists. Nothing was changed.",
+        "Choose another name, or do what the message says about the existing one.",
         (
-            "has a state already",
-            "and pipeline .* needs the name",
+            "already has a state",
+            "but pipeline .* needs the name",
             r"both .* hold the state of a stage",
             "^fork: ",
-            "holds a fork that was cut off",
+            "holds an incomplete fork",
         ),
     ),
     MessageFamily(
-        "The state and its target do not belong together",
+        "The state and its target do not match",
         STATE,
-        "The target holds another epoch than the state wrote last: the state is a restored copy, a copy of it went on, or the target "
-        "was emptied or restored. Going on would lose or double rows.",
-        "Choose one of the ways that the line names: [back up and restore the state](state/restore.md).",
-        ("the state and what it wrote do not fit",),
+        "The target holds another epoch than the state wrote last. Either the state is a restored copy, a copy of it "
+        "continued, or the target was emptied or restored. A start would lose or duplicate rows.",
+        "Choose one of the options in the message: [back up and restore the state](state/restore.md).",
+        ("the state and its targets do not match",),
     ),
     MessageFamily(
-        "The state is gone, and its target is not",
+        "The state is missing, but its target is not",
         STATE,
-        "The target holds results of this pipeline, and its state does not exist: the directory, bucket or table of "
-        "the state was removed or emptied, or `[state_store]` names another place.",
-        "Restore the state, or start over with `--rebuild`: exact as far as the sources still hold the input.",
+        "The target holds results of this pipeline, but its state does not exist. The directory, bucket or table of "
+        "the state was removed or emptied, or `[state_store]` names another location.",
+        "Restore the state, or start over with `--rebuild`. The new results are exact if the sources still hold all "
+        "input.",
         ("the state was removed or emptied",),
     ),
     MessageFamily(
         "The pipeline may have been renamed",
         STATE,
-        "There is no state under the name of the config, and another pipeline writes to the same target. Starting over would write "
-        "everything a second time.",
-        'Add `formerly = "<old name>"` to go on with its state, or start once with `--keep-output`: [rename a pipeline](state/rename.md#rename-a-pipeline).',
-        ("Was it renamed", "which belongs to the name of the pipeline"),
+        "The pipeline has no state under its name, and another pipeline writes to the same target. Starting over "
+        "would write all rows a second time.",
+        'Add `formerly = "<old name>"` to continue with its state, or start once with `--keep-output`: [rename a '
+        "pipeline](state/rename.md#rename-a-pipeline).",
+        ("Was the pipeline renamed", "which is stored under the name of the pipeline"),
     ),
     MessageFamily(
         "The state is damaged",
         STATE,
-        "A file, a table or a record of the state is missing, or is not what was written. Nothing was changed: a state that is "
-        "not sound is not gone on with.",
-        "Restore what the line names from a copy. `slackwater state verify` says of all of it whether it is sound; "
-        "[a start with an empty state](state/start-over.md) reads the sources again.",
+        "A file, a table or a record of the state is missing, or its content changed. Nothing was changed: a runner "
+        "does not continue from a damaged state.",
+        "Restore what the message names from a copy. `slackwater state verify` checks the whole state; [a start with "
+        "an empty state](state/start-over.md) reads the sources again.",
         (
             "damaged",
             "is missing",
             "restore (it|them|both|that|the manifests)",
-            "is of another state",
+            "belongs to another state",
             "is not a file",
         ),
     ),
     MessageFamily(
         "The object store cannot be used",
         ("StateError", "StartError", "EpochError"),
-        "The bucket that holds the state does not exist, does not let this process in, or could not be reached for a minute. What was "
-        "committed stays, and a commit whose answer was lost is found by the next start.",
-        "Do what the line says, and start again: [in an object store](state/object-store.md).",
+        "The bucket of the state does not exist, denies access, or could not be reached for a minute. Committed "
+        "epochs are safe. The next start finds a commit whose response was lost.",
+        "Do what the message says, and start again: [in an object store](state/object-store.md).",
         (
             "there is no bucket",
             "no credentials were found",
             "access was denied",
             "check the URL, and its options",
-            "was refused again and again",
-            "see that the store can be reached",
-            "copies of state files cannot be kept",
+            "was refused repeatedly",
+            "check that the store can be reached",
+            "state files cannot be cached",
             "the cache of state files",
         ),
     ),
     MessageFamily(
         "A table of the state was changed",
         STATE,
-        "A table of a state in Postgres has other rows, columns or values than the commits wrote: somebody else changed it. Going on would "
-        "give wrong results.",
-        "Restore the database from a backup, look at what is left with `slackwater state verify`, or start over with `--rebuild`.",
-        ("was changed by somebody else", "state could not be read: "),
+        "A table of a state in Postgres has other rows, columns or values than the commits wrote, so something else "
+        "changed it. A run would give wrong results.",
+        "Restore the database from a backup, check what is intact with `slackwater state verify`, or start over with "
+        "`--rebuild`.",
+        ("was changed outside Slackwater", "state could not be read: "),
     ),
     MessageFamily(
         "The state store cannot be used",
         STATE,
-        "The directory or the database that holds the state did not let itself be read or written.",
-        "The line has the system's own words: room, rights, a connection. Mend that and repeat; what was committed stays.",
+        "The directory or the database of the state could not be read or written.",
+        "The message quotes the system: disk space, permissions or a connection. Fix that and try again. Committed "
+        "epochs are safe.",
     ),
 )

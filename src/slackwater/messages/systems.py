@@ -10,14 +10,17 @@ SERVICES: Sequence[MessageFamily] = (
     MessageFamily(
         "`init` cannot use the sample",
         START,
-        "The file or directory of `--sample` does not exist, holds no rows, or has nothing that can be a time or a key.",
-        "Name another sample, or the columns with `--time` and `--key`: [what `init` takes from a sample](first-day.md#what-it-takes-from-a-sample).",
+        "The file or directory of `--sample` does not exist, holds no rows, or has no column that can be a time or a "
+        "key.",
+        "Pass another sample, or name the columns with `--time` and `--key`: [what `init` takes from a "
+        "sample](first-day.md#what-it-takes-from-a-sample).",
         ("--sample", "--time: ", "--key: .* is not a column", "found no valid config"),
     ),
     MessageFamily(
-        "Offsets that cannot be gone on at",
+        "The offsets cannot be used",
         START,
-        "Offsets that were given for a source are not of a form, a partition or a place that it has. Nothing was committed.",
+        "The offsets for a source have another form, or name a partition or a position that the source does not have. "
+        "Nothing was committed.",
         "See [reset the offsets of a source](state/offsets.md).",
         (
             "--offsets",
@@ -27,48 +30,51 @@ SERVICES: Sequence[MessageFamily] = (
             "does not read a topic",
             "found the partition",
             "the sources already continue there",
-            "which have no order to go on at",
-            "a broker is to be asked",
+            "which have no offsets to continue at",
+            "only a broker knows",
             "it was never read",
         ),
     ),
     MessageFamily(
         "A service cannot be reached",
         START,
-        "A broker, a database or a registry does not answer at the address of the config, or refuses who asks.",
-        "Check address, name and password, and that it runs: `slackwater check FILE --connect` asks all of them. Nothing is lost, the next start goes on.",
+        "A broker, a database or a registry does not answer at the configured address, or refuses the user.",
+        "Check the address, name and password, and that the service runs: `slackwater check FILE --connect` connects "
+        "to all of them. Nothing is lost, and the next start continues.",
         (
             "cannot be reached",
             "do(es)? not answer",
             "did not answer",
-            "gave nothing for",
+            "(gave|returned) nothing for",
             "refused the",
             r"cannot be used \(.*brokers",
-            "is not an address of a broker",
+            "is not the address of a broker",
             "the url is not valid",
-            "url holds a setting",
+            "url has an unknown setting",
             "ended at once",
         ),
     ),
     MessageFamily(
-        "Starts are not made shorter",
+        "The archive of Spark's classes was not created",
         START,
-        "`slackwater prepare` ran a small pipeline to keep what Java makes of Spark's classes, and that run or its end failed.",
-        "Fix what the line reports and run `slackwater prepare` again. Pipelines start without it, only slower.",
+        "`slackwater prepare` runs a small pipeline to save Spark's loaded classes, so that later starts are faster. "
+        "That run failed.",
+        "Fix what the message reports and run `slackwater prepare` again. Pipelines also start without the archive, "
+        "only slower.",
         ("the archive of Spark's classes was not made",),
     ),
     MessageFamily(
-        "The rights do not suffice",
+        "Permission is missing",
         START,
-        "The service is there, and does not let this role do what is needed.",
-        "Grant the role what the line names.",
-        ("check the role's rights", "check who may read", "does not give queue"),
+        "The service answers, but this role may not do what is needed.",
+        "Grant the role the permission that the message names.",
+        ("check the role's rights", "check who may read", "denies access to queue"),
     ),
     MessageFamily(
         "Something is not installed",
         START,
         "A package, a jar, Java or a server is not on this machine.",
-        "Install what the line names; [what is fetched and from where](operations.md#before-the-first-run).",
+        "Install what the message names; [what is downloaded, and from where](operations.md#before-the-first-run).",
         (
             "pip install",
             "needs? the package",
@@ -79,27 +85,27 @@ SERVICES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
-        "Spark Connect has what its server has",
+        "It is not available over Spark Connect",
         START,
-        "The server that `SPARK_REMOTE` names does not exist, or a pipeline asks for what a client cannot have: the server's own settings, a "
-        "streaming query, packages that are not installed.",
-        "What runs over it, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
-        ("Spark Connect", "nobody answers there", "over Connect"),
+        "The server in `SPARK_REMOTE` does not exist, or a pipeline needs something that a client cannot use. "
+        "Examples are settings of the server, a streaming query, and packages that are not installed.",
+        "See what runs over Spark Connect, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
+        ("Spark Connect",),
     ),
     MessageFamily(
         "Spark does not start",
         START,
-        "Spark's process ended before it was up. Nothing was read.",
-        "`java -version` must say 17 or later; the lines above it in the log are Spark's.",
+        "Spark's process ended before it was ready. Nothing was read.",
+        "Check that `java -version` reports 17 or later. The lines above the message in the log come from Spark.",
         ("Spark did not start",),
     ),
 )
 SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
-        "There is nothing to read",
+        "The input does not exist",
         START,
-        "The topic, the queue, the directory or the file that a source or a lookup names does not exist.",
-        "Create it, or correct `query`. `slackwater check FILE --connect` looks for all of them.",
+        "The topic, queue, directory or file of a source or a lookup does not exist.",
+        "Create it, or correct `query`. `slackwater check FILE --connect` checks all of them.",
         (
             "there is no topic",
             "and create = false",
@@ -112,63 +118,67 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
-        "A setting of Kafka is refused",
+        "A Kafka setting is not accepted",
         START,
-        "The Kafka client does not accept one of the `options` of the connection. The line names the setting. No broker was asked.",
-        "Correct or remove the setting. Slackwater's own client (librdkafka) knows `sasl.username`, `sasl.password` and `ssl.ca.location` "
-        "where Java has other names: [Kafka](sources/kafka.md).",
+        "The Kafka client does not accept one of the `options` of the connection. The message names the setting. No "
+        "broker was contacted.",
+        "Correct or remove the setting. Slackwater's own client (librdkafka) uses `sasl.username`, `sasl.password` "
+        "and `ssl.ca.location`, where Java has other names: [Kafka](sources/kafka.md).",
         ("a setting is refused",),
     ),
     MessageFamily(
         "A topic was deleted and created again",
         ("EpochError",),
-        "The topic has another id than the one that the state read, so the offsets of the state mean nothing in it. Nothing of it was read.",
-        'Begin with its first record by `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "skip"`: '
-        "[Kafka](sources/kafka.md).",
-        ("are of the deleted one",),
+        "The topic has another id than the topic that the state read, so the offsets in the state do not apply to it. "
+        "Nothing was read from it.",
+        "Start at its first record with `slackwater state reset … --offsets NAME=earliest`, or set `on_data_loss = "
+        '"skip"`: [Kafka](sources/kafka.md).',
+        ("belong to the deleted topic",),
     ),
     MessageFamily(
-        "A table cannot be read on",
+        "A table cannot be read any further",
         (*START, "EpochError"),
-        "A table that is a source cannot be read from where the state stands: a version takes rows away or rewrites them, one that is "
-        "needed is gone with its log, its snapshot or its files, or another table is in its place. Everything before it is committed.",
-        "Restore what is gone, pass such versions over by `on_rewrite`, or say where to go on with `slackwater state reset`: "
-        "[Delta and Iceberg tables](sources/tables.md).",
+        "A source table cannot be read from the offsets in the state. A version removes or rewrites rows, or the log, "
+        "the snapshot or the files of a needed version are gone. Or another table has replaced it. Everything before "
+        "that is committed.",
+        "Restore what is gone, skip such versions with `on_rewrite`, or set other offsets with `slackwater state "
+        "reset`: [Delta and Iceberg tables](sources/tables.md).",
         (
-            "that were read cannot be removed again",
+            "rows that were read cannot be taken back",
             "rows would be lost",
-            "is another table",
+            "is not the table that was read",
             "created again while it was read",
             "became another table",
-            "does not lead back",
+            "no longer descends from",
             "its log was changed",
-            "on its way to the current one",
+            "in the history of its current one",
             "expected one of its versions",
             "it reads a table; expected",
-            "the table is to be asked",
+            "only the table knows",
         ),
     ),
     MessageFamily(
         "The columns of a table changed",
         (*START, "EpochError"),
-        "A table that is a source has other columns than the run began with, or the state was first read with. Nothing of them was read.",
-        'For new columns set `schema_changes`: `"add"` takes them, `"ignore"` goes on without; restore others: '
-        "[Delta and Iceberg tables](sources/new-columns.md).",
-        ("its columns changed with", "columns are new with", "did not find columns that came"),
+        "A source table has other columns than at the start of the run, or than when the state was created. The "
+        "changed columns were not read.",
+        'For new columns set `schema_changes`: `"add"` reads them, `"ignore"` leaves them out. Restore columns that '
+        "were changed or removed: [Delta and Iceberg tables](sources/new-columns.md).",
+        ("its columns changed in", "new columns in", "a run ended for new columns"),
     ),
     MessageFamily(
         "A table needs another reader",
         START,
-        "Spark reads the Parquet files of a table, and this table cannot be read like that: files of deletes next to its data, features or types "
-        "that such a reader does not know, files of another format.",
-        "Rewrite its files without them, begin behind them, or read another table: [what is read](sources/tables.md).",
-        ("needs readers that know", "reader of Parquet", "holds files of the format", "which is binary"),
+        "Slackwater reads the Parquet files of a table with Spark, and this table needs more than that. It has delete "
+        "files, table features or types that this reader does not support, or files in another format.",
+        "Rewrite its files without them, start after them, or read another table: [what is read](sources/tables.md).",
+        ("needs readers that support", "Parquet reader", "has files in the format", "which is binary"),
     ),
     MessageFamily(
         "The schema of a source does not fit",
         START,
         "No schema is declared and none can be inferred, or the declared one (DDL, Avro, JSON Schema, Protobuf) cannot be used.",
-        "Declare `schema` of the source: [sources](sources.md).",
+        "Set `schema` of the source: [sources](sources.md).",
         (
             "no schema is declared",
             "can be read; check its schema",
@@ -182,16 +192,18 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "There is no usable event time",
         START,
-        "The column that `event_time_column` names does not exist, has an unfit type, or the first rows hold no time in it. Such a "
-        "pipeline would drop all of its rows, so it does not start.",
+        "The column that `event_time_column` names does not exist, has the wrong type, or holds no time in the first "
+        "rows. Such a pipeline would drop all of its rows, so it does not start.",
         "Correct `event_time_column` or `event_time_unit`: [event time](semantics.md#event-time).",
         ("usable event time", "event_time_column", "event_time_unit", "expected a timestamp, a date", "_event_ts"),
     ),
     MessageFamily(
         "The SQL or its columns do not fit",
         START,
-        "The SQL runs row by row over `source`, and what comes out of it must have the columns that keys, aggregations and the join name.",
-        "The line names the column or the expression, and those that there are: [transform](configuration.md#transform).",
+        "The SQL runs row by row over `source`. Its result must have the columns that keys, aggregations and the join "
+        "name.",
+        "Correct the column or the expression that the message names. It lists the columns that exist: "
+        "[transform](configuration.md#transform).",
         (
             "must be row-wise",
             "^(?!.*(no column|not known here)).*; there are: ",
@@ -199,43 +211,45 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
             "same columns from every source",
             "expected milliseconds, an interval",
             "hidden column",
-            "under which late_data",
+            'but late_data = "dlq" stores',
             '^aggregation "',
-            "which Postgres does not give back",
+            "which Postgres cannot store exactly",
             "give each column its own name",
         ),
     ),
     MessageFamily(
-        "Only Spark's checkpoint knows where to go on",
+        "The source resumes only from Spark's checkpoint",
         START,
-        "A source that cannot seek (a queue, a connector, a DataFrame) goes on by Spark's checkpoint alone, and that is lost, or was "
-        "made for other sources. Reading from anywhere else would count rows twice or not at all.",
+        "A source that cannot seek (a queue, a connector, a DataFrame) resumes only from Spark's checkpoint. The "
+        "checkpoint is lost, or was made for other sources. Reading from another offset would count rows twice or not "
+        "at all.",
         "Restore the checkpoint, keep the sources as they were, or start over under another name: [seek](sources.md).",
         ("cannot seek", "Spark's checkpoint only"),
     ),
     MessageFamily(
         "The target does not fit the output",
         START,
-        "The table, topic or directory that is there has other columns or settings than what would be written, or cannot be opened.",
-        "Alter it, or name one that is absent: it is made with the right columns.",
+        "The existing table, topic or directory has other columns or settings than the output, or cannot be opened.",
+        "Alter it, or name one that does not exist: Slackwater creates it with the right columns.",
         (
             "does not fit the output",
-            "lacks columns that are new",
+            "lacks new columns",
             "other columns than",
             'mode "merge" needs',
             "cleanup.policy",
             r"^(Kafka )?topic|Kafka topic",
-            "Avro does not take",
+            "Avro does not allow",
             "cannot be opened",
             "a name of .* bytes",
         ),
     ),
     MessageFamily(
-        "The target holds what another state wrote",
+        "The target holds rows of another state",
         START,
-        "A state starts over, and its target, which only adds rows, holds those of a former state; or paths of an earlier version "
-        "began elsewhere. Going on would write rows twice, so somebody has to choose.",
-        "`--put-aside-output` moves the former files away, `--keep-output` adds to them; the line names the command for paths.",
-        ("the state that wrote", "relative paths begin", "could not be put aside"),
+        "A state starts over, but its target only adds rows and holds those of a former state. Or an earlier version "
+        "resolved relative paths from another directory. A start would write rows twice, so you have to choose.",
+        "`--put-aside-output` moves the former files away, and `--keep-output` adds to them. For paths the message "
+        "has the command.",
+        ("another state wrote them", "relative paths are now resolved", "could not be moved to"),
     ),
 )

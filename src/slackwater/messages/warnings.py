@@ -10,35 +10,39 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A clock in the input may be wrong",
         (WARNING,),
-        "A few rows are far ahead of the others. What such a row moves is the watermark, and all others are late behind it.",
+        "A few rows are far ahead of the others. Such rows advance the watermark, and all other rows are then late.",
         "Filter at the source, or set `max_jump`: [far dates](semantics.md#watermarks).",
-        ("newest event time", "jumps from", "far from now", "most rows come late"),
+        ("newest event time", "jumps from", "far from now", "most rows are late"),
     ),
     MessageFamily(
         "Rows came late",
         (WARNING,),
-        "Rows came after the watermark had closed their windows. They are counted, and `late_data` decides what becomes of them.",
+        "Rows came after the watermark had closed their windows. They are counted, and `late_data` decides what "
+        "happens to them.",
         "Raise `lateness`, or choose another policy: [late rows](late-data.md), [corrections](corrections.md).",
         (r"\(watermark", r"side \(\"…\"\) …$"),
     ),
     MessageFamily(
-        "A commit was looked up or could not be noted",
+        "A commit was checked or could not be marked",
         (WARNING,),
-        "The connection to Postgres was lost around a commit; the runner found out what became of it and went on.",
-        "Nothing, unless it comes often: look at the network and the database.",
+        "The connection to Postgres was lost around a commit. The runner checked whether the commit exists, and "
+        "continued.",
+        "Nothing. If it happens often, check the network and the database.",
         (
             "connection lost",
-            "had (not )?been committed",
-            "could not be noted",
+            "was committed before the connection was lost",
+            "was not committed at first",
+            "could not be marked",
             "the target refused epoch",
-            "was set aside",
+            "was skipped",
         ),
     ),
     MessageFamily(
         "Rows were left out",
         (WARNING,),
-        "Bad rows, groups beyond a bound, rows of a join beyond `max_rows_per_key`, or records that were gone. Each is counted.",
-        "The line says which, how many and where they were read.",
+        "Rows were bad, belong to groups beyond a limit, exceed `max_rows_per_key` of a join, or were deleted before "
+        "they were read. All are counted.",
+        "The message says which rows, how many, and where they were read.",
         ("refused", "wait for partners", "gone before", "are gone from Kafka", "^… …: …$"),
     ),
     MessageFamily(
@@ -51,29 +55,31 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Delivery is at least once",
         (WARNING,),
-        "After a crash the target may get an epoch a second time.",
+        "After a crash the target may receive an epoch a second time.",
         'For Kafka set `delivery = "exactly_once"`: [delivery](semantics.md#delivery).',
         ("^delivery to",),
     ),
     MessageFamily(
         "Files were not read",
         (WARNING,),
-        "A file was removed between the listing and the reading, or Spark cannot be told of it because its name is not UTF-8.",
-        "Write elsewhere and rename, and remove only what was read; rename what the line names.",
+        "A file was removed after it was listed and before it was read, or Spark cannot read it because its name is "
+        "not UTF-8.",
+        "Write files elsewhere and rename them into the directory, and remove only files that were read. Rename the "
+        "file that the message names.",
         ("removed before it was read", "is not UTF-8"),
     ),
     MessageFamily(
         "A source does not answer",
         (WARNING,),
-        "A broker that answered before does not now. What it holds is not known meanwhile, so nothing counts as silent.",
-        "Nothing, if it comes back: it is asked again for two minutes, and the run ends after that.",
-        ("is asked again for two minutes",),
+        "A broker no longer answers. Its records are unknown in the meantime, so no source becomes idle.",
+        "Nothing, if it returns within two minutes. After that the run ends.",
+        ("the run retries for two minutes",),
     ),
     MessageFamily(
         "Other warnings",
         (WARNING,),
-        "What the start or a run wants somebody to know: a file that changed after it was read, a name of the schema that is not in the "
-        "data, a bound or a size that is unusual, a sender that failed.",
-        "The line says what it is about; the pipeline goes on.",
+        "Facts that may need attention. Examples are a file that changed after it was read, a column of the schema "
+        "that is not in the data, an unusual limit or size, and a failed report.",
+        "Read the message; the pipeline continues.",
     ),
 )

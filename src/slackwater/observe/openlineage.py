@@ -267,7 +267,7 @@ def _client() -> OpenLineageClient:
         log.removeFilter(_not_the_console)
     if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
         raise StartError(
-            "--openlineage: nothing says where events go; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file with a "
+            "--openlineage: no destination for events; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file with a "
             "transport (openlineage.yml)"
         )
     return client

@@ -68,7 +68,8 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
             problems.append(f"{pipeline}: {error}")
     held = {name: a.name for a in aggs for name in a.accumulators}
     problems += [
-        f'{pipeline}: transform.window.group_by: "{k}" is what the state calls a part of aggregation "{held[k]}"; rename one'
+        f'{pipeline}: transform.window.group_by: "{k}" is also a state column of aggregation "{held[k]}"; rename one '
+        "of them"
         for k in window.group_by
         if k in held
     ]
@@ -104,8 +105,8 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
         chosen = ({}, {})
     for word, names, available in zip(("left", "right"), chosen, columns, strict=True):
         problems += [
-            f'{where}: column "{name}" of the {word} side has type {available[name].type}, which a join cannot carry; cast it in '
-            f"{word}_sql, to_json() makes text of anything"
+            f'{where}: column "{name}" of the {word} side has type {available[name].type}, which a join cannot store; '
+            f"cast it in {word}_sql, or convert it to text with to_json()"
             for name in names
             if name in available and not available[name].is_result_type
         ]
@@ -159,8 +160,8 @@ def bind_keyed(
             )
         elif not field.is_result_type:
             problems.append(
-                f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes '
-                "text of anything"
+                f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
+                "or convert it to text with to_json()"
             )
     for name in step.added_columns:
         if name in first:
@@ -183,8 +184,8 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
             problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
         elif not field.is_result_type:
             problems.append(
-                f'{where}: column "{field.name}" has type {field.type}, which no target takes; cast it in the SQL, to_json() makes text '
-                "of anything"
+                f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
+                "or convert it to text with to_json()"
             )
     if problems:
         raise StartError("\n".join(dict.fromkeys(problems)))

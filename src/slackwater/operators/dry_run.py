@@ -51,6 +51,6 @@ class DryRunShard:
         return self.metas
 
     def replace_rows(self, *args: object) -> NoReturn:
-        raise NotImplementedError("a rehearsal spreads no state over other shards")
+        raise NotImplementedError("a dry run does not move state to other shards")
 
     replace_buffers = replace_rows

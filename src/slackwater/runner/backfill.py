@@ -114,7 +114,7 @@ def run_backfill(
         latest = runner.store.open()
         try:
             if latest is not None:
-                runner.reporter.notice("info", f"going on after epoch {latest.epoch}, where it was interrupted")
+                runner.reporter.notice("info", f"continuing after epoch {latest.epoch}, where it was interrupted")
             components = runner.prepare(latest, range_targets)
             last_status = None
             if components is not None:
@@ -182,8 +182,8 @@ class _HistoryRunner:
         if reader.missing and self.driver.state.sources[source.name].offsets is None:
             self.notice(
                 "warning",
-                f'source "{source.name}": the first records of {", ".join(reader.missing)} are gone from Kafka; if they were of '
-                "the range, its first windows lack them",
+                f'source "{source.name}": the first records of {", ".join(reader.missing)} are gone from Kafka; if '
+                "they belong to the range, its first windows lack them",
             )
         return reader
 

@@ -69,7 +69,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if window is None or pipeline.stages:
         raise StartError(
-            f"{name}: a backfill writes windows by their start; expected [transform.window] alone, found "
+            f"{name}: a backfill selects windows by their start; expected only [transform.window], found "
             + (
                 "stages"
                 if pipeline.stages
@@ -79,7 +79,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
             )
         )
     if window.time_mode == "processing":
-        raise StartError(f'{name}: time_mode = "processing" takes the time of reading, which history has none of')
+        raise StartError(f'{name}: time_mode = "processing" uses the time of reading, and history has no such time')
     for source in pipeline.sources:
         connection = resolve_connection(source.connection, pipeline.connections)
         if connection is None or not CONNECTORS[connection.kind].keeps_history:
@@ -96,8 +96,8 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     )
     if not pipeline.target.upserts(kind, window) and same:
         raise StartError(
-            f"{name}: its target, {explain.target_text(pipeline)}, only adds rows, and the windows of the range may be there: "
-            "name another place with --into"
+            f"{name}: its target, {explain.target_text(pipeline)}, only adds rows, and may already hold the windows of "
+            "the range; name another target with --into"
         )
     if kind == "console":
         connections["backfill"] = FilesConnection()

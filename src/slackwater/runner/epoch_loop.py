@@ -109,7 +109,7 @@ class EpochLoop:
             if self._answered is None or began - self._answered > PATIENCE_S:
                 raise error.cause from None
             if not self._unanswered:
-                log.warning("%s: %s; it is asked again for two minutes", self.epochs.pipeline.name, error.cause)
+                log.warning("%s: %s; the run retries for two minutes", self.epochs.pipeline.name, error.cause)
             self._unanswered = True
             return None
         if self._unanswered:

@@ -81,13 +81,15 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
     if exit_text is not None:
         commit_text = committed()
         return SparkEndedError(
-            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again, it goes on from the last commit. If "
-            'this comes again, give Spark more memory ("spark.driver.memory" in [spark], 2g unless set) or read less per '
-            "epoch (max_files_per_trigger, max_offsets_per_trigger)"
+            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again: it "
+            'continues from the last commit. If this happens again, give Spark more memory ("spark.driver.memory" in '
+            "[spark], 2g unless set) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
     text = None if isinstance(error, SlackwaterError) else service_error_text(error)
     return (
-        error if text is None else EpochError(f"{pipeline}: {text}; what was committed stays; fix that and start again")
+        error
+        if text is None
+        else EpochError(f"{pipeline}: {text}; committed epochs are safe; fix that and start again")
     )
 
 

@@ -22,7 +22,7 @@ def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
         while not existing.exists() and existing != existing.parent:
             existing = existing.parent
         if not existing.is_dir():
-            which = "is a file" if existing == directory else "lies below a file"
+            which = "is a file" if existing == directory else "is below a file"
             yield f"{key}: {shown_path} {which}; expected a directory, or one that can be created"
         elif not os.access(existing, os.W_OK | os.X_OK):
             problem = "cannot be written" if existing == directory else "cannot be created"
@@ -67,12 +67,12 @@ def check_moved_directories(pipeline: Pipeline) -> None:
     relocated = list(_moved_directories(pipeline))
     if relocated:
         listed = "; ".join(
-            f'{key} = "{written}": "{old}" is there, "{new}" is not' for key, written, old, new in relocated
+            f'{key} = "{written}": "{old}" exists, "{new}" does not' for key, written, old, new in relocated
         )
         moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in relocated)
         raise StartError(
-            f"{pipeline.name}: relative paths begin at the folder of the config, no longer at the working directory ({listed}); "
-            f"to go on with what is there: {moves}; or write the absolute path into the config"
+            f"{pipeline.name}: relative paths are now resolved from the folder of the config, not from the working "
+            f"directory ({listed}); to keep the existing files: {moves}; or write the absolute path in the config"
         )
 
 

@@ -47,7 +47,7 @@ def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None
         if snapshot is not None and (refused := target_markers.check_markers(previous, snapshot)) is not None:
             raise refused
     commit, aside = rename_state(previous_store, pipeline.name)
-    return f"the state of {previous.name} is that of {pipeline.name} now, from epoch {commit.epoch} on; its former state is {aside}"
+    return f"{pipeline.name} now owns the state of {previous.name}, from epoch {commit.epoch} on; the old copy is now {aside}"
 
 
 def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | None:
@@ -61,19 +61,20 @@ def find_start_refusal(pipeline: Pipeline, store: StateStore) -> StateError | No
     otherwise = f"If {name} is another pipeline, start it once with --keep-output. Nothing was changed"
     for other, target in _states_with_same_target(pipeline, store):
         return StateError(
-            f"{name}: there is no state of {name}, and the state of {other} is here and writes to {target}. Was it renamed? "
+            f"{name}: {name} has no state, but {other} has one here that writes to {target}. Was the pipeline renamed? "
             f'Then add formerly = "{other}" to the config. {otherwise}'
         )
     for marker, target in _results_without_state(pipeline):
         return StateError(
-            f"{name}: there is no state of {name}, and {target} holds its results up to epoch {marker.epoch}: the state was removed or "
-            "emptied. Sources that do not hold all of the input any more would replace right rows by parts of them. Restore "
-            "the state, or start over with --rebuild. Nothing was changed"
+            f"{name}: {name} has no state, but {target} holds its results up to epoch {marker.epoch}: the state was "
+            "removed or emptied. If the sources no longer hold all input, starting over replaces correct rows with "
+            "incomplete ones. Restore the state, or start over with --rebuild. Nothing was changed"
         )
     for other, target in _other_writers(pipeline):
         return StateError(
-            f"{name}: there is no state of {name}, and {target} holds results of {other}, whose state is not here. Was it "
-            f'renamed? Then name the place of its state in [state_store] and add formerly = "{other}". {otherwise}'
+            f"{name}: {name} has no state, but {target} holds results of {other}, whose state is not here. Was the "
+            f'pipeline renamed? Then set [state_store] to the location of its state and add formerly = "{other}". '
+            f"{otherwise}"
         )
     return None
 

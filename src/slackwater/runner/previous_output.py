@@ -60,16 +60,16 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             continue
         # dead letters are a log; and without a durable state, every run starts over
         if choice == KEEP or name == "dead_letter" or not remembers:
-            notices.append(f"{name}: {output_text}; rows are added next to them")
+            notices.append(f"{name}: {output_text}; new rows are added to them")
             continue
         offer = (
-            "put them aside with --put-aside-output"
+            "move them away with --put-aside-output"
             if isinstance(target, FilesTarget)
-            else "empty it, or name another place"
+            else "empty it, or name another target"
         )
         raise StartError(
-            f"{pipeline.name}: {name} holds {output_text}: the state that wrote them is not the one of this start, which begins with "
-            f"none and would write every row again; {offer}, or add to them with --keep-output; nothing was changed"
+            f"{pipeline.name}: {name} holds {output_text}: another state wrote them. This start has no state and would "
+            f"write every row again; {offer}, or add to them with --keep-output; nothing was changed"
         )
     return notices
 
@@ -83,6 +83,6 @@ def put_aside(pipeline: Pipeline) -> list[str]:
     for name, target in previous_outputs(pipeline):
         if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:
             moved.append(
-                f"{name}: the files of the former state are now in {location}; remove them when nobody needs them"
+                f"{name}: the files of the former state are now in {location}; remove them when you no longer need them"
             )
     return moved

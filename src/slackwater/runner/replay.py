@@ -44,15 +44,15 @@ def replay_dead_letters(
     """
     if pipeline.transform.join is not None:
         raise StartError(
-            f"{pipeline.name}: letters are replayed as corrections of windows, and this is a join, whose rows are final; "
-            "to look at them: slackwater dlq list"
+            f"{pipeline.name}: letters are replayed as corrections of windows, but rows of a join are final; to list "
+            "the letters: slackwater dlq list"
         )
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
-                f"{pipeline.name}: letters are replayed as corrections of what a target holds, and what this pipeline's "
-                "first stage emits is read by the next one; read late letters with: slackwater dlq list"
+                f"{pipeline.name}: letters are replayed as corrections of rows in a target, but the first stage of "
+                "this pipeline writes to the next stage; list late letters with: slackwater dlq list"
             )
         if pipeline.dead_letter is None:
             dead_letter_reader.newest_letters(
@@ -98,4 +98,4 @@ def _open_store(runner: Runner) -> Commit | None:
     try:
         return runner.store.open()
     except LockHeldError as error:
-        raise LockHeldError(f"{error}; a replay is an epoch of a runner: replay, then start it again") from None
+        raise LockHeldError(f"{error}; stop the runner, replay, then start it again") from None

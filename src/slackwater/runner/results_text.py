@@ -22,7 +22,7 @@ _REASON_TEXTS = {
     "flush": "{flush}",
     "update": "updates before they closed",
     "late": "corrected by late rows",
-    "standalone": "of late rows alone",
+    "standalone": "from late rows only",
     "match": "pairs",
     "unmatched": "without a partner",
 }

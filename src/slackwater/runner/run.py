@@ -101,7 +101,7 @@ def run(
     if background:
         check_run_flags(available_now, flush)
         if stop is not None:
-            raise ConfigError(["stop: belongs to a run in the foreground; stop one in the background by its handle"])
+            raise ConfigError(["stop: is for a run in the foreground; stop a run in the background with its handle"])
 
         def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
             return run(
@@ -158,11 +158,11 @@ def _run(
             except NewColumnsError as error:
                 if (failure := (str(error), runner.epoch)) == previous_failure:
                     raise EpochError(
-                        f"{pipeline.name}: a start did not find columns that came, so they are gone again; "
-                        f'schema_changes = "ignore" passes them over: {error}'
+                        f"{pipeline.name}: a run ended for new columns, and the next start did not find them; set "
+                        f'schema_changes = "ignore" to leave such columns out: {error}'
                     ) from None
                 previous_failure, rebuild, former_output = failure, None, None
-                reporter.notice("info", f"{pipeline.name} starts over with columns that are new: {error}")
+                reporter.notice("info", f"{pipeline.name} restarts with new columns: {error}")
                 runner = runner.new_runner()
 
 
@@ -239,7 +239,7 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
     aside = runner.store.start_over()
     notice = runner.reporter.notice
     if aside is not None:
-        notice("warning", f"starting over; the former state is now {aside}, remove it when nobody needs it")
+        notice("warning", f"starting over; the former state is now {aside}, remove it when you no longer need it")
     notice("info", f"sources begin: {starting_offsets.offsets_text(runner.pipeline)}")
     return None
 

@@ -89,8 +89,8 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     """
     if to is None and pipeline.dead_letter is None:
         raise StartError(
-            f"{pipeline.name}: rows are set aside in the dead letters, and the config has no [dead_letter]; add one, or name a "
-            "directory for them: --to DIR"
+            f"{pipeline.name}: skipped rows go to the dead letters, but the config has no [dead_letter]; add one, or "
+            "name a directory: --to DIR"
         )
     with locked_pending(pipeline, epoch) as (store, commit):
         pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
@@ -106,10 +106,11 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
         store.mark_published(epoch)
         if store.published_epoch() < epoch:
             raise StartError(
-                f"{pipeline.name}: epoch {epoch} is set aside in {location} and could not be noted; repeat this"
+                f"{pipeline.name}: epoch {epoch} was written to {location}, but could not be marked as skipped; repeat "
+                "this command"
             )
     log.warning(
-        "%s: epoch %d was set aside: %s now in %s",
+        "%s: epoch %d was skipped: %s now in %s",
         pipeline.name,
         epoch,
         plural(pending.total, "row is", "rows are"),
@@ -144,12 +145,11 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
     """Raise StartError unless this epoch is pending. `published`: the last published epoch."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
-            f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and all it had is out"
+            f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and its output is "
+            "published"
         )
     if epoch != latest.epoch:
-        raise StartError(
-            f"{pipeline.name}: epoch {epoch} does not wait to be published; the one that does is {latest.epoch}"
-        )
+        raise StartError(f"{pipeline.name}: epoch {epoch} does not wait to be published; epoch {latest.epoch} does")
 
 
 def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:

@@ -54,7 +54,7 @@ def _with_position(pipeline: Pipeline, source: Source, position: Any, problems: 
         return source
     if begins.default is None or not (begins.offsets or position in WORDS):
         problems.append(
-            f'--from: source "{source.name}" {begins.default_text} and cannot begin elsewhere; leave it out'
+            f'--from: source "{source.name}" {begins.default_text} and cannot begin elsewhere; remove it from --from'
         )
         return source
     try:

@@ -72,7 +72,7 @@ def add_table_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: 
     for thread in threads:
         thread.join(max(end - time.monotonic(), 0.0))
     downstream, unknown = _downstream_changes(pipeline, commit, checks)
-    timeout_text = f"did not answer within {LONGEST_S:g} s; what changed in its table is not known"
+    timeout_text = f"did not answer within {LONGEST_S:g} s; changes in its table are unknown"
     return replace(
         comparison,
         changes=(*comparison.changes, *(change for check in checks for change in check.changes), *downstream),
@@ -120,7 +120,7 @@ def _downstream_changes(
         if stage_pipeline.transform.window is not None:
             continue  # aggregations name the columns of its results
         if not (before.is_complete and after.is_complete):
-            unknown.append(f'stage "{name}": which of the new columns come out of it is known at the start')
+            unknown.append(f'stage "{name}": the next start determines which of the new columns it outputs')
             continue
         new_columns[name] = {c: t for c, t in after.types.items() if not before.has(c)}
         if new_columns[name] and state is not None and stage_pipeline.transform.join is not None:

@@ -82,14 +82,14 @@ class MarkerMismatch:
         written = self.checked.expected.markers[-1:]
         if self.kind == BEHIND:
             holds = (
-                "nothing of it (emptied, or deleted and created again)"
+                "no epoch of it (the target was emptied, or deleted and created again)"
                 if self.marker is None
                 else f"epoch {self.marker.epoch}"
             )
-            return f"{subject} holds {holds}, and the state wrote epoch {written[0].epoch} there"
+            return f"{subject} holds {holds}, but the state wrote epoch {written[0].epoch} there"
         assert self.marker is not None, "only BEHIND has none"
         if self.kind == AHEAD:
-            return f"{subject} holds epoch {self.marker.epoch}, and the state ends with epoch {commit.epoch}: it is an older copy"
+            return f"{subject} holds epoch {self.marker.epoch}, but the state ends with epoch {commit.epoch}: the state is an older copy"
         return f"{subject} holds epoch {self.marker.epoch} of another history: another state, or a copy of this one, wrote there"
 
 
@@ -211,10 +211,11 @@ def mismatch_error(pipeline: Pipeline, commit: Commit, mismatches: Sequence[Mark
     elif not behind:
         choices.append("write the newer rows a second time with --keep-output")
     else:
-        choices.append("go on without what is gone with --keep-output")
+        choices.append("continue without the lost rows with --keep-output")
     choices.append("start over with --rebuild")
     return StateError(
-        f"{pipeline.name}: the state and what it wrote do not fit: {facts}. Do one of: {'; '.join(choices)}; nothing was changed"
+        f"{pipeline.name}: the state and its targets do not match: {facts}. Do one of: {'; '.join(choices)}; nothing "
+        "was changed"
     )
 
 
@@ -241,7 +242,7 @@ def resolve_mismatches(
         return commit, []
     markers = {**{n: t.marks[-1] for n, t in commit.targets.items() if t.marks}, **markers}
     if choice == previous_output.KEEP:
-        lines = [f"epochs after {commit.epoch} are written as those of another state, whatever the target holds"]
+        lines = [f"epochs after {commit.epoch} are written as a new history, next to what the target holds"]
     elif choice == previous_output.ASIDE and all(mismatch.is_movable for mismatch in mismatches):
         lines = [_put_newer_aside(mismatch) for mismatch in mismatches]
         for mismatch in mismatches:
@@ -259,4 +260,4 @@ def _put_newer_aside(mismatch: MarkerMismatch) -> str:
     target, marker = mismatch.checked.target, mismatch.checked.expected.rollback
     assert isinstance(target, FilesTarget), "is_movable"
     location = target.put_newer_aside(marker)
-    return f"{mismatch.checked.title}: the files written after epoch {marker.epoch} are now in {location}; remove them when nobody needs them"
+    return f"{mismatch.checked.title}: the files written after epoch {marker.epoch} are now in {location}; remove them when you no longer need them"

@@ -279,7 +279,7 @@ def spark_error_reason(error: BaseException) -> str:
         scheme = _CLASSES.get(absent[1] or "", absent[2])
         return f"Spark has no connector for {scheme}:// {_connector(scheme)}"
     if (refused := _NOT_PERMITTED.search(str(error))) is not None:
-        return f'"{refused[1]}" cannot be read (Permission denied); let this user read it'
+        return f'"{refused[1]}" cannot be read (Permission denied); give this user read access'
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:

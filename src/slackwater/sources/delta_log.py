@@ -58,7 +58,8 @@ class DeltaLog:
         if unknown or mapping != "none":
             feature = f"column mapping by {mapping}" if mapping != "none" else ", ".join(unknown)
             raise StartError(
-                f"{self.description} needs readers that know {feature}, which Slackwater does not read; expected a table without it"
+                f"{self.description} needs readers that support {feature}, which Slackwater does not support; expected "
+                "a table without it"
             )
         columns = _columns(table.schema().to_json())
         for field in columns.fields:
@@ -76,8 +77,9 @@ class DeltaLog:
         table = self._table(offsets.version)
         if table.deletion_vectors().read_all().num_rows:
             raise StartError(
-                f"{self.description} holds files with deletion vectors at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write "
-                'them again (REORG TABLE … APPLY (PURGE)), or begin with what comes next: starting_offsets = "latest"'
+                f"{self.description} has files with deletion vectors at {offsets.fully_read}, which Spark's Parquet "
+                "reader does not apply; rewrite the files (REORG TABLE … APPLY (PURGE)), or start with new rows only: "
+                'starting_offsets = "latest"'
             )
         adds = pa.table(table.get_add_actions()).to_pylist()
         files = sorted(adds, key=lambda add: (add["modification_time"], add["path"]))
@@ -86,7 +88,7 @@ class DeltaLog:
     def read_version(self, offsets: TableOffsets) -> TableVersion:
         version = self._version(offsets.version)
         if version is None:
-            raise VersionGoneError(f"version {offsets.version} is needed, and its log is gone")
+            raise VersionGoneError(f"version {offsets.version} is needed, but its log is gone")
         return version
 
     def versions_after(self, offsets: TableOffsets) -> Iterator[TableVersion]:
@@ -122,12 +124,12 @@ class DeltaLog:
                     f"{self.description} does not exist; expected the directory of a Delta table (query)"
                 ) from None
             self._table()
-            raise VersionGoneError(f"version {version} is needed, and its log is gone") from None
+            raise VersionGoneError(f"version {version} is needed, but its log is gone") from None
         except Exception as error:
             if version is None or self._table().version() < version:
                 raise
             raise VersionGoneError(
-                f"version {version} is needed, and what it held is gone ({self.error_reason(error)})"
+                f"version {version} is needed, but its data is gone ({self.error_reason(error)})"
             ) from None
 
     def _check_newest(self, version: int) -> None:
@@ -138,12 +140,12 @@ class DeltaLog:
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
-                f"{self.description} was created again while it was read, at version {version}: what it holds now is another table; begin "
-                "with it in a new state, or reset the source's place: `slackwater state reset`"
+                f"{self.description} was created again while it was read, at version {version}, so it is another table "
+                "now; read it with a new state, or reset the offsets of the source: `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:
             raise VersionGoneError(
-                f"version {version + 1} is needed next, and its log is gone; the newest is {newest.version()}"
+                f"version {version + 1} is needed next, but its log is gone; the newest is {newest.version()}"
             )
         self._newest_stamp = (version, self._stamp(version))
 
@@ -173,13 +175,11 @@ class DeltaLog:
         removes = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
-            raise StartError(
-                f"{self.description} became another table at version {version}; begin with it in a new state"
-            )
+            raise StartError(f"{self.description} became another table at version {version}; read it with a new state")
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
         if removes or vectors:
-            removal = "deletion vectors" if vectors else f"{plural(len(removes), 'file')} taken away"
+            removal = "deletion vectors" if vectors else f"{plural(len(removes), 'file')} removed"
             rewrites = f"is a {info.get('operation') or 'change'} that removes or rewrites rows ({removal})"
         files = [
             self._file(a["path"], a["size"], a.get("partitionValues") or {})

@@ -91,14 +91,14 @@ def check_readable(spec: Source) -> None:
     if refused:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise StartError(
-            f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); let this user read it, or name '
-            "less in query"
+            f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); give this user read '
+            "access, or narrow query"
         )
 
 
 def unlistable_reason(error: OSError) -> str:
     """Explain why a directory cannot be listed, and what to do."""
-    return f'"{error.filename}" cannot be looked into ({error.strerror}); make it readable for this user, or name less in query'
+    return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
 
 class FilesPlanner:
@@ -138,7 +138,7 @@ class FilesPlanner:
         self._seen_paths.add(local_name(entry.path))
         if (now := entry.current) is None:
             name = local_name(entry.path)
-            log.warning('source "%s": %s was removed before it was read: nothing of it counts', self._source.name, name)
+            log.warning('source "%s": %s was removed before it was read; it is skipped', self._source.name, name)
         return now
 
     def _new_files(self) -> list[FileEntry]:

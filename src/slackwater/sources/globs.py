@@ -125,7 +125,7 @@ def _matcher(part: str) -> re.Pattern[str]:
         index += 1
         if char == "\\":
             if index == len(part):
-                raise ValueError(f'"{part}" ends with a backslash that stands before nothing')
+                raise ValueError(f'"{part}" ends with a backslash that escapes nothing')
             regex += re.escape(part[index])
             index += 1
         elif in_set:

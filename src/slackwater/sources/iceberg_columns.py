@@ -58,7 +58,7 @@ def _spark(kind: Any) -> Any:
     if isinstance(kind, I.DecimalType):
         return T.DecimalType(kind.precision, kind.scale)
     if type(kind) not in _PLAIN:
-        raise _UnreadError(f"of the type {kind}, which Spark's reader of Parquet does not give; expected another type")
+        raise _UnreadError(f"of type {kind}, which Spark's Parquet reader does not support; expected another type")
     return getattr(T, _PLAIN[type(kind)])()
 
 
@@ -67,8 +67,8 @@ def _field(field: I.NestedField) -> Any:
 
     if field.initial_default is not None:
         raise _UnreadError(
-            f'column "{field.name}" has a default for the rows that were written before it, which Spark\'s reader of Parquet does '
-            "not know; expected NULL there"
+            f'column "{field.name}" has a default for rows written before it was added, which Spark\'s Parquet reader '
+            "does not apply; expected NULL there"
         )
     try:
         data_type = _spark(field.field_type)

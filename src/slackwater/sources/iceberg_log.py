@@ -53,8 +53,9 @@ class IcebergLog:
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
                 if _is_deletes(manifest):
                     raise StartError(
-                        f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's reader of Parquet does not apply; write its files "
-                        'again (rewrite_data_files), or begin with what comes next: starting_offsets = "latest"'
+                        f"{self.description} holds {_kind_of_deletes(entry)} at {offsets.fully_read}, which Spark's "
+                        "Parquet reader does not apply; rewrite its files (rewrite_data_files), or start with new "
+                        'rows only: starting_offsets = "latest"'
                     )
                 numbered_files.append((entry.sequence_number or 0, self._file(entry)))
         return [file for _, file in sorted(numbered_files, key=lambda one: (one[0], one[1].path))]
@@ -67,8 +68,8 @@ class IcebergLog:
         table = self._table()
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.description} was created again while it was read, at {offsets}: what it holds now is another table; begin with it in a "
-                "new state, or reset the source's place: `slackwater state reset`"
+                f"{self.description} was created again while it was read, at {offsets}, so it is another table now; "
+                "read it with a new state, or reset the offsets of the source: `slackwater state reset`"
             )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
 
@@ -78,7 +79,8 @@ class IcebergLog:
             if snapshot.snapshot_id == version:
                 return _offsets_of(table, snapshot, files=0)
         raise StartError(
-            f"{self.description} has no snapshot {version} on its way to the current one; expected the id of one of its snapshots"
+            f"{self.description} has no snapshot {version} in the history of its current one; expected the id of one "
+            "of its snapshots"
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ class IcebergLog:
 
     def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
         if (snapshot := table.metadata.snapshot_by_id(offsets.version)) is None:
-            raise VersionGoneError(f"{offsets.fully_read} is needed, and it was expired")
+            raise VersionGoneError(f"{offsets.fully_read} is needed, but it has expired")
         return snapshot
 
     def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
@@ -114,13 +116,13 @@ class IcebergLog:
             return snapshots[::-1]
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.description} does not lead back to {offsets}, which was read: it was rolled back or replaced; restore it, or reset the "
-                "source's place: `slackwater state reset`"
+                f"{self.description} no longer descends from {offsets}, which was read: it was rolled back or "
+                "replaced; restore it, or reset the offsets of the source: `slackwater state reset`"
             )
         if snapshots and _is_successor(snapshots[-1], offsets):
             return snapshots[::-1]
         since = f" and snapshot {snapshots[-1].snapshot_id}" if snapshots else " and now"
-        raise VersionGoneError(f"snapshots between {offsets}{since} are needed, and were expired")
+        raise VersionGoneError(f"snapshots between {offsets}{since} are needed, but have expired")
 
     def _version(self, table: Table, snapshot: Snapshot) -> TableVersion:
         operation = "append" if snapshot.summary is None else str(snapshot.summary.operation.value)
@@ -140,8 +142,8 @@ class IcebergLog:
                 else:
                     files.append(self._file(entry))
                     rows += entry.data_file.record_count
-        removal = deletes or (f"{plural(deleted_files, 'file')} taken away" if deleted_files else "")
-        rewrites = f"is of the operation {operation} and removes or rewrites rows ({removal})" if removal else None
+        removal = deletes or (f"{plural(deleted_files, 'file')} removed" if deleted_files else "")
+        rewrites = f"has the operation {operation}, which removes or rewrites rows ({removal})" if removal else None
         return TableVersion(
             offsets,
             sorted(files, key=lambda f: f.path),
@@ -161,9 +163,7 @@ class IcebergLog:
         data = entry.data_file
         kind = str(data.file_format.value).lower()
         if kind != "parquet":
-            raise StartError(
-                f"{self.description} holds files of the format {kind} ({data.file_path}); expected parquet"
-            )
+            raise StartError(f"{self.description} has files in the format {kind} ({data.file_path}); expected parquet")
         return DataFile(spark_address(data.file_path), data.file_size_in_bytes)
 
 

@@ -29,7 +29,7 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
     documents = {"": json.loads(text), **{name: json.loads(t) for name, t in others.items()}}
     columns = _Document(documents, "").properties(documents[""])
     if not columns:
-        raise ValueError("it describes no object with properties, which become columns")
+        raise ValueError("it does not describe an object with properties, which become columns")
     return ", ".join(f"{quote_column(name)} {kind}" for name, kind in columns.items())
 
 
@@ -93,5 +93,5 @@ class _Document:
             key = part.replace("~1", "/").replace("~0", "~")
             target = target.get(key) if isinstance(target, Mapping) else None
         if target is None:
-            raise ValueError(f"{json.dumps(schema['$ref'])} leads to nothing that it or its references have")
+            raise ValueError(f"{json.dumps(schema['$ref'])} is not defined in it or in its references")
         return _Document(self.documents, place[0], self.followed | {place})._resolve_ref(target)

@@ -216,12 +216,13 @@ class KafkaSource(SparkPlannedSource):
         ]
         if self.spec.on_data_loss != "skip":
             raise EpochError(
-                f"{self._where}: {'; '.join(texts)}, and the offsets of the state are of the deleted one; nothing was read: begin with the "
-                f'new topic by `slackwater state reset … --offsets {self.name}=earliest`, or set on_data_loss = "skip" to go on with '
-                "its first record"
+                f"{self._where}: {'; '.join(texts)}, but the offsets in the state belong to the deleted topic; nothing "
+                "was read: read the new topic from its start with `slackwater state reset … --offsets "
+                f'{self.name}=earliest`, or set on_data_loss = "skip" to do so at the next start'
             )
         log.warning(
-            "%s: %s; it is read from its first record on, and what the former one still held is lost (on_data_loss)",
+            "%s: %s; the new topic is read from its first record, and unread records of the deleted topic are lost "
+            "(on_data_loss)",
             self._where,
             "; ".join(texts),
         )
@@ -298,7 +299,7 @@ class KafkaSource(SparkPlannedSource):
             since = start.get(topic, {}).get(str(part), low)
             until = end[topic][str(part)]
             if since < low:
-                losses.append(f"{topic}-{part} offsets {since} to {min(low, until) - 1} of the records are gone")
+                losses.append(f"{topic}-{part} offsets {since} to {min(low, until) - 1} are gone")
                 lost, since = lost + max(min(low, until) - since, 0), low
             if since > high or until > high:
                 losses.append(

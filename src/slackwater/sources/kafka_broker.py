@@ -115,8 +115,8 @@ class KafkaBroker:
             offsets = {(p.topic, p.partition): answers[p].result().offset for p in topic_partitions}
         except KafkaException as error:
             raise EpochError(
-                f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
-                f"({error.args[0].str()}); check that the brokers run"
+                f"Kafka at {self.connection.bootstrap_servers} does not return its offsets ({error.args[0].str()}); "
+                "check that the brokers run"
             ) from None
         none = [key for key, offset in offsets.items() if offset < 0]
         return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
@@ -176,7 +176,7 @@ class KafkaBroker:
                 self.__dict__.pop("_admin", None)
                 if time.monotonic() > end:
                     raise EpochError(
-                        f"Kafka at {self.connection.bootstrap_servers} does not say which offsets it holds "
+                        f"Kafka at {self.connection.bootstrap_servers} does not return its offsets "
                         f"({error.args[0].str()}); check that the brokers run"
                     ) from None
                 time.sleep(0.2)
@@ -192,9 +192,9 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         cause = error.args[0] if error.args else error
         text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
         raise StartError(
-            f"Kafka at {settings['bootstrap.servers']}: a setting is refused ({' '.join(text.split())[:300]}); correct options of "
-            "the connection: they go to librdkafka, too, which knows sasl.username, sasl.password and ssl.ca.location instead of "
-            "Java's settings"
+            f"Kafka at {settings['bootstrap.servers']}: a setting is refused ({' '.join(text.split())[:300]}); correct "
+            "the options of the connection: librdkafka gets them, too, and has sasl.username, sasl.password and "
+            "ssl.ca.location instead of Java's settings"
         ) from None
 
 

@@ -92,8 +92,8 @@ class DirectoryListing:
         if len(bases) > 1:
             first, second, *_ = sorted(bases)
             raise ValueError(
-                f'"{first}" and "{second}" are not of one kind: with column=value folders below "{self.pattern}", all files have to '
-                "lie in such folders of one parent, or next to them"
+                f'"{first}" and "{second}" are not of one kind: with column=value folders below "{self.pattern}", all '
+                "files must be in such folders of one parent, or next to them"
             )
         return True
 

@@ -55,7 +55,8 @@ class Lookups:
                 self.failures += 1
                 self._loaded[name] = (time.monotonic(), self._loaded[name][1])
                 self.warn(
-                    f'lookup "{name}": refresh {self.failures} failed ({spark_error_reason(error)}); the previous version stays'
+                    f'lookup "{name}": refresh {self.failures} failed ({spark_error_reason(error)}); the previous '
+                    "version stays in use"
                 )
 
     def _read(self, name: str, spec: Lookup) -> None:

@@ -83,8 +83,8 @@ def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
 def connect_not_supported(pipeline: str, source: str) -> StartError:
     """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
-        f'{pipeline}: source "{source}" is planned by a streaming query of Spark, which Slackwater does not run over Spark Connect; '
-        "expected files on a disk of this machine or Kafka, without options of Spark's own streams: or run it with a classic session "
+        f'{pipeline}: source "{source}" needs a streaming query of Spark, which Slackwater does not run over Spark '
+        "Connect; expected local files or Kafka, without options of Spark's streams; or run it with a classic session "
         "(SPARK_MASTER)"
     )
 
@@ -95,9 +95,9 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
-                f'source "{source.name}" is a {source.kind}, whose epochs are planned without a streaming query of Spark, which source '
-                f'"{other.name}" needs; expected tables, files on a disk of this machine or Kafka next to it, without options of '
-                "Spark's own streams"
+                f'source "{source.name}" is a {source.kind}, which is read without a streaming query of Spark, but '
+                f'source "{other.name}" needs one; expected only tables, local files or Kafka, without options of '
+                "Spark's streams"
             )
 
 

@@ -122,8 +122,8 @@ def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> li
     if settings.on_data_loss == "skip":
         return messages
     raise EpochError(
-        f'RabbitMQ queue "{settings.queue}" gives {len(messages)} of the {expected.total()} messages of a batch to repeat; '
-        'expected all; stop its other consumers, or set on_data_loss = "skip" if the messages expired'
+        f'RabbitMQ queue "{settings.queue}" returned {len(messages)} of the {expected.total()} messages of a batch to '
+        'repeat, expected all; stop its other consumers, or set on_data_loss = "skip" if the messages expired'
     )
 
 
@@ -144,8 +144,8 @@ def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[Ra
                 break
     except import_client().exceptions.AMQPError as error:
         raise EpochError(
-            f"RabbitMQ at {broker_address(settings.url)} ended the connection ({describe_connection_error(error)}); "
-            "expected it to stay; look into the broker's log and start again"
+            f"RabbitMQ at {broker_address(settings.url)} closed the connection ({describe_connection_error(error)}); "
+            "expected it to stay open; check the broker's log and start again"
         ) from None
     finally:
         close_connection(connection)

@@ -57,8 +57,8 @@ def broker_address(url: str) -> str:
     except ValueError:
         pass
     raise StartError(
-        "RabbitMQ: url is not an address of a broker; expected amqp://user:password@host:5672/vhost; "
-        "write characters such as / @ # in the password as %2F %40 %23"
+        "RabbitMQ: url is not the address of a broker; expected amqp://user:password@host:5672/vhost; write "
+        "characters such as / @ # in the password as %2F %40 %23"
     )
 
 
@@ -86,8 +86,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
-            f"RabbitMQ at {address} refused the virtual host; expected one the user may open; "
-            "correct the end of url (%2F is /)"
+            f"RabbitMQ at {address} refused the virtual host; expected one that the user may open; correct the end of "
+            "url (%2F is /)"
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
@@ -95,8 +95,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except (ValueError, TypeError):
         raise StartError(
-            f"RabbitMQ at {address}: url holds a setting that is not understood; "
-            "expected amqp://user:password@host:5672/vhost, then ?heartbeat=60 and the like; correct url"
+            f"RabbitMQ at {address}: url has an unknown setting; expected amqp://user:password@host:5672/vhost, then "
+            "settings such as ?heartbeat=60; correct url"
         ) from None
     try:
         channel = connection.channel()
@@ -111,7 +111,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
             ) from None
         reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(
-            f'RabbitMQ at {address} does not give queue "{queue}" ({reason}); expected a queue the user may read; grant it'
+            f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); expected a queue that the user may '
+            "read; grant the right"
         ) from None
     return connection, channel, int(ready)
 
@@ -199,8 +200,9 @@ class RabbitQueue:
                 except (connection_error, OSError) as error:
                     if attempt == 2:
                         raise EpochError(
-                            f"RabbitMQ at {broker_address(self._url)} ended the connection twice ({describe_connection_error(error)}); "
-                            "expected it to stay; look into the broker's log and start again"
+                            f"RabbitMQ at {broker_address(self._url)} closed the connection twice "
+                            f"({describe_connection_error(error)}); expected it to stay open; check the broker's log "
+                            "and start again"
                         ) from None
                     self._reopen()
         raise AssertionError
@@ -229,8 +231,8 @@ class RabbitQueue:
         for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):
             return None if method is None else (method, properties, body)
         raise StartError(
-            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read; expected it to stay; '
-            "declare it again and start again"
+            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read, expected it to '
+            "stay; declare it and start again"
         )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:

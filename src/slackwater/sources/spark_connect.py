@@ -152,8 +152,8 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
         return session.read.json(session.sparkContext.parallelize(texts)).schema
     if spark_version(session) < (4, 2):
         raise StartError(
-            f"no schema is declared, and over Connect Spark {session.version} cannot infer one from records, Spark 4.2 and later "
-            "can; declare it in schema"
+            f"no schema is declared, and Spark {session.version} cannot infer one from records over Spark Connect; "
+            "declare it in schema, or use Spark 4.2 or later"
         )
     return session.read.json(session.createDataFrame([(text,) for text in texts], "value STRING")).schema
 

@@ -102,7 +102,7 @@ class SourceSet:
             lost = [s.name for s in self.sources if isinstance(s, DataFrameSource) and state.clocks[s.name].rows]
             if lost:
                 raise StartError(
-                    f'source "{lost[0]}" cannot seek and resumes by Spark\'s checkpoint only, but {last} is lost or was made '
+                    f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but {last} is lost or was made '
                     "for other sources; restore it, or give the pipeline a new name or state path to start over"
                 )
             if any(c.rows for c in state.clocks.values()):

@@ -181,13 +181,13 @@ class TableSource(Seekable):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
-                f"{self.where} is another table than the one that was read up to {read}: it was created again; nothing was read: "
-                f"begin with it from its first row by `slackwater state reset … --offsets {self.name}=earliest`"
+                f"{self.where} is not the table that was read up to {read}: it was created again; nothing was read: "
+                f"start at its first row with `slackwater state reset … --offsets {self.name}=earliest`"
             )
         if read.sequence is None and now.version < read.version:
             raise StartError(
-                f"{self.where} ends at version {now.version}, before {read}, which was read: its log was changed; restore it, or "
-                f"go on where it ends by `slackwater state reset … --offsets {self.name}=latest`"
+                f"{self.where} ends at version {now.version}, before {read}, which was read: its log was changed; "
+                f"restore it, or continue at its end with `slackwater state reset … --offsets {self.name}=latest`"
             )
         return read
 
@@ -209,8 +209,8 @@ class TableSource(Seekable):
 
     def version_gone_error(self, problem: str) -> EpochError:
         return EpochError(
-            f"{self.where}: {problem}; nothing of this epoch was committed, and rows would be lost: restore it, or go on behind "
-            f"what is there now by `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
+            f"{self.where}: {problem}; this epoch was not committed, because rows would be lost: restore it, or skip "
+            f"to new rows with `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
         )
 
     # -- rows ----------------------------------------------------------------------------------------------------------

@@ -42,14 +42,16 @@ def check_columns(
     """
     if wrong := changed_columns(earlier, now):
         raise StartError(
-            f"{where}: its columns changed with {since}: {'; '.join(wrong)}; restore them, or start over with another name"
+            f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
+            "name"
         )
     new = ", ".join(added_columns(earlier, now))
     if new and choice in (None, "fail"):
         raise StartError(
-            f'{where}: columns are new with {since}: {new}; set schema_changes to take them ("add") or to go on without them ("ignore")'
+            f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '
+            '("ignore")'
         )
     if new and choice == "add" and running:
         raise NewColumnsError(
-            f"{where}: columns are new with {since}: {new}; everything before that is committed, and the next start takes them"
+            f"{where}: new columns in {since}: {new}; everything before is committed, and the next start adds them"
         )

@@ -101,7 +101,7 @@ class TablePlanner:
             files = version.files
         if done > len(files):
             raise VersionGoneError(
-                f"{offsets.fully_read} has {plural(len(files), 'file')}, and {done:,} of them were read"
+                f"{offsets.fully_read} has {plural(len(files), 'file')}, but {done:,} of them were read"
             )
         self._add_files(files[done:], offsets, done, end)
         self._position, self._is_inside_version = end, False
@@ -109,7 +109,7 @@ class TablePlanner:
     def _add_version(self, version: TableVersion) -> None:
         if version.rewrites is not None and self._source.spec.on_rewrite == "skip":
             log.warning(
-                "%s: %s %s; it is passed over with the %s of its files (on_rewrite)",
+                "%s: %s %s; it is skipped with the %s of its files (on_rewrite)",
                 self._source.where,
                 version.offsets,
                 version.rewrites,
@@ -125,8 +125,8 @@ class TablePlanner:
         source = self._source
         if version.rewrites is not None:
             raise EpochError(
-                f"{source.where}: {version.offsets} {version.rewrites}, and rows that were read cannot be removed again; read a table that is "
-                'only appended to, or set on_rewrite = "skip" to pass such versions over'
+                f"{source.where}: {version.offsets} {version.rewrites}, but rows that were read cannot be taken back; "
+                'read an append-only table, or set on_rewrite = "skip" to skip such versions'
             )
         if version.columns is not None:
             choice = source.spec.schema_changes
@@ -146,8 +146,8 @@ class PlannedTableSource(TableSource, SelfPlannedSource):
 
     def check_connect(self, pipeline: str) -> None:
         raise StartError(
-            f'{pipeline}: source "{self.name}" is a table, and tables are not read over Spark Connect yet; run it with a classic '
-            "session (SPARK_MASTER)"
+            f'{pipeline}: source "{self.name}" is a table, which Slackwater does not read over Spark Connect yet; run '
+            "it with a classic session (SPARK_MASTER)"
         )
 
     def planner(self, record: SourceRecord, files: Iterable[Any]) -> TablePlanner:

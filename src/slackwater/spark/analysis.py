@@ -228,7 +228,8 @@ def check_origin(
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):
         raise StartError(
-            f'{where} has a column "{ORIGIN}", under which late_data = "dlq" carries where a row came from; rename it'
+            f'{where} has a column "{ORIGIN}", but late_data = "dlq" stores the origin of a row under this name; '
+            "rename it"
         )
     rows, plain = (
         _empty_view(session, pipeline, frame, with_origin=True),
@@ -254,18 +255,18 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
         if _carries_origin(carries, user_sql):
             return user_sql
         if origin.mentions_origin(user_sql):
-            raise origin.OriginError("it selects it otherwise than unchanged, once")
+            raise origin.OriginError("the SQL does not select it exactly once and unchanged")
         rewritten = origin.add_origin(user_sql)
         if carries(rewritten):
             return rewritten
-        reason = "it does not come out unchanged"
+        reason = "the SQL changes it"
     except origin.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)
     raise StartError(
-        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, and it cannot be '
-        f"added ({reason}); select {ORIGIN} yourself, in every SELECT from source to the outermost"
+        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, but it cannot be added '
+        f"({reason}); add {ORIGIN} to every SELECT from source to the outermost"
     )
 
 

@@ -31,8 +31,8 @@ def server_address(settings: Mapping[str, str]) -> str | None:
     if "spark.master" in settings:
         source = f'"{_KEY}"' if _KEY in settings else "SPARK_REMOTE"
         raise StartError(
-            f'[spark] sets "spark.master", and {source} names a server of Spark Connect, which has a master of its own; leave one of '
-            "them out"
+            f'[spark] sets "spark.master", but {source} names a Spark Connect server, which has its own master; remove '
+            "one of them"
         )
     if not address.startswith("sc://"):
         raise StartError(
@@ -49,18 +49,16 @@ def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
     session: Any = _class()(connection=url)
     endpoint = spark_connect.server_endpoint(session)
     if not spark_connect.server_answers(session):
-        raise StartError(
-            f"Spark Connect at {endpoint}: nobody answers there; start the server, or correct SPARK_REMOTE"
-        )
+        raise StartError(f"Spark Connect at {endpoint}: no server answers; start it, or correct SPARK_REMOTE")
     session.client.set_retry_policies(spark_connect.retry_policies())
     try:
         server = session.version
     except Exception as error:
         raise StartError(
-            f"Spark Connect at {endpoint}: {spark_error_reason(error)}; expected a server of Spark Connect 4.0 or later"
+            f"Spark Connect at {endpoint}: {spark_error_reason(error)}; expected a Spark Connect server, 4.0 or later"
         ) from None
     if spark_connect.spark_version(session) < (4, 0):
-        raise StartError(f"Spark Connect at {endpoint}: it is of Spark {server}, expected Spark 4.0 or later")
+        raise StartError(f"Spark Connect at {endpoint}: found Spark {server}, expected Spark 4.0 or later")
     for key, value in settings.items():
         if key == _KEY:
             continue
@@ -68,8 +66,8 @@ def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
             session.conf.set(key, value)
         except Exception:
             raise StartError(
-                f'[spark] "{key}" cannot be set over Spark Connect, where it is the server\'s; start that with --conf {key}=…, and '
-                "leave it out here"
+                f'[spark] "{key}" cannot be set over Spark Connect, because it belongs to the server; start the server '
+                f"with --conf {key}=…, and remove it here"
             ) from None
     return session
 
@@ -79,11 +77,13 @@ def _class() -> Any:
         from pyspark.sql.connect.session import SparkSession as ConnectSession
     except ImportError as error:
         raise StartError(
-            f"Spark Connect needs packages that are not there ({spark_error_reason(error)}); pip install 'slackwater[connect]'"
+            f"Spark Connect needs packages that are not installed ({spark_error_reason(error)}); pip install "
+            "'slackwater[connect]'"
         ) from None
     except Exception as error:  # protobuf: PySpark's messages were generated for an older version
         raise StartError(
-            f"this PySpark's client of Spark Connect cannot be loaded ({spark_error_reason(error)}); install the protobuf that it was made for"
+            f"the Spark Connect client of this PySpark cannot be loaded ({spark_error_reason(error)}); install the "
+            "version of protobuf that it needs"
         ) from None
     return ConnectSession
 
@@ -97,6 +97,6 @@ def check_session_settings(session: SparkSession, where: str) -> None:
         setting = session.conf.get(key)
         if str(setting).casefold() != expected.casefold():
             raise StartError(
-                f'{where}: over Spark Connect a batch has the settings of your session, where {key} is "{setting}", expected '
-                f'"{expected}"; spark.conf.set("{key}", "{expected}")'
+                f'{where}: over Spark Connect a batch uses the settings of your session; found {key} = "{setting}", '
+                f'expected "{expected}"; run spark.conf.set("{key}", "{expected}")'
             )

@@ -31,13 +31,13 @@ def letter_frames(
         source = by_name.get(str(name[0]))
         if source is None:
             raise StartError(
-                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, it has {", ".join(by_name)}; '
-                "restore it, or choose others by --reason and --epoch"
+                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
+                f"{', '.join(by_name)}; restore it, or choose others by --reason and --epoch"
             )
         if not isinstance(source, Seekable):
             raise StartError(
-                f'letters of source "{source.name}" cannot be replayed yet: it reads a connector or a DataFrame, which takes no '
-                "rows back; expected files, tables or Kafka, or choose others by --reason and --epoch"
+                f'letters of source "{source.name}" cannot be replayed yet: they cannot be turned back into rows of a '
+                "connector or a DataFrame; expected files, tables or Kafka, or choose others by --reason and --epoch"
             )
         records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
         frames[source.name] = source.rows_of_letters(records, LETTER, FILE)

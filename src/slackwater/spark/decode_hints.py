@@ -30,7 +30,7 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
     if source.format != "csv" and length is not None and length > max_length:
         return (
-            f" (the record is {length / 1e6:,.0f} MB long, the JSON reader takes texts of up to {max_length:,} characters: write shorter "
+            f" (the record is {length / 1e6:,.0f} MB long, the JSON reader accepts texts of at most {max_length:,} characters: write shorter "
             'ones, or raise options = { maxStringLen = "…" })'
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":

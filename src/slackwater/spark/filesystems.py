@@ -40,8 +40,8 @@ def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
         ):
             continue
         yield (
-            f'source "{source.name}": Spark reads {scheme}:// by a connector that it does not bring, and none is named; name '
-            f'{package}{_version(package, jars)} in "spark.jars.packages" ([spark])'
+            f'source "{source.name}": Spark needs a connector to read {scheme}://, and none is configured; add '
+            f'{package}{_version(package, jars)} to "spark.jars.packages" ([spark])'
         )
 
 

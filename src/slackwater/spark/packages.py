@@ -57,7 +57,7 @@ def connector_jars(name: str) -> list[Path]:
         return kafka_connector(spark_version)[0]
     if name == "avro":
         return avro_connector(spark_version)
-    raise StartError(f"found {name!a}, expected of: kafka, avro")
+    raise StartError(f"found {name!a}, expected one or both of: kafka, avro")
 
 
 def fetch_with_dependencies(organisation: str, module: str, version: str) -> list[Path]:
@@ -184,6 +184,6 @@ def _ivy(label: str, folder: Path, arguments: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not (any(folder.glob("*.jar")) or any(folder.glob("*.tar.gz"))):
         raise StartError(
-            f"{label} cannot be fetched from Maven; "
-            "connect once to fill the cache, or put the jar on the machine and name it in the Spark setting spark.jars"
+            f"{label} cannot be fetched from Maven; go online once to fill the cache, or copy the jar to this machine "
+            "and add it to the Spark setting spark.jars"
         )

@@ -111,9 +111,9 @@ class RejectedRowHandler:
                     staged += [LetterFile.model_validate_json(letter_file) for letter_file in letters]
             if sum(reasons.values()) != source_rows.rows:
                 raise EpochError(
-                    f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that cannot be held, and '
-                    f"{sum(reasons.values())} when they were read again: the input was not the same; nothing of this epoch was "
-                    "committed, the next start repeats it"
+                    f'{self.rows.pipeline.name}: source "{source_rows.source}": {plural(source_rows.rows, "row")} that '
+                    f"cannot be stored, and {sum(reasons.values())} in the second read: the input changed between the "
+                    "two reads; nothing of this epoch was committed, the next start repeats it"
                 )
             unstorable.append(UnstorableRows(source_rows.source, reasons, samples[:3]))
         return unstorable, staged

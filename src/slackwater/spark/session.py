@@ -64,7 +64,7 @@ def start_session(
     if active is not None:
         return active
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise StartError("Spark needs Java and there is none; install Java 17 or later, or set JAVA_HOME")
+        raise StartError("Spark needs Java, and none was found; install Java 17 or later, or set JAVA_HOME")
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))
@@ -86,7 +86,9 @@ def start_session(
 def _failure_reason(error: Exception, log: Path) -> str:
     """Return Java's error if Java runs, otherwise the last line of its output and advice."""
     if type(error).__module__.startswith("py4j"):
-        return f"{spark_error_reason(error)}; check the settings of [spark], and of a cluster that its master and workers have room"
+        return (
+            f"{spark_error_reason(error)}; check the settings in [spark], and that a cluster has free cores and memory"
+        )
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"{lines[-1] if lines else error}; check Java (17 or later) with java -version"
 

@@ -131,8 +131,8 @@ def newest_by_partition(timed: DataFrame, source: str, newest: int | None, tasks
     if again != newest:  # row counts are not compared: Spark counts the rows of a repeated task twice
         then, now = ("no event time" if t is None else format_iso(t) for t in (newest, again))
         raise EpochError(
-            f'source "{source}": the input was not the same when it was read again for the newest time of each partition: {then} was the newest '
-            f"of all, now it is {now}; nothing of this epoch was committed, the next start repeats it"
+            f'source "{source}": the input changed between two reads: the newest event time was {then} and is now '
+            f"{now}; nothing of this epoch was committed, the next start repeats it"
         )
     return newest_by_partition
 

@@ -221,11 +221,11 @@ class StageState(CommitModel):
         shards = len(self.segments)
         for name, counts in (("groups", self.groups), ("windows", self.windows)):
             if len(counts) != shards:
-                raise ValueError(f"{name} of {len(counts)} shards, there are {shards}")
+                raise ValueError(f"{name} are of {len(counts)} shards, expected {shards}")
         if any(len(groups) != shards for groups in self.panes.values()):
-            raise ValueError(f"a pane has groups of another number of shards than {shards}")
+            raise ValueError(f"the groups of a pane are not of {shards} shards")
         if self.holds is not None and len(self.holds) != shards:
-            raise ValueError(f"holds of {len(self.holds)} shards, there are {shards}")
+            raise ValueError(f"holds are of {len(self.holds)} shards, expected {shards}")
         return self
 
     @property
@@ -287,7 +287,7 @@ class Commit(CommitModel):
     def _check_shards(self) -> Commit:
         for stage in self.stages:
             if stage.shards != self.shards:
-                raise ValueError(f"segments of {stage.shards} shards, there are {self.shards}")
+                raise ValueError(f"segments are of {stage.shards} shards, expected {self.shards}")
         if len({stage.name for stage in self.stages}) != len(self.stages):
             raise ValueError("two stages have one name")
         return self

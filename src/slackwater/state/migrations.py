@@ -248,8 +248,8 @@ def migrate_record(record: Record, version: int, label: str) -> Record:
             record = {**STEPS[number].change(record), "format": number + 1}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(
-                f"{label} is damaged: its record is not what format {number} writes ({type(error).__name__}); "
-                "restore it from a copy"
+                f"{label} is damaged: its record does not fit format {number} ({type(error).__name__}); restore it "
+                "from a copy"
             ) from None
     return record
 

@@ -338,4 +338,4 @@ def epoch_not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"
     )
-    return StateError(f"epoch {epoch} is not kept in {place}; there is {available}")
+    return StateError(f"epoch {epoch} is not kept in {place}; available: {available}")

@@ -17,8 +17,8 @@ def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):
             raise StateError(
-                f'{commit.pipeline}: source "{sources[0]}" goes on by Spark\'s checkpoint, which belongs to the name of the '
-                "pipeline; keep the name, or start over with --rebuild"
+                f'{commit.pipeline}: source "{sources[0]}" resumes from Spark\'s checkpoint, which is stored under the name of the pipeline'
+                "; keep the name, or start over with --rebuild"
             )
         renamed = store.fork(name, renames=True)
         if renamed is None:

@@ -19,7 +19,7 @@ from slackwater.state.record_fields import Amount, Time
 
 MOST_RUNS = 50  # older entries are deleted
 MOST_TEXT = 500  # characters of an error message
-KILLED = "was killed: it noted no end"  # outcome of a run without an end if no runner is active
+KILLED = "was killed: it recorded no end"  # outcome of a run without an end if no runner is active
 
 Outcome = Literal["finished", "stopped", "restarted", "failed"]
 Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]

@@ -60,8 +60,8 @@ class DeltaTarget:
         """
         if mode == "merge" and not table.identity:
             raise StartError(
-                f'Delta table {path}: mode "merge" needs the columns that tell rows apart, and there are none; '
-                'use mode = "append"'
+                f'Delta table {path}: mode "merge" needs columns that identify a row, and there are none; use mode = '
+                '"append"'
             )
         self._path, self._mode, self._table = path, mode, table
         self.upserts = mode == "merge"
@@ -88,7 +88,7 @@ class DeltaTarget:
                 delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
         except Exception as error:  # the library has no base class; some errors are plain Exceptions
             raise StartError(
-                f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a place "
+                f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a path "
                 "where one can be created; check the path and the storage options"
             ) from error
         if differences:
@@ -288,7 +288,9 @@ class DeltaTarget:
             elif actual[name] != kind:
                 yield f'column "{name}" is {actual[name]}, expected {kind}'
         yield from (
-            f'column "{name}" ({kind}) is not of the pipeline' for name, kind in actual.items() if name not in expected
+            f'column "{name}" ({kind}) is not in the output of the pipeline'
+            for name, kind in actual.items()
+            if name not in expected
         )
 
     def _reason(self, error: Exception) -> str:

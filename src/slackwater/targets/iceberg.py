@@ -61,8 +61,8 @@ class IcebergTarget:
         """
         if mode == "merge" and not table.identity:
             raise StartError(
-                f'Iceberg table {name}: mode "merge" needs the columns that tell rows apart, and there are none; '
-                'use mode = "append"'
+                f'Iceberg table {name}: mode "merge" needs columns that identify a row, and there are none; use mode = '
+                '"append"'
             )
         self._tables, self._name, self._mode, self._columns, self._day_of = tables, name, mode, table, day_of
         self.upserts = mode == "merge"
@@ -148,7 +148,7 @@ class IcebergTarget:
         if self._table is None:
             self._table = self._tables.load(self._name)
         if self._table is None:
-            raise FileNotFoundError("the table does not exist any more")
+            raise FileNotFoundError("the table no longer exists")
         return self._table
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:

@@ -143,9 +143,11 @@ def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
         elif actual[name] != kind:
             yield f'column "{name}" is {actual[name]}, expected {kind}'
         elif table.schema().find_field(name).required:
-            yield f'column "{name}" is required, expected one that may be null'
+            yield f'column "{name}" is required, expected an optional one'
     yield from (
-        f'column "{name}" ({kind}) is not of the pipeline' for name, kind in actual.items() if name not in expected
+        f'column "{name}" ({kind}) is not in the output of the pipeline'
+        for name, kind in actual.items()
+        if name not in expected
     )
 
 

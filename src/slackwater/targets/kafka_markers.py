@@ -87,9 +87,9 @@ class KafkaMarkers:
             raise
         if policy != "compact":
             raise StartError(
-                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, or the epochs published '
-                f"would be forgotten; set it (kafka-configs.sh --bootstrap-server {self.brokers} --alter --topic "
-                f"{EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
+                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, because Kafka would '
+                f"delete the markers of published epochs; set it (kafka-configs.sh --bootstrap-server {self.brokers} "
+                f"--alter --topic {EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:

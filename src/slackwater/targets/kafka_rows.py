@@ -90,8 +90,8 @@ class KafkaRows:
         unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]
         if unfit:
             raise StartError(
-                f'Avro does not take the column name "{unfit[0]}"; expected letters, digits and _ only; '
-                'rename the column or use value_format = "json"'
+                f'Avro does not allow the column name "{unfit[0]}"; expected letters, digits and _ only; rename the '
+                'column or use value_format = "json"'
             )
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")

@@ -154,7 +154,7 @@ class BucketDirectory:
         version = self.client.rewrite(name, content, self._versions[name])
         if version is None:
             del self._content[name], self._versions[name]
-            raise PublishError(f"{self.full_name}/{name} was written by another runner meanwhile; this one stops")
+            raise PublishError(f"another runner wrote {self.full_name}/{name} in the meantime; this one stops")
         self._content[name], self._versions[name] = content, version
 
     def move(self, names: Sequence[str], to: str) -> None:

@@ -101,8 +101,8 @@ class PostgresTarget:
             db.execute(f"ALTER TABLE {self._table} {', '.join(added)}")
         except psycopg.Error as error:
             raise StartError(
-                f"{self.description} lacks columns that are new ({columns_text(missing)}) and did not take them ({client.error_reason(error)}); "
-                "add them as its owner, then start again"
+                f"{self.description} lacks new columns ({columns_text(missing)}), and they could not be added "
+                f"({client.error_reason(error)}); add them as its owner, then start again"
             ) from None
 
     def describe_previous_output(self) -> str | None:

@@ -33,8 +33,8 @@ def check_host(host: str, token: str | None) -> None:
         raise StartError("--token: found fewer than 8 characters, expected at least 8")
     if token is None and not _is_loopback(host):
         raise StartError(
-            f"--host {host}: other machines can ask there, and what a state holds is not for everybody; give a --token, "
-            "or leave --host out for this machine alone"
+            f"--host {host}: other machines can reach this address, and a state may hold private data; add a --token, "
+            "or remove --host to serve this machine only"
         )
 
 
@@ -82,7 +82,7 @@ class Access:
             return None
         if self._is_right(self._cookie_digest(headers.get(b"cookie", ""))):
             return None
-        return PlainTextResponse("this page needs its token: open it once with ?token=… behind the address\n", 401)
+        return PlainTextResponse("this page needs a token: open it once with ?token=… after the address\n", 401)
 
     def _set_cookie(self, scope: Scope) -> Response:
         """Set the cookie and redirect to the same address without the token, which stays out of histories and logs."""

@@ -89,7 +89,7 @@ def _plan(plan: Plan) -> Markup:
 
 @_render.register
 def _why(report: WhyReport) -> Markup:
-    running = report.runner or "none is up, so nothing moves"
+    running = report.runner or "none is running, so nothing advances"
     lines = _lines(
         f"Epoch {format_number(report.epoch)}, committed {format_time(report.committed_us)}"
         + ("" if report.is_published else ", not yet published"),
@@ -133,13 +133,13 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     heading = f"Open ({subject}), the next to close first" if opened else f"Nothing is open ({subject})"
     if s.sides:
         sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
-        return _table(["side", "source", "rows kept", "each so long"], sides)
+        return _table(["side", "source", "rows kept", "kept for"], sides)
     return _join(*_lines(heading), _table(headers, opened))
 
 
 def _holder_text(holder: ClockReport | None) -> str:
     if holder is None:
-        return "nobody: all sources are idle"
+        return "no source: all are idle"
     name = holder.source if holder.partition is None else f"{holder.source}, partition {holder.partition}"
     return f"{name}, " + (
         f"quiet for {format_span(holder.quiet_us)}" if holder.quiet_us else "which had rows in this epoch"

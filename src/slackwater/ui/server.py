@@ -198,7 +198,7 @@ class Ui:
 
         async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
-                return error_line(request, 503, f"{self._open} questions are open; ask again later")
+                return error_line(request, 503, f"{self._open} queries are running; try again later")
             self._open += 1
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, answer_request, answer, request)
@@ -219,7 +219,7 @@ class Ui:
         tag = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
         refusal = error_line(
-            request, 503, f"{self._streams.most} viewers follow the commits already; reload the page later"
+            request, 503, f"{self._streams.most} viewers already follow the commits; reload the page later"
         )
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
 
@@ -342,7 +342,7 @@ def _bin(cache: PageCache, location: PageLocation, request: Request) -> Response
 def _letters(cache: PageCache, location: PageLocation, request: Request) -> Response:
     pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
     if cache.watched.is_described:
-        raise StartError("dead letters: only a config says where they are; start the page with it: slackwater ui FILE")
+        raise StartError("dead letters: only the config names their location; start the page with: slackwater ui FILE")
     letters = with_attempts(pipeline, newest_letters(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
     return html_response(pages.letters_page(cache.name, location, reason, letters, LETTERS))
 

@@ -71,7 +71,7 @@ class _BoundedServer(H11Protocol):
         if leaves is not None:
             leaves.transport.abort()
         else:
-            self._refuse(503, f"all {self.max_connections} connections are in use; ask again later")
+            self._refuse(503, f"all {self.max_connections} connections are in use; try again later")
 
     @property
     def network(self) -> str:

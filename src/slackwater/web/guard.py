@@ -50,13 +50,13 @@ class RequestGuard:
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         if len(hosts) > 1 or any(not is_allowed(host, self.names) for host in hosts):
             host_text = ascii(", ".join(hosts)[:80])
-            return 421, f"Host {host_text} is not this server; ask by its number, or allow the name with {self.option}"
+            return 421, f"Host {host_text} is not this server; use its IP address, or allow the name with {self.option}"
         if scope["method"] not in READS:
-            return 405, f"{scope['method'][:20]} is not answered; only GET is: nothing can be changed here"
+            return 405, f"{scope['method'][:20]} is not supported, only GET is: this server is read-only"
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
         ):
-            return 400, "a GET with a body is not answered; ask with the query string alone"
+            return 400, "a GET with a body is not supported; use the query string only"
         if len(scope["raw_path"]) + len(scope["query_string"]) > TARGET_BYTES:
             return 414, f"the path with its query is longer than {TARGET_BYTES // 1024} KiB"
         return None

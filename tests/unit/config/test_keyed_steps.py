@@ -125,7 +125,7 @@ def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
             transform=WithNth(nth=Nth(every=3, key=["user"])),
             target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
         )
-    with pytest.raises(StartError, match=r"expected \[transform.window\] alone, found a nth"):
+    with pytest.raises(StartError, match=r"expected only \[transform.window\], found a nth"):
         backfill_plan.backfill_pipeline(pipeline(), 0, 1, None)
 
 

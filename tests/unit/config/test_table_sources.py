@@ -87,9 +87,9 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     nothing: Any = None
     sources = [PlannedTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
-    with pytest.raises(
-        StartError, match=r'source "t" is a table, whose epochs are planned without .* which source "queue" needs'
-    ):
+    with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
         planning.create_planners(streams, nothing, {})
-    with pytest.raises(StartError, match=r'p: source "t" is a table, and tables are not read over Spark Connect yet'):
+    with pytest.raises(
+        StartError, match=r'p: source "t" is a table, which Slackwater does not read over Spark Connect yet'
+    ):
         planning.check_connect("p", sources)

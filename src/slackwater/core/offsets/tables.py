@@ -32,7 +32,7 @@ class TableOffsets(Offsets):
         if not isinstance(stored.get("table"), str):
             return None
         if unknown := stored.keys() - {"table", "version", "sequence", "files", "content"}:
-            raise ValueError(f"a place in a table has no {str(min(map(str, unknown)))[:100]!r}")
+            raise ValueError(f"an offset in a table has no {str(min(map(str, unknown)))[:100]!r}")
         version, content = stored.get("version"), stored.get("content", False)
         if isinstance(version, bool) or not isinstance(version, int) or not -1 <= version < 1 << 63:
             raise ValueError(f"{str(version)[:100]!r} is not a version of a table")
@@ -73,11 +73,9 @@ class TableOffsets(Offsets):
         if start == "earliest":
             return TableOffsets(files=0, content=True)
         if start != "latest":
-            raise StartError(
-                f'{prefix}: it reads a table; expected "earliest" (what it holds, from its first row) or "latest" (what comes next)'
-            )
+            raise StartError(f'{prefix}: it reads a table; expected "earliest" (all rows) or "latest" (new rows only)')
         if lookup is None:
-            raise StartError(f"{prefix}: the table is to be asked where that is; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: only the table knows that version; {NEEDS_FILE}")
         return lookup("latest")
 
     def __str__(self) -> str:

@@ -131,7 +131,7 @@ class KafkaConnector(Connector[KafkaConnection]):
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
         if self._exists(spec, key):
             return None
-        partitions_text = "as many partitions as the broker is set to"
+        partitions_text = "the default number of partitions of the broker"
         partitions_text = partitions_text if spec.partitions is None else plural(spec.partitions, "partition")
         return f'{key}.topic: "{spec.topic}" does not exist; a start will create it, with {partitions_text}'
 
@@ -162,8 +162,9 @@ class KafkaConnector(Connector[KafkaConnection]):
                         ended.add(message.partition())
                 if time.monotonic() > end:
                     raise StartError(
-                        f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} gave nothing for {_SECONDS:g} s '
-                        f"({broker.errors[-1] if broker.errors else 'no answer'}); check that the brokers run"
+                        f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} returned nothing for '
+                        f"{_SECONDS:g} s ({broker.errors[-1] if broker.errors else 'no answer'}); check that the "
+                        "brokers run"
                     )
                 if len(rows) >= CHUNK:
                     yield pl.DataFrame(rows, schema=SCHEMA)

@@ -68,7 +68,7 @@ class TableConnector(Connector[C]):
         if not (new := added_columns(stored, source.schema)):
             return (), types
         pronoun = "it" if len(new) == 1 else "them"
-        explanation = f"the next start takes {pronoun}, with NULL in rows of before; SQL that names {pronoun} finds {pronoun}, SELECT * takes {pronoun} along"
+        explanation = f"the next start adds {pronoun}, with NULL in earlier rows; SQL can name {pronoun}, and SELECT * includes {pronoun}"
         old_text, new_text = (
             plural(len(stored.fields), "column"),
             f"{plural(len(snapshot.columns.fields), 'column')}, new: {', '.join(new)}",

@@ -89,7 +89,9 @@ class ProtoFiles:
         field_names: dict[str, str] = {}
         for field in self.messages[name].field:
             if (other := field_names.setdefault(field.json_name.casefold(), field.name)) != field.name:
-                raise ValueError(f'message "{name}" has fields "{other}" and "{field.name}", one name to Spark')
+                raise ValueError(
+                    f'message "{name}" has fields "{other}" and "{field.name}", which are one name for Spark'
+                )
             if field.type in (_MESSAGE, _GROUP):
                 self.check(field.type_name.lstrip("."), [*within, name])
 
@@ -97,7 +99,10 @@ class ProtoFiles:
         """Return the full name of a message that registry frames can refer to: one that the file itself defines."""
         full_name = self.full_name(name)
         if full_name not in self.message_indexes:
-            raise ValueError(f'message "{full_name}" is in a file that it imports, and records can only be of its own')
+            raise ValueError(
+                f'message "{full_name}" is in a file that it imports, but records can only have messages of the file '
+                "itself"
+            )
         return full_name
 
     def decoder(self, name: str, prefixes: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
@@ -176,7 +181,7 @@ def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
         for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
-                raise ValueError(f'it refers to "{name}", which is not the name of a file')
+                raise ValueError(f'it refers to "{name}", but no file has this name')
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             (Path(folder) / path).write_text(content)
         return ProtoFiles(_compile(Path(folder), _MAIN))
@@ -193,7 +198,7 @@ def _compile(folder: Path, name: str) -> bytes:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
         if ran.returncode:
             lines = [line for line in ran.stderr.splitlines() if "warning:" not in line]
-            raise ValueError(lines[0].removeprefix(f"{_MAIN}:") if lines else "protoc does not take it")
+            raise ValueError(lines[0].removeprefix(f"{_MAIN}:") if lines else "protoc rejects it")
         return path.read_bytes()
 
 

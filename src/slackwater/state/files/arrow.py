@@ -99,7 +99,7 @@ def _open_synced(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         created = False
     except OSError as error:
-        remedy = "let this user write there" if is_forbidden(error) else "make room"
+        remedy = "give this user write access" if is_forbidden(error) else "free some space"
         raise ExhaustedError.from_error(error) or EpochError(
             f"state file {path} cannot be written ({error.strerror}); the epoch was not committed: {remedy} and start again"
         ) from None

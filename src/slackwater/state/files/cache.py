@@ -68,7 +68,7 @@ class FileCache:
             with suppress(OSError):
                 temporary.unlink()
             raise ExhaustedError.from_error(error) or StateError(
-                f"copies of state files cannot be kept in {self.home} ({error.strerror}); make room there, or set "
+                f"state files cannot be cached in {self.home} ({error.strerror}); free some space there, or set "
                 "SLACKWATER_CACHE_DIR to a directory with more"
             ) from None
         self._sound.add(file)
@@ -112,13 +112,13 @@ def _cache_directory() -> Path:
         status = home.lstat()
     except OSError as error:
         raise StateError(
-            f"the cache of state files {home} cannot be made ({error.strerror}); set SLACKWATER_CACHE_DIR to a directory "
-            "that can be written"
+            f"the cache of state files {home} cannot be created ({error.strerror}); set SLACKWATER_CACHE_DIR to a "
+            "directory that can be written"
         ) from None
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise StateError(
-            f"the cache of state files {home} belongs to, or can be written by, somebody else; remove it, or set "
-            "SLACKWATER_CACHE_DIR to a directory of your own"
+            f"the cache of state files {home} belongs to another user, or another user can write to it; remove it, or "
+            "set SLACKWATER_CACHE_DIR to a directory of your own"
         )
     return home
 

@@ -58,7 +58,7 @@ class CommitLog:
             data = json.loads(text)
             version = data["format"]
             if not isinstance(data, dict) or type(version) is not int:
-                raise ValueError("no record with a format")
+                raise ValueError("found no record with a format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise (
                 ExhaustedError.from_error(error)
@@ -81,8 +81,8 @@ class CommitLog:
             raise StateError(f"manifest {shown} is damaged: {error}; restore it from a copy") from None
         if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
-                f'manifest {shown} is of epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.storage.name}": it was put in the place of another; restore that one from a copy'
+                f'manifest {shown} holds epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
+                f'"{self.storage.name}": it replaced another manifest; restore that one from a copy'
             )
         return commit
 
@@ -96,11 +96,11 @@ class CommitLog:
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()
         # in an object store, the lease shows whether another runner took over
         if latest >= 0 and not storage.is_remote and not storage.has(self.file(latest)):
-            raise FencedError(f"epoch {latest} is gone from {storage.root}: another runner went on; this one stops")
+            raise FencedError(f"epoch {latest} is gone from {storage.root}: another runner took over; this one stops")
         try:
             created = storage.create(self.file(commit.epoch), sealed)
         except OSError as error:
-            remedy = "let this user write there" if is_forbidden(error) else "make room"
+            remedy = "give this user write access" if is_forbidden(error) else "free some space"
             raise ExhaustedError.from_error(error) or EpochError(
                 f"epoch {commit.epoch} was not committed: a file in {storage.root} cannot be written ({error.strerror}); "
                 f"{remedy} and start again"

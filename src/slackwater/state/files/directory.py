@@ -172,4 +172,6 @@ def _link(path: Path, to: Path) -> None:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise StateError(f"state file {path} cannot be copied to {to} ({error.strerror}); make room") from None
+            raise StateError(
+                f"state file {path} cannot be copied to {to} ({error.strerror}); free some space"
+            ) from None

@@ -120,8 +120,9 @@ class Lease:
             self.renew()
         if self._lost:
             raise FencedError(
-                f"this runner must not {doing}: {self._lost} took over ({self.full_name}) while this one was not heard of for "
-                f"{LEASE_S:g} seconds; it stops, and the other goes on from what is committed"
+                f"this runner must not {doing}: {self._lost} took over ({self.full_name}) after this one had not "
+                f"renewed its lease for {LEASE_S:g} seconds; this one stops, and the other continues from the last "
+                "commit"
             )
 
     def close(self) -> None:
@@ -152,7 +153,7 @@ def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
         try:
             held.renew()
         except SlackwaterError as error:
-            log.warning("%s; the lease is renewed later", error)
+            log.warning("%s; the lease will be renewed later", error)
         del held
 
 

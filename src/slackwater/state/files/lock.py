@@ -40,7 +40,8 @@ class Flock:
         except OSError:
             pass
         raise FencedError(
-            f"this runner must not {doing}: {path} was removed or replaced while it ran; see what did that, and start again"
+            f"this runner must not {doing}: {path} was removed or replaced while it ran; find the cause, and start "
+            "again"
         )
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ def lock_holder(path: Path) -> str | None:
         pass
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"lock {path} cannot be looked at ({error.strerror}); check who may read it"
+            f"lock {path} cannot be read ({error.strerror}); check its permissions"
         ) from error
     directory = _open_directory(path.parent)
     if directory is None:
@@ -140,9 +141,9 @@ def _open_lock_file(path: Path) -> TextIO:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         problem = "is a symbolic link" if path.is_symlink() else f"cannot be opened ({error.strerror})"
-        remedy = "let this user write it" if is_forbidden(error) else "remove it"
+        remedy = "give this user write access" if is_forbidden(error) else "remove it"
         raise ExhaustedError.from_error(error) or StateError(
-            f"lock {path} {problem}; expected a file that may be written: {remedy}"
+            f"lock {path} {problem}; expected a writable file; {remedy}"
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

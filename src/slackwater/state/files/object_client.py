@@ -136,7 +136,7 @@ class ObjectClient:
                     raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
             except Exception as error:
                 if not _is_transient(str(error)) or time.monotonic() > ends:
-                    raise self._wrap_error(error, f"whether {file} was written is not known", EpochError) from None
+                    raise self._wrap_error(error, f"it is unknown whether {file} was written", EpochError) from None
             stored = self._get_or_none(file)
             if stored is not None and bytes(stored.content) == content:
                 return stored.version
@@ -147,8 +147,8 @@ class ObjectClient:
                 return None
             if time.monotonic() > ends:
                 raise EpochError(
-                    f"{self.label} {self.url}: {file} was refused again and again, and nobody else has written it; what was "
-                    "committed stays: start again"
+                    f"{self.label} {self.url}: {file} was refused repeatedly, and no other runner has written it; "
+                    "committed epochs are safe: start again"
                 )
             time.sleep(0.1)
 
@@ -183,10 +183,10 @@ class ObjectClient:
             self._obs.head(self._store, file)
         except FileNotFoundError as error:
             if _no_bucket(str(error)):
-                raise self._wrap_error(error, f"{file} cannot be looked for", StateError) from None
+                raise self._wrap_error(error, f"{file} cannot be checked", StateError) from None
             return False
         except Exception as error:
-            raise self._wrap_error(error, f"{file} cannot be looked for", StateError) from None
+            raise self._wrap_error(error, f"{file} cannot be checked", StateError) from None
         return True
 
     def sizes(self, folder: str) -> dict[str, int]:
@@ -279,8 +279,8 @@ class ObjectClient:
             if is_it(text):
                 return StateError(f"{self.label} {self.url}: {message}")
         return kind(
-            f"{self.label} {self.url}: {problem} ({_short_reason(error)}); what was committed stays: see that the store can be reached, "
-            "and start again"
+            f"{self.label} {self.url}: {problem} ({_short_reason(error)}); committed epochs are safe: check that the "
+            "store can be reached, and start again"
         )
 
 
@@ -293,7 +293,7 @@ _CREDENTIALS = (
     "set them in the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
     "AZURE_STORAGE_ACCOUNT_KEY), by the machine's role, or in the config's options"
 )
-_RIGHTS = "check the credentials, and that they may get, put, list and delete below this URL"
+_RIGHTS = "check the credentials, and that they allow get, put, list and delete below this URL"
 
 
 def _no_bucket(text: str) -> bool:

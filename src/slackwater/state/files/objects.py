@@ -162,7 +162,7 @@ class ObjectStorage:
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         new_version = self.client.rewrite(file, content, version)
         if new_version is None:
-            raise FencedError(f"{self.full_name(file)} was written by another runner meanwhile; this one stops")
+            raise FencedError(f"another runner wrote {self.full_name(file)} in the meantime; this one stops")
         return new_version
 
     def sizes(self, folder: str) -> Mapping[str, int]:

@@ -69,8 +69,8 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     match = re.fullmatch("([0-9]{1,18})(?: ([0-9a-f]{16}))?", text.strip())  # earlier versions did not write a checksum
     if match is None or match[2] not in (None, file_checksum(match[1].encode())):
         raise StateError(
-            f"{marker.full_name} is damaged; restore it from a copy of the directory, or remove it: the latest epoch is published "
-            "again then, which a target that knows its last epoch ignores"
+            f"{marker.full_name} is damaged; restore it from a copy of the directory, or remove it: the next start "
+            "then publishes the latest epoch again, and a target that stores its last epoch ignores it"
         )
     return int(match[1])
 
@@ -81,7 +81,7 @@ def read_marker(marker: MarkerFile, held: bool = False) -> int:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{marker.full_name} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.full_name} cannot be read ({error.strerror}); check its permissions"
         ) from error
     return parse_epoch(marker, content)
 
@@ -107,7 +107,7 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     except (OSError, ValueError):
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("targets"), list):
-        log.warning("%s is damaged; what an epoch left in part is published again", marker.full_name)
+        log.warning("%s is damaged; an epoch that was published in part is published again", marker.full_name)
         return frozenset()
     return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
@@ -127,7 +127,7 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
         content = marker.read_cached() if held else marker.read()
     except OSError as error:
         raise ExhaustedError.from_error(error) or StateError(
-            f"{marker.full_name} cannot be read ({error.strerror}); check who may read it"
+            f"{marker.full_name} cannot be read ({error.strerror}); check its permissions"
         ) from error
     return parse_runs((content or b"").decode(errors="replace").splitlines())
 

@@ -139,8 +139,9 @@ class FilesStore:
                 state_ids.add(self._log.read(epoch).state_id)
         if state_ids and latest.state_id not in state_ids:
             raise StateError(
-                f"manifest {self._log.full_name(latest.epoch)} is of another state (state_id {latest.state_id!r}) than the commits "
-                f"before it ({', '.join(map(repr, sorted(state_ids)))}); restore it from a copy of the directory"
+                f"manifest {self._log.full_name(latest.epoch)} belongs to another state: found state_id "
+                f"{latest.state_id!r}, expected {' or '.join(map(repr, sorted(state_ids)))} as in the earlier commits; "
+                "restore it from a copy of the directory"
             )
         return latest
 
@@ -157,16 +158,17 @@ class FilesStore:
         """Raise StateError if there are files of later epochs, but no commit."""
         if self.storage.has(FORKING):
             raise StateError(
-                f"{self.root} holds a fork that was cut off; repeat it: slackwater state fork … {self.storage.name}, or remove the "
-                "directory"
+                f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "
+                "remove the directory"
             )
         for folder in NAMED:
             for name in sorted(self.storage.sizes(folder)):
                 if name[:9].isdigit() and int(name[:9]) > 0:
                     shown = self.storage.full_name(f"{folder}/{name}")
                     raise StateError(
-                        f"{self.storage.full_name('manifests')} holds no manifest, and {shown} is of epoch {int(name[:9])}; restore "
-                        "the manifests from a copy of the directory, or remove the directory to start over"
+                        f"{self.storage.full_name('manifests')} holds no manifest, but {shown} is of epoch "
+                        f"{int(name[:9])}; restore the manifests from a copy of the directory, or remove the directory "
+                        "to start over"
                     )
 
     def start_over(self) -> str | None:
@@ -198,7 +200,7 @@ class FilesStore:
         return publish_markers.read_runs(publish_markers.MarkerFile(self.storage, publish_markers.RUNS))
 
     def save_run(self, run: Run) -> None:
-        self._confirm("note how this run goes")
+        self._confirm("record this run")
         publish_markers.save_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
@@ -268,7 +270,7 @@ class FilesStore:
         self._confirm(f"commit epoch {commit.epoch}")
         self._log.put(commit, self._latest, "" if self._lock is None else self._lock.token)
         # if the lease expired before the response arrived, the next runner publishes this commit
-        self._confirm(f"go on from epoch {commit.epoch}")
+        self._confirm(f"continue from epoch {commit.epoch}")
         self._latest = commit.epoch
         self._named[commit.epoch] = _files_of(commit)
         self._merger.schedule_merges(commit)
@@ -285,14 +287,14 @@ class FilesStore:
         return publish_markers.read_marker(self._published, held=self._lock is not None)
 
     def mark_published(self, epoch: int) -> None:
-        self._confirm(f"note that epoch {epoch} is published")
+        self._confirm(f"mark epoch {epoch} as published")
         publish_markers.write_marker(self._published, epoch)
 
     def delivered_targets(self) -> frozenset[str]:
         return publish_markers.delivered_targets(self._reached, self._latest, held=self._lock is not None)
 
     def mark_delivered(self, epoch: int, target: str) -> None:
-        self._confirm(f'note what target "{target}" has')
+        self._confirm(f'record the epoch of target "{target}"')
         publish_markers.mark_delivered(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
@@ -304,7 +306,7 @@ class FilesStore:
             known_files, recent = self._named, epochs[-KEPT_EPOCHS:]
             files_by_epoch = {e: known_files[e] if e in known_files else _files_of(self._log.read(e)) for e in recent}
         except StateError as error:
-            log.warning("%s; nothing is cleaned up", error)
+            log.warning("%s; no old files are removed", error)
             return
         self._named, used = files_by_epoch, frozenset[str]().union(*files_by_epoch.values())
         merging_epochs = self._merger.epochs

@@ -74,8 +74,8 @@ class JoinTable:
             for f in side.fields:
                 if client.sql_type(f) == "jsonb":
                     raise StartError(
-                        f'{where}: column "{f.name}" of the {side.name} side has type {f.type}, which Postgres does not give back '
-                        f"as it was; make text of it in {side.name}_sql (to_json), or keep the state in files"
+                        f'{where}: column "{f.name}" of the {side.name} side has type {f.type}, which Postgres cannot '
+                        f"store exactly; convert it to text in {side.name}_sql (to_json), or store the state in files"
                     )
 
     def create(self) -> list[str]:

@@ -100,7 +100,7 @@ def check_names(names: Sequence[str], where: str) -> None:
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
-                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres holds {NAME_BYTES}; '
+                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres allows {NAME_BYTES}; '
                 "choose a shorter name"
             )
 

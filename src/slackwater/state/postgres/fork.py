@@ -136,4 +136,4 @@ def _copy_lists(db: psycopg.Connection[Any], new: TableNames, new_tokens: Mappin
         (new.pipeline, list(new_tokens), list(new_tokens.values())),
     )
     if cursor.rowcount != len(new_tokens):
-        raise StateError(f"a list that the state refers to is missing in {new.lists}; restore it from a backup")
+        raise StateError(f"a list that the state refers to is missing from {new.lists}; restore it from a backup")

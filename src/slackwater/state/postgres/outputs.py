@@ -19,7 +19,7 @@ def read_output(db: psycopg.Connection[Any], tables: TableNames, location: str, 
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:
         raise StateError(
-            f"staged output {meta.file} is missing in {tables.outputs} {location}; restore it from a backup"
+            f"staged output {meta.file} is missing from {tables.outputs} {location}; restore it from a backup"
         )
     try:
         frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())

@@ -291,27 +291,27 @@ class PostgresStore:
     ) -> Commit:
         """Find out whether a commit whose connection broke took effect, and repeat it if it did not."""
         reason = client.error_reason(error)
-        log.warning("%s: connection lost while epoch %d was committed: %s", self._pipeline, commit.epoch, reason)
+        log.warning("%s: connection lost while committing epoch %d: %s", self._pipeline, commit.epoch, reason)
         self._reconnect(commit.epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
         ).fetchone()
         if row is not None and row[1] == commit_id:
             self._altering.clear()
-            log.warning("%s: epoch %d had been committed", self._pipeline, commit.epoch)
+            log.warning("%s: epoch %d was committed before the connection was lost", self._pipeline, commit.epoch)
             return Commit.model_validate(row[2])
         stored_epoch = -1 if row is None else row[0]
         if stored_epoch != commit.epoch - 1:
             raise FencedError(
-                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was cut off; this one stops"
+                f"epoch {stored_epoch} was committed {self._location} by another runner while this one was disconnected; this one stops"
             )
-        log.warning("%s: epoch %d had not been committed and is committed now", self._pipeline, commit.epoch)
+        log.warning("%s: epoch %d was not committed at first, and is committed now", self._pipeline, commit.epoch)
         try:
             return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
             raise EpochError(
-                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); "
-                "the next start finds out whether it was committed"
+                f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); the "
+                "next start checks whether it was committed"
             ) from None
 
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
@@ -334,12 +334,12 @@ class PostgresStore:
                 # the server may not have noticed yet that the old connection is gone
                 if time.monotonic() > end:
                     raise FencedError(
-                        f"another runner took the lock {self._location} while this one was cut off; this one stops"
+                        f"another runner took the lock {self._location} while this one was disconnected; this one stops"
                     ) from None
             except Exception as error:
                 if time.monotonic() > end:
                     raise EpochError(
-                        f"whether epoch {epoch} was committed is unknown: {error}; the next start finds out"
+                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks it"
                     ) from None
             time.sleep(0.2)
 
@@ -364,7 +364,7 @@ class PostgresStore:
         except psycopg.Error as error:
             # harmless: a target ignores an epoch that it already holds
             log.warning(
-                "%s: epoch %d is published and could not be noted: %s",
+                "%s: epoch %d is published, but could not be marked as published: %s",
                 self._pipeline,
                 epoch,
                 client.error_reason(error),
@@ -385,7 +385,7 @@ class PostgresStore:
         except psycopg.Error as error:
             # mostly harmless: most targets ignore an epoch that they already hold
             log.warning(
-                '%s: epoch %d is in target "%s" and that could not be noted: %s',
+                '%s: epoch %d is in target "%s", but could not be marked as delivered: %s',
                 self._pipeline,
                 epoch,
                 target,

@@ -91,8 +91,9 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     if owned is None or owned.owner is None:
         return None if owned is None else owned.name
     raise StateError(
-        f'{owned.name} belongs to {owned.owner}, and pipeline "{tables.pipeline}" needs the name; nothing was changed; start that '
-        "pipeline once with this version, which renames what an earlier one named so, or choose another pipeline name"
+        f'{owned.name} belongs to {owned.owner}, but pipeline "{tables.pipeline}" needs the name; nothing was changed; '
+        "start the owner once with this version, which renames tables of earlier versions, or choose another pipeline "
+        "name"
     )
 
 
@@ -148,9 +149,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
         drop_tables(db, new, "windows", "staged")
         _rename_staged(db, tables, new)
         if find_table(db, new, "state") is not None:
-            raise StateError(
-                f"both {current} and {new.state} hold the state of a stage; remove the one that is of no use"
-            )
+            raise StateError(f"both {current} and {new.state} hold the state of a stage; remove the obsolete one")
         db.execute(f"ALTER TABLE {current} RENAME TO {client.quote_name(new.name_of('state'))}")
     if tables.pipeline != new.pipeline:
         name = new.pipeline.replace("'", "''")

@@ -20,8 +20,8 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
 _FAR = 2**62  # µs: limit of times in a commit
 _WAYS = (
-    "somebody else changed it. Restore the database from a backup, see what is left with `slackwater state verify`, or start over with: "
-    "slackwater run FILE --rebuild"
+    "it was changed outside Slackwater. Restore the database from a backup, check what is intact with `slackwater "
+    "state verify`, or start over with: slackwater run FILE --rebuild"
 )
 
 
@@ -38,7 +38,7 @@ def guard_read(table: str) -> Iterator[None]:
     except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         reason = " ".join(str(error).split())[:200]
         raise StateError(
-            f"state could not be read: table {table} has values that no state has ({reason}): {_WAYS}"
+            f"state could not be read: table {table} has values that are invalid in a state ({reason}): {_WAYS}"
         ) from None
 
 

@@ -51,8 +51,8 @@ def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[
     count = _count(db, staged, metas)
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
-            f"epoch {epoch} was not committed: of the rows staged for it in {staged} {count:,} are there, expected {expected:,} "
-            "(Postgres was restarted after a crash, or somebody deleted them); start again, the epoch is repeated"
+            f"epoch {epoch} was not committed: found {count:,} of its staged rows in {staged}, expected {expected:,} "
+            "(Postgres was restarted after a crash, or the rows were deleted); start again, the epoch is repeated"
         )
 
 

@@ -75,11 +75,11 @@ def _watermark_sentence(report: WhyReport) -> str:
         return f"The watermark is at {format_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {waiting_text(report)}."
     if holder is None:
         runs_on = (
-            "" if report.idle_close_us is None else f"; it runs on after {format_span(report.idle_close_us)} of silence"
+            ""
+            if report.idle_close_us is None
+            else f"; it advances after {format_span(report.idle_close_us)} of silence"
         )
-        return (
-            f"The watermark is at {format_time(report.watermark_us)}; nobody holds it: all sources are idle{runs_on}."
-        )
+        return f"The watermark is at {format_time(report.watermark_us)}; no source holds it: all are idle{runs_on}."
     name = clock_name(holder)
     since = (
         f"quiet for {format_span(holder.quiet_us)}, since {format_time(report.committed_us - holder.quiet_us)}"

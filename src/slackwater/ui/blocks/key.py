@@ -72,7 +72,7 @@ def build_key(
     """Build the block from a snapshot of one stage. Raises StartError for a wrong key, and for a stage without windows."""
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
-        raise StartError(f"{snapshot.commit.pipeline}: rows of a {kind} have no window, so there is no page of a key")
+        raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so it has no page for a key")
     logic = restore_window(snapshot.commit, -1)
     key = inspect.parse_key(logic, key_texts)
     rows = inspect.read_key_rows(snapshot, logic, key, -1)

@@ -16,12 +16,12 @@ LEFT, TOP, BOTTOM = 78, 14, 130
 
 def draw_size(block: StateGrowth) -> Markup:
     values = [(c.epoch, c.committed_us, c.bytes) for c in block.commits]
-    return _trace(values, format_size, "Bytes of the state over the kept commits", "trace")
+    return _trace(values, format_size, "Size of the state in bytes, over the kept commits", "trace")
 
 
 def draw_rows(block: StateGrowth) -> Markup:
     values = [(c.epoch, c.committed_us, c.rows) for c in block.commits]
-    return _trace(values, format_brief, "Rows of the state over the kept commits", "trace second")
+    return _trace(values, format_brief, "Rows in the state, over the kept commits", "trace second")
 
 
 def _trace(

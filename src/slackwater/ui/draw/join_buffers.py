@@ -59,7 +59,7 @@ def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Marku
             parts.append(rect(x1, top, width, base - top, "bar", about))
     if side.expires_us is not None and across.low <= side.expires_us <= across.high:
         x = across.position(side.expires_us)
-        over = title(f"{side.side}: rows before {format_time(side.expires_us)} are over")
+        over = title(f"{side.side}: rows before {format_time(side.expires_us)} have expired")
         parts += [
             element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
             note(x, y + 16, "over before", "tick"),

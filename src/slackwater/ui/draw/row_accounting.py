@@ -30,9 +30,7 @@ def draw_total(account: RowCounts) -> Markup:
         offset += count
         # every part is visible, even one late row of millions
         bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
-    return picture(
-        "All rows by what became of them", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})")
-    )
+    return picture("All rows by outcome", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})"))
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
@@ -57,7 +55,7 @@ def draw_epochs(block: RowAccounting) -> Markup:
             drawn.append(
                 rect(x - broad / 2, high, broad, max(low - high, 1.5), f"part {name}", _about(name, count, epoch.epoch))
             )
-    return picture("Rows of each kept epoch by what became of them", BOTTOM + 28, *drawn)
+    return picture("Rows of each kept epoch by outcome", BOTTOM + 28, *drawn)
 
 
 def _parts(account: RowCounts) -> list[tuple[str, int]]:

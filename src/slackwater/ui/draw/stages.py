@@ -90,8 +90,8 @@ def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None
     else:
         full_text, short_text = f"{format_number(stage.open)} open", f"{format_brief(stage.open)} open"
     about = (
-        f"{stage.name} ({stage.kind}): {full_text}, {format_number(stage.emitted)} came out, "
-        f"watermark {format_time(stage.watermark_us)}, waits for {stage.waits_for}"
+        f"{stage.name} ({stage.kind}): {full_text}, {format_number(stage.emitted)} emitted, watermark "
+        f"{format_time(stage.watermark_us)}, waits for {stage.waits_for}"
     )
     max_characters = int((width - 24) / 7.6)
     name = stage.name if len(stage.name) <= max_characters else stage.name[: max_characters - 1] + "…"
@@ -101,7 +101,7 @@ def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None
         rect(x, y, width, HIGH, "box chosen" if chosen else "box"),
         text(x + 12, y + 22, name, "lane holds"),
         text(x + 12, y + 39, f"{stage.kind} · {short_text}", "tick"),
-        text(x + 12, y + 54, f"{format_brief(stage.emitted)} came out", "tick"),
+        text(x + 12, y + 54, f"{format_brief(stage.emitted)} emitted", "tick"),
         href=f"#stage-{stage.at}" if base is None else f"{base}/stage/{stage.at}/",
         aria_label=about,
         aria_current="page" if chosen else None,

@@ -84,7 +84,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
         if lane.watermark_us is not None:
             parts.append(rect(axis.position(lane.watermark_us) - 1.5, middle - 9, 3, 18, "tickmark busy"))
         parts.append(
-            text(lane_start(LEFT) + 8, middle + 4, "nothing came out yet" if lane.of_stage else "no event yet", "tick")
+            text(lane_start(LEFT) + 8, middle + 4, "nothing emitted yet" if lane.of_stage else "no event yet", "tick")
         )
         return parts
     newest, state = axis.position(lane.newest_us), "idle" if lane.idle else "busy"

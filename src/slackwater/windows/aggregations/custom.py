@@ -79,7 +79,7 @@ class CustomAggregation(AggregationKind):
             both = [(pl.concat(pair), w) for some, w in groups for pair in ([nothing, some], [some, nothing])]
             neutral = all(self._merged(pair).equals(whole) for pair, whole in both)
         if not neutral:
-            raise AggregatorError("agg", f"what {self._class}.merge makes of no rows is not neutral in a merge")
+            raise AggregatorError("agg", f"the result of {self._class}.merge for no rows is not neutral in a merge")
         return nothing
 
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:

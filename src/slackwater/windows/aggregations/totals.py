@@ -93,7 +93,7 @@ class SumKind(AggregationKind):
             f'{prefix}"{self.name}": the {noun} of {self.column.name} does not fit {self.output.type.upper()}'
             + (f" for {keys}" if keys else "")
             + (f" and {beyond.sum() - 1:,} more" if beyond.sum() > 1 else "")
-            + f'; set on_overflow = "null" on the aggregation to go on with NULL in its place, or cast the column to {wide} in '
+            + f'; set on_overflow = "null" on the aggregation to emit NULL instead, or cast the column to {wide} in '
             "the SQL and rebuild"
         )
 
