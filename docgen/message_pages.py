@@ -73,7 +73,6 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "aggregator": "aggregations",
     "connection": "connections",
     "ddl": "sources",
-    "keyed": "transform",
     **{
         step.__module__.rpartition(".")[2]: key_docs.doc_link(step).partition("#")[2]
         for step in Transform.STEPS.values()
@@ -82,11 +81,11 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "source": "sources",
     "sql": "transform",
     "sql_check": "transform",
-    "sql_window": "transform",
-    "step": "windows",
+    "window_columns_check": "transform",
+    "step_spec": "windows",
     "target": "target-and-dead-letters",
     "transform": "transform",
-    "held_names": "target-and-dead-letters",
+    "identifier_checks": "target-and-dead-letters",
 }
 
 

@@ -12,7 +12,7 @@
     ├── ExhaustedError       this process cannot open another file; no file is damaged
     ├── PublishError         the target refused the committed output; the next start publishes it
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
-    └── EpochError           an epoch failed while it ran (user SQL, permission_error input, a missing service)
+    └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
         └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts again with them
 
 Each message says what failed, what was expected and found, and what to do next.

@@ -14,10 +14,10 @@ from slackwater.config.bare_milliseconds import bare_milliseconds
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connector_info import CONNECTORS, absolute_path
 from slackwater.config.join import SIDES, Join
+from slackwater.config.late_row_replay import late_notes
 from slackwater.config.lineage import InputPath
 from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.replayable import late_notes
 from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target

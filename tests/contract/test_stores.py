@@ -24,7 +24,16 @@ from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, ExpiryBounds, KeyedState, SegmentStats
+from slackwater.windows.state_rows import (
+    FAR,
+    HIDDEN,
+    NEVER,
+    WHOLE,
+    DueRowFilter,
+    ExpiryBounds,
+    KeyedStateLogic,
+    SegmentStats,
+)
 
 Make = Callable[[], Any]
 
@@ -305,7 +314,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         FilesStore(tmp_path / "file", "p").open()
 
 
-class Tally(KeyedState):
+class Tally(KeyedStateLogic):
     """An operator that is not a window: it keeps one number per key for ever. No store knows this class."""
 
     pipeline = "p"
@@ -319,8 +328,8 @@ class Tally(KeyedState):
     def stats(self, state: pl.DataFrame) -> SegmentStats:
         return SegmentStats(FAR, FAR, NEVER, FAR)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        return DueQuery((), (), (), NEVER, NEVER)
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
+        return DueRowFilter((), (), (), NEVER, NEVER)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         return ExpiryBounds(NEVER, NEVER)

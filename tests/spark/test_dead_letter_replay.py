@@ -20,7 +20,7 @@ from slackwater.engine import kill_points
 from slackwater.errors import EpochError
 from slackwater.replay.replay import GONE
 from slackwater.runner import dead_letter_reader
-from slackwater.runner.replay import replay_dead_letters
+from slackwater.runner.dead_letter_replay import replay_dead_letters
 from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark

@@ -17,7 +17,7 @@ from tests.support.topics import Make, Topic, counted, minutes
 
 import slackwater as sw
 from slackwater.config.source import Source
-from slackwater.runner.replay import replay_dead_letters
+from slackwater.runner.dead_letter_replay import replay_dead_letters
 from slackwater.sources.payloads.base import RawRecords
 from slackwater.sources.payloads.registry import create_payload
 

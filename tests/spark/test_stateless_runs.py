@@ -28,7 +28,7 @@ from slackwater.config.sql.query import resolve_query
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
-from slackwater.spark import row_wise
+from slackwater.spark import row_wise_check
 from slackwater.spark.session import private_session
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing import LocalPipeline
@@ -361,7 +361,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
     before = in_files(runner.home)
     wide = toml.load(config(runner.home, schema="user STRING, page STRING, n INT"))
     assert len(before) == len(expected(events(4)))
-    from slackwater.runner import replay as running
+    from slackwater.runner import dead_letter_replay as running
 
     outcome = running.replay_dead_letters(
         wide, lambda letters: letters, spark=runner.spark, on_notice=lambda a, b: None
@@ -421,9 +421,12 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: 
     session.createDataFrame([], "id STRING, name STRING").createOrReplaceTempView("users")
     session.createDataFrame([], "id STRING, window_start TIMESTAMP").createOrReplaceTempView("others")
     out = session.sql(sql)
-    assert row_wise.forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"}))) == forbidden
-    assert row_wise.forbidden_parts(out, view) >= forbidden
-    assert row_wise.forbidden_parts(out), "without bounds"
+    assert (
+        row_wise_check.find_forbidden_parts(out, view, GroupableColumns(frozenset({"window_start", "window_end"})))
+        == forbidden
+    )
+    assert row_wise_check.find_forbidden_parts(out, view) >= forbidden
+    assert row_wise_check.find_forbidden_parts(out), "without bounds"
     here = Findings()
     users, others = (
         KnownColumns({"id": "string", "name": "string"}, True),

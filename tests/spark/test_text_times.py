@@ -19,7 +19,7 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.runner import dead_letter_reader
-from slackwater.runner.replay import replay_dead_letters
+from slackwater.runner.dead_letter_replay import replay_dead_letters
 from slackwater.sources.payloads.text import JsonPayload
 from slackwater.spark.epoch_sql import event_time_sql
 

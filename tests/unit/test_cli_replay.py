@@ -10,11 +10,11 @@ import pytest
 
 from slackwater.cli.dlq_replay import parse_epoch_range, summary_lines
 from slackwater.config import toml
-from slackwater.config.replayable import late_notes
+from slackwater.config.late_row_replay import late_notes
 from slackwater.errors import LockHeldError, StartError
 from slackwater.replay.replay import ReplayResult
 from slackwater.runner.dead_letter_filter import SCHEMA
-from slackwater.runner.replay import replay_dead_letters
+from slackwater.runner.dead_letter_replay import replay_dead_letters
 from slackwater.sources.streaming_plan import DataFrameSource
 from slackwater.spark import dead_letter_frames
 from slackwater.state.files.store import FilesStore

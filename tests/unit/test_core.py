@@ -30,7 +30,7 @@ from slackwater.state.files.directory import LocalStorage
 from slackwater.state.files.merging import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
-from slackwater.windows.state_rows import DueQuery
+from slackwater.windows.state_rows import DueRowFilter
 
 
 def test_importing_loads_nothing_heavy() -> None:
@@ -102,9 +102,9 @@ def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: P
     reader = segments.SegmentReader(LocalStorage(str(tmp_path)), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
-    due = reader.due(DueQuery(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
+    due = reader.due(DueRowFilter(((5, 30),), ((5, 30),), (), pending_upto=0, start_before=99))
     assert sorted(due["__due"]) == [10, 21]
-    nothing = DueQuery(((100, 199),), ((0, 199),), (), pending_upto=0, start_before=199)
+    nothing = DueRowFilter(((100, 199),), ((0, 199),), (), pending_upto=0, start_before=199)
     assert reader.due(nothing).is_empty()
 
 

@@ -27,9 +27,9 @@ from slackwater.core.text_times import text_time_us
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
-from slackwater.scaffold import propose
+from slackwater.scaffold import proposals
 from slackwater.scaffold.sample import read_sample
-from slackwater.scaffold.times import measure_disorder, time_unit_of
+from slackwater.scaffold.time_columns import find_time_unit, measure_disorder
 
 START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 VALID = Draft202012Validator(json_schema.build_schema())
@@ -350,7 +350,7 @@ def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: in
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = written(slackwater, "--sample", sample, "--kind", kind)
     lateness = duration_ms(data["transform"]["window"]["lateness"])
-    behind = measure_disorder(propose.time_columns(read_sample(Path(sample)))[0].times_us)
+    behind = measure_disorder(proposals.time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
     keeps_late = data["transform"]["window"]["late_data"] == "dlq"
@@ -514,10 +514,10 @@ def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> N
 
 
 def test_numbers_that_are_not_times() -> None:
-    assert time_unit_of([]) is None
-    assert time_unit_of([1, 2, 3]) is None
-    assert time_unit_of([1709283600, 5]) is None
-    assert time_unit_of([1709283600] * 200 + [5]) == "s"
+    assert find_time_unit([]) is None
+    assert find_time_unit([1, 2, 3]) is None
+    assert find_time_unit([1709283600, 5]) is None
+    assert find_time_unit([1709283600] * 200 + [5]) == "s"
 
 
 def test_disorder_is_measured_against_the_newest_row_before() -> None:

@@ -156,11 +156,11 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
 ) -> None:
     import threading
 
-    from slackwater.sources import backlog as listing
+    from slackwater.sources import backlog as directory_listing
     from slackwater.ui import backlog_poller
 
     release = threading.Event()
-    monkeypatch.setattr(listing, "list_files", lambda pattern: release.wait() and [])
+    monkeypatch.setattr(directory_listing, "list_files", lambda pattern: release.wait() and [])
     monkeypatch.setattr(backlog_poller, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
     ran(file, drawn(4))

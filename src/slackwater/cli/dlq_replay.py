@@ -22,7 +22,7 @@ def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | 
     """Replay dead letters and print which were applied and which were left, with the reasons."""
     import polars as pl
 
-    from slackwater.runner.replay import replay_dead_letters
+    from slackwater.runner.dead_letter_replay import replay_dead_letters
 
     first, last = parse_epoch_range(epoch)
     pipeline = toml.load(file)

@@ -15,9 +15,9 @@ from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.pipeline import LONGEST_NAME
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
-from slackwater.scaffold import propose, render_config
+from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
-from slackwater.scaffold.times import OutOfOrderness, TimeColumn, measure_disorder
+from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
 _MOST_KEYS = 8  # the number of keys to try
@@ -133,7 +133,7 @@ def _label(sample: Sample, number: int) -> str:
 
 def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
     """Return the event time of a sample: the named column, or the likeliest one. Raises StartError if there is none."""
-    columns = propose.time_columns(sample)
+    columns = proposals.time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
@@ -157,7 +157,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
     """Describe a value that is not a time and its location, for the column that is closest to a time column."""
-    example = propose.closest_time_column(sample, name)
+    example = proposals.closest_time_column(sample, name)
     if example is None:
         return ""
     column, row, value = example
@@ -184,7 +184,7 @@ def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrdern
         )
         if not time.zoned:
             lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
-        others = [t.name for t in propose.time_columns(sample) if t.name != time.name]
+        others = [t.name for t in proposals.time_columns(sample) if t.name != time.name]
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
     if disorder is not None:
@@ -209,7 +209,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
             )
     if options.keys:
         return [list(options.keys)]
-    return [[key.name] for key in propose.key_columns(sample, time)[:_MOST_KEYS]]
+    return [[key.name] for key in proposals.key_columns(sample, time)[:_MOST_KEYS]]
 
 
 def _first_valid(contents: Sequence[str]) -> str:
@@ -261,9 +261,9 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         return _first_valid([render_config.render_config(draft, [side])]), []
     (sample,) = samples
     time = _event_time(options, sample)
-    sample = propose.with_time(sample, time)
+    sample = proposals.with_time(sample, time)
     disorder = measure_disorder(time.times_us) if time is not None else None
-    key_names = [key.name for key in propose.key_columns(sample, time)]
+    key_names = [key.name for key in proposals.key_columns(sample, time)]
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
@@ -275,7 +275,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if span_us < most * 1_000_000), 3_600_000)
     contents = []
     for keys, measured in product(sets, (True, False)):
-        measure = propose.measure_column(sample, *keys, time.name if time else "") if measured else None
+        measure = proposals.measure_column(sample, *keys, time.name if time else "") if measured else None
         draft = render_config.ConfigDraft(
             name=name,
             kind=kind,
@@ -331,7 +331,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
     times = _shared_event_time(options, left_sample, right_sample)
     disorders = [None if t is None else measure_disorder(t.times_us) for t in times]
     worst = max((s for s in disorders if s is not None), key=lambda s: s.lateness_ms, default=None)
-    left_sample, right_sample = propose.with_time(left_sample, times[0]), propose.with_time(right_sample, times[1])
+    left_sample, right_sample = proposals.with_time(left_sample, times[0]), proposals.with_time(right_sample, times[1])
     labels = [_label(left_sample, 1), _label(right_sample, 2)]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
@@ -368,8 +368,8 @@ def _shared_event_time(
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:
-        by_name = {(t.name, t.unit): t for t in propose.time_columns(second)}
-        both = [t for t in propose.time_columns(first) if (t.name, t.unit) in by_name]
+        by_name = {(t.name, t.unit): t for t in proposals.time_columns(second)}
+        both = [t for t in proposals.time_columns(first) if (t.name, t.unit) in by_name]
         pair = (
             (both[0], by_name[both[0].name, both[0].unit])
             if both

@@ -15,7 +15,7 @@ from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, declared_columns
 from slackwater.config.spec import Problem, Values
 from slackwater.config.stateless_step import ROWS
-from slackwater.core.reserved import reserved_collisions
+from slackwater.core.reserved import find_reserved_collisions
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -135,7 +135,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         if undecided or "schema" in source._wrong or (stage_inputs is not None and source.name not in stage_inputs):
             continue
         declared = declared_columns(source.schema_) if source.schema_ else []
-        for name in reserved_collisions(declared, declared=True):
+        for name in find_reserved_collisions(declared, declared=True):
             yield (
                 f"sources[{i}].schema",
                 f"declares {format_value(name)}, a column name that Slackwater reserves; rename the column",

@@ -33,7 +33,7 @@ ROW_COLUMNS = frozenset(
 )
 
 
-def reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
+def find_reserved_collisions(columns: Iterable[str], declared: bool = False) -> list[str]:
     """Return the columns of a source that have a reserved name. Case is ignored, as in Spark.
 
     `declared`: the columns come from a config, to which no reader has added `_corrupt_record` yet.

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import value_limits_of
 from slackwater.core.offsets import Offsets
+from slackwater.core.value_limits import find_value_limits
 from slackwater.engine import idle_stages, next_commit
 from slackwater.engine.callbacks import Callbacks as Callbacks
 from slackwater.engine.idle_tick import IdleTick
@@ -60,7 +60,7 @@ class Driver:
         self.pipeline, self.store, self.targets, self.hooks = pipeline, store, targets, hooks
         bindings = bind_targets(pipeline, {s.name: s.operator for s in stages}, targets)
         self.publishing = Publisher(pipeline, bindings, store, letters, hooks, unavailable or {}, held_markers or {})
-        held = value_limits_of(store)
+        held = find_value_limits(store)
         read = {name for s in stages for name in s.inputs}
         self.stages = [
             replace(s, capacity=held & self.publishing.capacity(s.name), is_read=s.name in read) for s in stages

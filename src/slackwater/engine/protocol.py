@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.operators.base import Question, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.sources.base import Batch

@@ -16,7 +16,7 @@ from typing import cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, ValueLimits, value_limits_of
+from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine import outbox
 from slackwater.engine.callbacks import Callbacks
 from slackwater.engine.observer import PendingPublish
@@ -89,7 +89,7 @@ class Publisher:
         limits = ANYTHING
         for binding in self.bindings.values():
             if binding.stage == stage:
-                limits &= value_limits_of(binding.target)
+                limits &= find_value_limits(binding.target)
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
@@ -212,7 +212,7 @@ class Publisher:
             self.bindings[name].target.publish(commit.epoch, *self._output(commit, name), commit.commit_id)
         elif self.letters is not None:
             letters = pl.concat(self._staged(commit.letters))
-            rows = storable_letters(letters, value_limits_of(self.letters).time_range)
+            rows = storable_letters(letters, find_value_limits(self.letters).time_range)
             self.letters.publish(commit.epoch, rows, commit=commit.commit_id)
 
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:

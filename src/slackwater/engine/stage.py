@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, ValueLimits
-from slackwater.engine import accounting, group_limit, next_commit, outbox
-from slackwater.engine.accounting import EVENT_TIME
+from slackwater.core.value_limits import ANYTHING, ValueLimits
+from slackwater.engine import group_limit, next_commit, outbox, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
+from slackwater.engine.row_policies import EVENT_TIME
 from slackwater.engine.timer import Timer
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
@@ -168,7 +168,9 @@ class StageRunner:
             if not results.emits_late_rows:
                 rows, behind = split_late(rows, before.watermark_us)
                 late += behind.height
-                accounting.log_late_results(self.pipeline, self.name, context.epoch, name, behind, before.watermark_us)
+                row_policies.log_late_results(
+                    self.pipeline, self.name, context.epoch, name, behind, before.watermark_us
+                )
             payload[name] = self.engine.payload(rows)
         return replace(context.batch, payload=payload, stage_names=frozenset(upstream)), late
 
@@ -183,8 +185,8 @@ class StageRunner:
         """Add a batch's rows to the shards, enforce the rules for unusable rows, and log such rows."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
-        accounting.enforce_rules(self.pipeline, before, context.epoch, outcome)
-        accounting.log_losses(self.pipeline, before, context.epoch, batch, outcome)
+        row_policies.enforce_row_policies(self.pipeline, before, context.epoch, outcome)
+        row_policies.log_losses(self.pipeline, before, context.epoch, batch, outcome)
         if self.skew_warnings is not None:
             self.skew_warnings.check_late_rows(before, clocks, context.epoch, outcome)
         return outcome
@@ -301,7 +303,7 @@ class StageRunner:
         due = self.due_tasks(state, context.epoch, before.watermark_us, context.flush, early)
         if remaining := [task for task in due if task.shard not in passed]:
             reports += self.engine.emit(remaining)
-        accounting.log_overflows(self.pipeline, context.epoch, reports)
+        row_policies.log_overflows(self.pipeline, context.epoch, reports)
         after = next_commit.apply_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
         reported: list[IngestReport | EmitReport] = [*folded, *reports]
         output = tuple(o for r in reported for o in r.outputs)

@@ -173,9 +173,9 @@ class OpenLineage(Observer):
         try:
             self._client.emit(self._event(state, commits, event_time or _now()))
         except Exception as error:
-            self._outage.failed(error)
+            self._outage.record_failure(error)
             return False
-        self._outage.worked()
+        self._outage.record_success()
         return True
 
     def _event(self, state: event_v2.RunState, commits: _Commits | None, event_time: str) -> event_v2.RunEvent:

@@ -140,7 +140,7 @@ class _Exporter(OTLPMetricExporter):
         elif "due to timeout" in record.msg:
             self._why = self._why or "no answer in time"
         self._why = self._why or record.getMessage()
-        self.outage.failed(self._why)
+        self.outage.record_failure(self._why)
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **more: Any
@@ -148,9 +148,9 @@ class _Exporter(OTLPMetricExporter):
         self._why, _exporting.by = "", self
         result = super().export(metrics_data, timeout_millis, **more)
         if result is MetricExportResult.SUCCESS:
-            self.outage.worked()
+            self.outage.record_success()
         else:
-            self.outage.failed(self._why or "no answer")
+            self.outage.record_failure(self._why or "no answer")
         return result
 
     def quit(self) -> None:

@@ -20,7 +20,7 @@ class WarnOnce:
         self._notice, self._activity, self._consequence = notice, activity, consequence
         self.is_failing, self._warnings = False, 0
 
-    def failed(self, error: object) -> None:
+    def record_failure(self, error: object) -> None:
         self.is_failing = True
         if self._warnings == 0:
             self._warnings = 1
@@ -31,7 +31,7 @@ class WarnOnce:
                 ),
             )
 
-    def worked(self) -> None:
+    def record_success(self) -> None:
         if self.is_failing and self._warnings == 1:
             self._warnings = 2
             self._notice("info", mask_secrets(f"{self._activity} works again"))

@@ -3,7 +3,7 @@
     PaneOperator(PaneLogic, WindowOperator)                operators/panes.py           tumbling and hopping windows
     SessionOperator(SessionLogic, WindowOperator)          operators/sessions.py        session windows
     IntervalJoinOperator(JoinLogic, NonWindowOperator)     operators/interval_join.py   stream-stream joins
-    KeyedOperator(KeyedState, ImmediateOperator)           operators/keyed.py           base of operators with a row per key
+    KeyedOperator(KeyedStateLogic, ImmediateOperator)           operators/keyed.py           base of operators with a row per key
     StatelessOperator(NoState, ImmediateOperator)          operators/stateless.py       SQL alone
 
 A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. What only one
@@ -19,8 +19,8 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.schema import Field
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.state.commit import Hold, SegmentMeta
 from slackwater.state.protocol import ShardState

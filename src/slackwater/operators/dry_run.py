@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from slackwater.joins.buffer import Buffers
     from slackwater.joins.logic import JoinLogic
-    from slackwater.windows.state_rows import KeyedState
+    from slackwater.windows.state_rows import KeyedStateLogic
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class DryRunShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
         return DryRunShard(self.state.with_metas(metas))
 
-    def reader(self, logic: KeyedState) -> StateReader:
+    def reader(self, logic: KeyedStateLogic) -> StateReader:
         return self.state.reader(logic)
 
     def stage(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         return self.metas
 

@@ -20,22 +20,22 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.arrays import distinct_values
-from slackwater.core.capacity import YEARS
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field, field_of
+from slackwater.core.value_limits import YEARS
 from slackwater.operators.base import ShardTask, StageCounts
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.reports import IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.windows.results import ExpiryBounds, SegmentStats
-from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueQuery, KeyedState
+from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueRowFilter, KeyedStateLogic
 
 EVENT_TIME = "_event_ts"
 KEY = "__key"  # hidden column: the number of a row's key within the epoch
 
 
 @dataclass(frozen=True)
-class KeyedOperator(KeyedState, ImmediateOperator):
+class KeyedOperator(KeyedStateLogic, ImmediateOperator):
     """`fields`: the output columns, including the keys. The event time follows them and is not part of `fields`."""
 
     pipeline: str
@@ -95,8 +95,8 @@ class KeyedOperator(KeyedState, ImmediateOperator):
     def stats(self, state: pl.DataFrame) -> SegmentStats:
         return SegmentStats(FAR, NEVER, NEVER, FAR)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
-        return DueQuery((), (), (), NEVER, NEVER)
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
+        return DueRowFilter((), (), (), NEVER, NEVER)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         return ExpiryBounds(NEVER, NEVER)

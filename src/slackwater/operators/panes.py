@@ -58,7 +58,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         done = panes.ingest_panes(self, rows, before, task.watermark)
         alone = None
         if self.window.late_data == "standalone":
-            alone = pane_emission.standalone_windows(self, rows, task.watermark)
+            alone = pane_emission.emit_standalone_windows(self, rows, task.watermark)
         task.staging("before")
         report = self.ingest_report(task, done, before, alone)
         task.staging("after")

@@ -61,7 +61,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         done = sessions.ingest_sessions(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:
-            alone = session_emission.standalone_sessions(self, done.late)
+            alone = session_emission.emit_standalone_sessions(self, done.late)
         task.staging("before")
         report = self.ingest_report(task, done, before, alone)
         letters = self._stage_letters(task, done.late, origins, bad)

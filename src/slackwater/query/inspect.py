@@ -32,7 +32,7 @@ from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalize_columns
 from slackwater.windows.logic import WindowLogic
-from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueQuery
+from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueRowFilter
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
@@ -286,14 +286,16 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
         step, row_count = step * 16, row_count * 16
 
 
-def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueQuery:
+def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueRowFilter:
     """Return the query for rows of sessions that close within a range of watermarks (µs).
 
     It includes sessions that were emitted early, and all fragments that may be cut by then.
     """
     span = (since, upto)
     pending = FAR if logic.updates else upto
-    return DueQuery(((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR)
+    return DueRowFilter(
+        ((-FAR, FAR if logic.updates else upto),), (span,), (span,), pending_upto=pending, start_before=FAR
+    )
 
 
 def plain_row(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:

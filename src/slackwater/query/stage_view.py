@@ -10,7 +10,7 @@ from slackwater.joins.buffer import Buffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateReader
-from slackwater.windows.state_rows import KeyedState
+from slackwater.windows.state_rows import KeyedStateLogic
 
 
 def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
@@ -46,7 +46,7 @@ def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
     if not snapshot.commit.stages[1:]:
         return snapshot
 
-    def rows_of(shard: int, logic: KeyedState, stage: int) -> StateReader:
+    def rows_of(shard: int, logic: KeyedStateLogic, stage: int) -> StateReader:
         return snapshot.reader(shard, logic, number)
 
     def buffers_of(shard: int, logic: JoinLogic, stage: int) -> Buffers:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from slackwater.config.window import Window
-from slackwater.core.capacity import value_limits_of
+from slackwater.core.value_limits import find_value_limits
 from slackwater.runner.backfill_plan import BackfillRange
 from slackwater.targets.base import TargetWriter
 
@@ -48,7 +48,7 @@ class RangeFilterTarget:
 
     def __post_init__(self) -> None:
         self.guarantee, self.upserts = self.target.guarantee, self.target.upserts
-        self.description, self.capacity = self.target.description, value_limits_of(self.target)
+        self.description, self.capacity = self.target.description, find_value_limits(self.target)
 
     def open(self) -> None:
         self.target.open()

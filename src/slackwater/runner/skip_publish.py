@@ -17,9 +17,9 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import value_limits_of
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
+from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError
 from slackwater.evolution.target_markers import without_parts
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
@@ -182,7 +182,7 @@ def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, l
             target.open()
             try:
                 target.publish(
-                    commit.epoch, storable_letters(frame, value_limits_of(target).time_range), commit=commit.commit_id
+                    commit.epoch, storable_letters(frame, find_value_limits(target).time_range), commit=commit.commit_id
                 )
             finally:
                 target.close()

@@ -13,7 +13,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.core.reserved import reserved_collisions
+from slackwater.core.reserved import find_reserved_collisions
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.kill_points import FaultInjector
@@ -97,7 +97,7 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
 
 def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) -> None:
     """Raise StartError if a source has a column with a reserved name."""
-    if taken := reserved_collisions(columns):
+    if taken := find_reserved_collisions(columns):
         raise StartError(
             f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
             "own; rename the column where it is written"

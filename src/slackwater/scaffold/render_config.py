@@ -12,7 +12,7 @@ from pathlib import Path
 from slackwater.core.humanize import plural
 from slackwater.core.time import duration_text
 from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.times import OutOfOrderness, TimeColumn
+from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
 from slackwater.scaffold.types import quote_name
 
 KINDS = ("session", "tumbling", "hopping", "join")

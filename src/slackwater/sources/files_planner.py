@@ -14,10 +14,10 @@ from slackwater.config.source import Source
 from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FileOffsets
 from slackwater.errors import EpochError, ExhaustedError, StartError
-from slackwater.sources import files, listing
+from slackwater.sources import directory_listing, files
 from slackwater.sources.base import SelfPlannedSource, SourceBatch
+from slackwater.sources.directory_listing import DirectoryListing
 from slackwater.sources.files import FileEntry, FilesSource
-from slackwater.sources.listing import DirectoryListing
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -158,7 +158,7 @@ class FilesPlanner:
         """Return the entry of a file. None if it no longer exists, or if Spark cannot read its name."""
         try:
             status = Path(path).stat()
-            return FileEntry(listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
+            return FileEntry(directory_listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
         except FileNotFoundError:
             return None
         except UnicodeEncodeError:

@@ -21,7 +21,7 @@ from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, spark_error_reason
 from slackwater.sources.timestamp_parsing import UTC
-from slackwater.spark import origin, row_wise
+from slackwater.spark import origin, row_wise_check
 from slackwater.spark.epoch_sql import end_sql, event_time_sql
 from slackwater.windows.aggregations import quote_column
 
@@ -114,7 +114,7 @@ def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
     """Return the first word of a text that is a statement instead of a query. The text is analysed, but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
-    return row_wise.find_statement(session, sql)
+    return row_wise_check.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
@@ -136,9 +136,11 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         except Exception as error:
             raise StartError(f"{where}: {_error_reason(error)}; there are: {', '.join(rows.columns)}") from None
         from_text = (
-            row_wise.forbidden_parts_of_text(out, sql, rows, bounds) if spark_connect.is_connect(session) else None
+            row_wise_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
+            if spark_connect.is_connect(session)
+            else None
         )
-        forbidden = row_wise.forbidden_parts(out, view, bounds) if from_text is None else from_text
+        forbidden = row_wise_check.find_forbidden_parts(out, view, bounds) if from_text is None else from_text
         forbidden |= set(lexical.clock_times(sql))
         if forbidden:
             raise StartError(
@@ -162,14 +164,14 @@ def _check_row_wise(
 ) -> None:
     """Raise StartError if an expression over `rows` depends on more than its row.
 
-    `view`, `bounds`: see `row_wise.forbidden_parts`.
+    `view`, `bounds`: see `row_wise_check.find_forbidden_parts`.
     """
     text = f"SELECT ({expression}) AS e FROM source"
     out = _run_query(session, rows, text)
     if spark_connect.is_connect(session):
-        forbidden = row_wise.forbidden_parts_of_text(out, text, rows)
+        forbidden = row_wise_check.find_forbidden_parts_in_text(out, text, rows)
     else:
-        forbidden = row_wise.forbidden_parts(out, view, bounds)
+        forbidden = row_wise_check.find_forbidden_parts(out, view, bounds)
     forbidden |= set(lexical.clock_times(text))
     if forbidden:
         raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}")

@@ -24,7 +24,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, ValueLimits
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from slackwater.config.connector_info import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.capacity import ValueLimits
 from slackwater.core.schema import Field
+from slackwater.core.value_limits import ValueLimits
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column

@@ -23,7 +23,7 @@ from slackwater.joins.buffer import Buffers, Changes, NoBuffers
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.runs import Run
-from slackwater.windows.state_rows import DueQuery, Int64s, KeyedState
+from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLogic
 
 ASIDE = ".before-"  # part of the name of a state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")
@@ -49,7 +49,7 @@ class StateReader(Protocol):
         """Return all rows of the units with these hashes (sorted, unique)."""
         ...
 
-    def due(self, when: DueQuery) -> pl.DataFrame:
+    def due(self, when: DueRowFilter) -> pl.DataFrame:
         """Return all rows of the units with at least one due row."""
         ...
 
@@ -84,7 +84,7 @@ class Snapshot:
 
     commit: Commit
     published: int
-    rows_of: Callable[[int, KeyedState, int], StateReader]
+    rows_of: Callable[[int, KeyedStateLogic, int], StateReader]
     read_list: Callable[[str], list[str]] = lambda name: []
     buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
     reached: frozenset[str] = frozenset()
@@ -99,7 +99,7 @@ class Snapshot:
         """Return the buffered rows of one shard of a join."""
         return self.buffers_of(shard, logic, stage)
 
-    def reader(self, shard: int, logic: KeyedState, stage: int = 0) -> StateReader:
+    def reader(self, shard: int, logic: KeyedStateLogic, stage: int = 0) -> StateReader:
         """Return a reader for one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
@@ -124,10 +124,10 @@ class ShardState(Protocol):
         """Return this shard with other segments."""
         ...
 
-    def reader(self, logic: KeyedState) -> StateReader: ...
+    def reader(self, logic: KeyedStateLogic) -> StateReader: ...
 
     def stage(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units and return the segments of the shard.
 
@@ -141,7 +141,7 @@ class ShardState(Protocol):
         ...
 
     def replace_rows(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard with `rows`, sorted by `__h`, after a reshard or a migration.
 

@@ -46,7 +46,7 @@ def columns_text(fields: Iterable[Field]) -> str:
 class TargetWriter(Protocol):
     """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must change nothing.
 
-    A target that cannot hold every value has a `capacity` (see `core.capacity`). Rows beyond it become bad rows
+    A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows beyond it become bad rows
     before the commit.
     """
 

@@ -6,8 +6,8 @@ import sys
 
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING
 from slackwater.core.humanize import plural
+from slackwater.core.value_limits import ANYTHING
 from slackwater.targets.files import json_columns
 
 

@@ -21,8 +21,8 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
-from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.schema import arrow_schema
+from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.sources.delta_log import delta_error_reason
 from slackwater.state.commit import TargetMarker

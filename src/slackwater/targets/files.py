@@ -17,10 +17,10 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits
 from slackwater.core.directory_names import OUTPUT_FOLDER
 from slackwater.core.json_text import TIME, apply_to_scalars, has_map, is_nested, json_text, object_text
 from slackwater.core.schema import arrow_schema
+from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits
 from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable

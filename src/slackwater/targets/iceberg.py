@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.humanize import plural
+from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.state.commit import TargetMarker
 from slackwater.targets import iceberg_tables as iceberg

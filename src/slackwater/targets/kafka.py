@@ -29,8 +29,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from slackwater.core.capacity import YEARS, ValueLimits
 from slackwater.core.dead_letter import LETTER
+from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import psycopg
 
-from slackwater.core.capacity import YEARS, ValueLimits
+from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client

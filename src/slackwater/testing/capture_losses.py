@@ -9,7 +9,7 @@ from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.transform import Stage, Transform
-from slackwater.core.capacity import ANYTHING, YEARS, ValueLimits, value_limits_of
+from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits, find_value_limits
 from slackwater.operators.base import Operator
 
 WATCHED = "~"  # prefix of the names of targets that only a test has
@@ -24,7 +24,7 @@ def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[
         ValueLimits(False, YEARS, covers_state=True) if store is not None and store.kind == "postgres" else ANYTHING
     )
     real = {n: t for n, t in create_target_writers(pipeline, operators).items() if not n.startswith(WATCHED)}
-    return {name: store_limits & value_limits_of(target) for name, target in real.items()}
+    return {name: store_limits & find_value_limits(target) for name, target in real.items()}
 
 
 _T = TypeVar("_T", Transform, Stage)

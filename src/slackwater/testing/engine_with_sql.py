@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.hashing import shard_of
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators import ingest_and_emit, storability

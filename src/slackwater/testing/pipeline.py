@@ -15,10 +15,10 @@ import polars as pl
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
-from slackwater.core.capacity import ANYTHING
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.time import duration_ms
+from slackwater.core.value_limits import ANYTHING
 from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Callbacks, Driver

@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.capacity import ANYTHING, ValueLimits
 from slackwater.core.schema import Field
+from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.errors import EpochError, StartError
 from slackwater.operators import storability
 from slackwater.operators.base import Operator

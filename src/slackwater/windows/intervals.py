@@ -28,7 +28,7 @@ from slackwater.windows.state_rows import (
     ROW,
     TOMBSTONE,
     WHOLE,
-    DueQuery,
+    DueRowFilter,
     Int64s,
 )
 
@@ -116,12 +116,12 @@ class SessionLogic(WindowLogic):
             dead=FAR if fragments.any() else int(forgotten.max(initial=NO_WATERMARK)) + self.retain_us,
         )
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
         """Select sessions that close or expire, and fragments that may be cut."""
         closing, going = (since, watermark), (self.horizon(since), self.horizon(watermark))
         whole = ((since, FAR), going) if early else (closing, going)
         upto = FAR if self.updates else watermark
-        return DueQuery((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
+        return DueRowFilter((*whole, (FAR - 1, upto)), whole, (going,), pending_upto=upto, start_before=FAR)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         """Return the expiry bounds of sessions, and of floors that can no longer make a row late."""

@@ -20,7 +20,7 @@ from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, AggregationInput
 from slackwater.windows.results import EmitResult
-from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedState
+from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLogic
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
 
@@ -31,7 +31,7 @@ def allowed_us(window: Window) -> int:
 
 
 @dataclass(frozen=True)
-class WindowLogic(KeyedState):
+class WindowLogic(KeyedStateLogic):
     """A compiled window: pure functions, without a clock or I/O. All times are in µs.
 
     `gone_us`: windows that close at or before this time left the state under an earlier config and do not come back

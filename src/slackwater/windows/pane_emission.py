@@ -79,7 +79,7 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
     return EmitResult(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
-def standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def emit_standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Emit late rows (as passed to `ingest_panes`) as separate windows, if their window has left the state.
 
     The reason column marks these windows.

@@ -34,7 +34,7 @@ from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.logic import WindowLogic
 from slackwater.windows.pane_revisions import NOT_EMITTED, clear_holds, note_late_start
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
-from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueQuery, Int64s
+from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
 
 
 @dataclass(frozen=True)
@@ -77,21 +77,21 @@ class PaneLogic(WindowLogic):
             return SegmentStats(first_due=NEVER, last_due=FAR, close=close, dead=FAR)
         return SegmentStats(first_due=first, last_due=close, close=close, dead=last)
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
         """Select panes of windows that close in (since, watermark], and changed panes that have not been emitted."""
         pending_upto = FAR if self.revises else NEVER
         move, retain_us, waiting = (since, watermark), self.retain_us, (FAR - 1, watermark)
         if self.updates:
-            return DueQuery((waiting,), (), (), pending_upto, start_before=FAR)
+            return DueRowFilter((waiting,), (), (), pending_upto, start_before=FAR)
         if self.hop_us == self.duration_us:
-            return DueQuery(
+            return DueRowFilter(
                 (move, waiting), ((since + retain_us, watermark + retain_us),), (), pending_upto, start_before=FAR
             )
         now = last_closed(self, watermark)
         closing = (
             ((since + retain_us, FAR),) if now > last_closed(self, since) else ()
         )  # else no window ends in that range
-        return DueQuery((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
+        return DueRowFilter((move, waiting), closing, (), pending_upto, start_before=now + self.duration_us)
 
     def expiry_bounds(self, watermark: int) -> ExpiryBounds:
         """Return the expiry bounds of panes whose last window has left the state."""

@@ -78,7 +78,7 @@ def emit_sessions(
     )
 
 
-def standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
+def emit_standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
     """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason (KIP-94)."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)

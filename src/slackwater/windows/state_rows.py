@@ -66,7 +66,7 @@ NEVER = -FAR  # earlier than every time
 Span = tuple[int, int]  # after < time <= upto, in µs
 
 
-class DueQuery(NamedTuple):
+class DueRowFilter(NamedTuple):
     """Selects the state rows that are due in an epoch; times in µs.
 
     A store evaluates it on `__kind`, `__due` and `__start`.
@@ -92,7 +92,7 @@ class DueQuery(NamedTuple):
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 
 
-class KeyedState(ABC):
+class KeyedStateLogic(ABC):
     """What stores need to know about a keyed operator: its state rows, and when they are due or expire.
 
     Packages that read state rows need no special code for operators that derive from this class.
@@ -125,7 +125,7 @@ class KeyedState(ABC):
         """Compute statistics of a non-empty set of state rows."""
 
     @abstractmethod
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueQuery:
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
         """Select the rows whose units are due as the watermark advances from `since` to `watermark`.
 
         With `early`, changed rows that have not been emitted are due as well.

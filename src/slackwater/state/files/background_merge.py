@@ -22,7 +22,7 @@ from slackwater.state.files.merging import FAN, SegmentMerge
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedState
+from slackwater.windows.state_rows import KeyedStateLogic
 
 StageShard = tuple[int, int]  # stage number, shard
 
@@ -34,7 +34,7 @@ def merge_segments(logic: StageLogic, shard: FilesShard, watermark: int) -> list
 
 
 @merge_segments.register
-def _(logic: KeyedState, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
+def _(logic: KeyedStateLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
     return shard.merges(logic, watermark, FAN)
 
 

@@ -63,9 +63,7 @@ class CommitLog:
             raise (
                 ExhaustedError.from_error(error)
                 or permission_error(f"manifest {shown}", error)
-                or StateError(
-                    f"manifest {shown} is damaged or permission_error; restore it from a copy of the directory"
-                )
+                or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
             raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")

@@ -29,9 +29,9 @@ from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import (
     HIDDEN,
     TOMBSTONE,
-    DueQuery,
+    DueRowFilter,
     Int64s,
-    KeyedState,
+    KeyedStateLogic,
     empty_frame,
     with_revision_columns,
 )
@@ -114,7 +114,7 @@ class SegmentReader:
                 hashes = hashes[~hit]
         return self._concat_visible(frames)
 
-    def due(self, when: DueQuery) -> pl.DataFrame:
+    def due(self, when: DueRowFilter) -> pl.DataFrame:
         """Return all rows of the units with at least one visible due row."""
         frames: list[pl.DataFrame] = []
         for age, segment in enumerate(self.segments):
@@ -197,11 +197,11 @@ class FilesShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: KeyedState) -> SegmentReader:
+    def reader(self, logic: KeyedStateLogic) -> SegmentReader:
         return SegmentReader(self.storage, self.metas, logic.state_schema)
 
     def stage(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         """Return the segments, with `rows` added as the newest one and without expired ones.
 
@@ -217,7 +217,7 @@ class FilesShard:
             segments = merge.apply(segments, watermark)
         return segments
 
-    def merges(self, logic: KeyedState, watermark: int, fan: int) -> list[SegmentMerge]:
+    def merges(self, logic: KeyedStateLogic, watermark: int, fan: int) -> list[SegmentMerge]:
         """Merge the newest segments, once `fan` segments of a size class have piled up."""
         count = merge_plan(self.metas, fan)
         if not count:
@@ -235,7 +235,7 @@ class FilesShard:
         return JoinWriter(self.storage, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
     def replace_rows(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard by `rows`, and return its new segments. `before` is not needed here."""
         return (self._write(logic, rows),) if rows.height else ()
@@ -245,14 +245,16 @@ class FilesShard:
         _, digest = self.storage.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
-    def _write(self, logic: KeyedState, rows: pl.DataFrame) -> SegmentMeta:
+    def _write(self, logic: KeyedStateLogic, rows: pl.DataFrame) -> SegmentMeta:
         """Write a new segment. Its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, rows)
         stats = logic.stats(rows)
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
-    def _merge(self, logic: KeyedState, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int) -> pl.DataFrame:
+    def _merge(
+        self, logic: KeyedStateLogic, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int
+    ) -> pl.DataFrame:
         """Merge segments into one frame.
 
         Expired rows are only dropped from the oldest segments. Elsewhere, dropping them would make older versions

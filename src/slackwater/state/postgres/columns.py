@@ -10,7 +10,7 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import TableNames
 from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedState
+from slackwater.windows.state_rows import KeyedStateLogic
 
 
 @singledispatch
@@ -20,7 +20,7 @@ def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
 
 
 @column_types.register
-def _(logic: KeyedState, tables: TableNames) -> dict[str, str]:
+def _(logic: KeyedStateLogic, tables: TableNames) -> dict[str, str]:
     return tables.types(logic)
 
 
@@ -41,7 +41,7 @@ def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
 
 
 @check_columns.register
-def _(logic: KeyedState, tables: TableNames, where: str) -> None:
+def _(logic: KeyedStateLogic, tables: TableNames, where: str) -> None:
     client.check_names(list(tables.columns(logic).values()), where)
 
 

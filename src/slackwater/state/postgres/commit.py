@@ -25,7 +25,7 @@ from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import TableNames
 from slackwater.state.protocol import NoState, Publish, StageLogic
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedState
+from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLogic
 
 # the segments of a stage's shards, and how many rows its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
@@ -95,7 +95,7 @@ class Transaction:
             )
             self._write_offsets(stored)
             if staged := [
-                t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedState)
+                t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedStateLogic)
             ]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return stored
@@ -174,7 +174,7 @@ class RowChange:
         raise_unregistered(logic, "slackwater.state.postgres.commit.RowChange")
 
     @_run.register
-    def _(self, logic: KeyedState, state: StageState) -> Changed:
+    def _(self, logic: KeyedStateLogic, state: StageState) -> Changed:
         t, fresh = self.tables, [m for m in version_merge.staged_segments(state.segments) if m.file not in self.named]
         version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
         if not self.alters and not version_merge.should_merge(state.segments):
@@ -209,7 +209,7 @@ class RowChange:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _forget(self, logic: KeyedState, watermark: int) -> int:
+    def _forget(self, logic: KeyedStateLogic, watermark: int) -> int:
         """Delete units whose rows have all expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0

@@ -19,7 +19,7 @@ from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.tables import TableNames
 from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedState
+from slackwater.windows.state_rows import KeyedStateLogic
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
@@ -80,7 +80,7 @@ class SchemaSetup:
         raise_unregistered(logic, "slackwater.state.postgres.schema_setup.SchemaSetup")
 
     @_run.register
-    def _(self, logic: KeyedState) -> list[str]:
+    def _(self, logic: KeyedStateLogic) -> list[str]:
         t, altering = self.tables, list[str]()
         if self.continues:
             self._must_exist()
@@ -156,7 +156,7 @@ class SchemaSetup:
         """Return the tables under the names that they have now."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
-    def _empty_staged(self, logic: KeyedState) -> None:
+    def _empty_staged(self, logic: KeyedStateLogic) -> None:
         """Empty the table of staged rows. `open` has already merged the rows that the latest commit references.
 
         A table with the expected columns is kept, because others may be reading from it.

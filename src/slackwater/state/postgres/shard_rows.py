@@ -32,9 +32,9 @@ from slackwater.windows.state_rows import (
     HIDDEN,
     TOMBSTONE,
     WHOLE,
-    DueQuery,
+    DueRowFilter,
     Int64s,
-    KeyedState,
+    KeyedStateLogic,
 )
 
 _ORDINAL = "__ordinal"  # hidden: the position of a row in its unit
@@ -60,11 +60,11 @@ class PostgresShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: KeyedState) -> PostgresReader:
+    def reader(self, logic: KeyedStateLogic) -> PostgresReader:
         return PostgresReader(self, logic)
 
     def stage(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         if rows.is_empty():
             return self.metas
@@ -91,7 +91,7 @@ class PostgresShard:
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
     def replace_rows(
-        self, logic: KeyedState, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Return the new segments after a reshard or a migration.
 
@@ -164,7 +164,7 @@ class PostgresReader:
     """The `StateReader` of one shard."""
 
     state: PostgresShard
-    logic: KeyedState
+    logic: KeyedStateLogic
 
     @cached_property
     def _staged_versions(self) -> StagedVersions:
@@ -177,7 +177,7 @@ class PostgresReader:
         below = self._fetch([f"unit = ANY({_array(rest)})"], shard_only=False) if len(rest) else None
         return _concat_sorted(newest, below)
 
-    def due(self, when: DueQuery) -> pl.DataFrame:
+    def due(self, when: DueRowFilter) -> pl.DataFrame:
         if not any(when.may_select(m.first_due, m.last_due) for m in self.state.metas):
             return self.logic.empty_state()
         conditions = [

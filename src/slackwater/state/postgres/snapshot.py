@@ -24,7 +24,7 @@ from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.tables import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, epoch_not_kept
 from slackwater.state.record_fields import RecordError
-from slackwater.windows.state_rows import KeyedState
+from slackwater.windows.state_rows import KeyedStateLogic
 
 
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
@@ -103,7 +103,7 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
                 table, metas = current.for_stage(stage), stages[stage].segments[shard]
                 return PostgresShard(url, table, shard, commit.shards, commit.epoch, metas, exported[0])
 
-            def reader(shard: int, logic: KeyedState, stage: int) -> PostgresReader:
+            def reader(shard: int, logic: KeyedStateLogic, stage: int) -> PostgresReader:
                 return shard_state(shard, stage).reader(logic)
 
             def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:

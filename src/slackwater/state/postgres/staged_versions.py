@@ -21,7 +21,7 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import rebuild_empty_lists
 from slackwater.state.files.segments import Segment, SegmentReader
 from slackwater.state.postgres import local_cache
-from slackwater.windows.state_rows import DueQuery, Int64s
+from slackwater.windows.state_rows import DueRowFilter, Int64s
 
 Fetch = Callable[
     [Sequence[SegmentMeta], Int64s | None], Mapping[str, pl.DataFrame]
@@ -67,7 +67,7 @@ class StagedVersions:
         reader = self._reader_for(hashes) if len(hashes) < FEW else self._all()
         return reader.units(hashes), hashes[~_covered(reader, hashes)]
 
-    def due(self, when: DueQuery) -> pl.DataFrame:
+    def due(self, when: DueRowFilter) -> pl.DataFrame:
         return self._all().due(when)
 
     def scan(self) -> pl.DataFrame:

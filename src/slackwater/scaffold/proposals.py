@@ -10,7 +10,7 @@ from typing import Any
 
 from slackwater.core.text_times import text_time_us
 from slackwater.scaffold.sample import Sample
-from slackwater.scaffold.times import NAMED, TimeColumn, time_unit_of
+from slackwater.scaffold.time_columns import NAMED, TimeColumn, find_time_unit
 from slackwater.scaffold.types import quote_name
 
 _KEYS = re.compile(
@@ -74,7 +74,7 @@ def _is_time(value: Any) -> bool:
     if isinstance(value, str):
         return text_time_us(value) is not None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return time_unit_of([value]) is not None
+        return find_time_unit([value]) is not None
     return isinstance(value, dt.date)
 
 
@@ -105,7 +105,7 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
         )
     if not all(isinstance(v, int | float) and not isinstance(v, bool) for v in present):
         return None
-    unit = time_unit_of(present)
+    unit = find_time_unit(present)
     if unit is None:
         return None
     us = tuple(int(v * _PER_UNIT[unit]) for v in present)
@@ -137,7 +137,7 @@ def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
             continue
         present = [row[name] for row in sample.rows if row.get(name) is not None]
         share, distinct = len(present) / len(sample.rows), len(set(map(str, present)))
-        if share < 0.9 or not distinct or time_unit_of([v for v in present if isinstance(v, int)]) is not None:
+        if share < 0.9 or not distinct or find_time_unit([v for v in present if isinstance(v, int)]) is not None:
             continue
         per_value = len(present) / distinct
         length = max(len(str(v)) for v in present)
@@ -154,7 +154,7 @@ def measure_column(sample: Sample, *taken: str) -> str | None:
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue
         values = [row[name] for row in sample.rows if row.get(name) is not None]
-        if values and time_unit_of(values) is None:
+        if values and find_time_unit(values) is None:
             return name
     return None
 

@@ -40,7 +40,7 @@ class ValueLimits:
 ANYTHING = ValueLimits()
 
 
-def value_limits_of(holder: object) -> ValueLimits:
+def find_value_limits(holder: object) -> ValueLimits:
     """Return the limits that a target or store declares as `capacity`.
 
     Without such a declaration, any value is allowed.

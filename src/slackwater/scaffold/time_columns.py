@@ -18,7 +18,7 @@ ENOUGH = 0.999  # share of the rows that the proposed lateness keeps; the others
 _STEPS_S = (1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 
 
-def time_unit_of(values: Sequence[int | float]) -> str | None:
+def find_time_unit(values: Sequence[int | float]) -> str | None:
     """Return the unit in which nearly all of these numbers are times; None if there is none."""
     for unit, factor in (("s", 1), ("ms", 1000), ("us", 10**6), ("ns", 10**9)):
         fit = sum(_FROM_S * factor <= v < _TO_S * factor for v in values)

@@ -104,7 +104,9 @@ def _first_word(sql: str) -> str:
         return ""
 
 
-def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW) -> set[str]:
+def find_forbidden_parts(
+    frame: DataFrame, view: DataFrame | None = None, bounds: GroupableColumns = ROW_BY_ROW
+) -> set[str]:
     """Return the parts of a DataFrame's plan that are not row-wise, by the names that users know.
 
     `bounds`: columns of `view` by which rows may be grouped. The plan reads `view`.
@@ -124,7 +126,7 @@ def forbidden_parts(frame: DataFrame, view: DataFrame | None = None, bounds: Gro
     return reader.forbidden
 
 
-def forbidden_parts_of_text(
+def find_forbidden_parts_in_text(
     frame: DataFrame, sql: str, rows: DataFrame, bounds: GroupableColumns = ROW_BY_ROW
 ) -> set[str]:
     """Return the parts of a SQL text over `rows` that are not row-wise, for Spark Connect.

@@ -12,7 +12,7 @@ READABLE = ("postgres", "delta", "iceberg")  # targets from which windows can be
 EXPECTED = 'expected a Postgres table, or a Delta or Iceberg table with mode = "merge"'
 
 
-def late_refusal(pipeline: Pipeline) -> str | None:
+def find_replay_obstacle(pipeline: Pipeline) -> str | None:
     """Return why `dlq replay` cannot apply this pipeline's late rows, and what would allow it; None if it can."""
     if len(pipeline.stage_pipelines) > 1:
         return "the pipeline has several stages, and results that a stage has read cannot be corrected; expected a pipeline of one stage"
@@ -35,7 +35,7 @@ def late_refusal(pipeline: Pipeline) -> str | None:
 def late_notes(pipeline: Pipeline) -> Iterator[str]:
     """Yield notes about `late_data = "dlq"` that are useful before the first late row."""
     if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
-        why = late_refusal(pipeline)
+        why = find_replay_obstacle(pipeline)
         if why is not None:
             yield f'late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: {why}'
 

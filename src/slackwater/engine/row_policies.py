@@ -25,7 +25,7 @@ log = logging.getLogger("slackwater")
 EVENT_TIME = "_event_ts"
 
 
-def enforce_rules(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
+def enforce_row_policies(pipeline: Pipeline, before: StageState, epoch: int, outcome: IngestOutcome) -> None:
     """Check whether an epoch may be committed. Raises BadRowError, StartError or EpochError if not.
 
     `before` is the stage's state in the previous commit.
