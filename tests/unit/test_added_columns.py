@@ -58,7 +58,7 @@ def pipeline(tmp_path: Path) -> Pipeline:
     return toml.load(tmp_path / "p.toml")
 
 
-def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
+def commit_with_columns(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None = None) -> Commit:
     """Build a commit whose targets were last written with these columns."""
     destinations_by_target = {}
     for name, narrowed in pipeline.per_target.items():
@@ -71,8 +71,10 @@ def wrote(pipeline: Pipeline, columns: tuple[str, ...] | None, place: str | None
 
 def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipeline: Pipeline) -> None:
     assert added_columns.targets_accepting_columns(pipeline) == {"one"}
-    assert added_columns.added_target_columns(pipeline, wrote(pipeline, ("k",)), NOW) == {"one": {"c": "bigint"}}
-    (change,) = added_columns.target_changes(pipeline, wrote(pipeline, ("k",)), NOW)
+    assert added_columns.added_target_columns(pipeline, commit_with_columns(pipeline, ("k",)), NOW) == {
+        "one": {"c": "bigint"}
+    }
+    (change,) = added_columns.target_changes(pipeline, commit_with_columns(pipeline, ("k",)), NOW)
     assert change.line.startswith(
         'target "one" columns: state has none, the result has new: "c" (bigint): a table that lacks it'
     )
@@ -83,9 +85,9 @@ def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipelin
     [
         lambda p: None,
         lambda p: commit_of(3),
-        lambda p: wrote(p, None),
-        lambda p: wrote(p, ("k", "c")),
-        lambda p: wrote(p, ("k",), "elsewhere"),
+        lambda p: commit_with_columns(p, None),
+        lambda p: commit_with_columns(p, ("k", "c")),
+        lambda p: commit_with_columns(p, ("k",), "elsewhere"),
     ],
     ids=["no state", "nothing written", "unknown", "written before", "another place"],
 )

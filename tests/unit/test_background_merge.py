@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Iterator[FilesStore]:
     store.close()
 
 
-def piled(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()) -> tuple[SegmentMeta, ...]:
+def commit_versions(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()) -> tuple[SegmentMeta, ...]:
     """Commit a new version of the same three sessions in each epoch."""
     for epoch in epochs:
         shard = store.shard(0, 1, epoch, before)
@@ -69,24 +69,24 @@ def piled(store: FilesStore, epochs: range, before: tuple[SegmentMeta, ...] = ()
     return before
 
 
-def merged(store: FilesStore) -> None:
+def wait_for_merges(store: FilesStore) -> None:
     assert wait([future for _, future in store._merger._running.values()], timeout=60).not_done == set()
 
 
 def test_many_segments_are_merged_in_the_background_before_the_next_epoch(store: FilesStore) -> None:
-    segments = piled(store, range(8))
+    segments = commit_versions(store, range(8))
     assert len(segments) == 8
-    merged(store)
+    wait_for_merges(store)
     store.collect_garbage()  # segments that no commit names yet are kept
     shard = store.shard(0, 1, 8, segments)
     assert len(shard.metas) == 1
     assert shard.reader(LOGIC).scan().sort("user").equals(rows("a", "b", "c"))
-    after = piled(store, range(8, 9), segments)
+    after = commit_versions(store, range(8, 9), segments)
     assert [m.file for m in after[:1]] == [m.file for m in shard.metas]
     assert len(after) == 2
     assert not store._merger.epochs
-    piled(store, range(9, 17), after)  # the commits that name the eight segments expire
-    merged(store)
+    commit_versions(store, range(9, 17), after)  # the commits that name the eight segments expire
+    wait_for_merges(store)
     store.collect_garbage()
     names = {path.name for path in (Path(store.root) / "segments").iterdir()}
     assert not {Path(m.file).name for m in segments} & names
@@ -97,25 +97,25 @@ def test_an_epoch_merges_the_segments_that_were_not_merged_in_the_background(
     store: FilesStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store._merger, "schedule_merges", lambda commit: None)
-    segments = piled(store, range(15))
+    segments = commit_versions(store, range(15))
     assert len(segments) == 15
-    assert len(piled(store, range(15, 16), segments)) == 1
+    assert len(commit_versions(store, range(15, 16), segments)) == 1
 
 
 def test_an_error_of_the_background_merge_ends_the_next_epoch(store: FilesStore) -> None:
-    segments = piled(store, range(7))
+    segments = commit_versions(store, range(7))
     (Path(store.root) / segments[0].file).write_bytes(b"damaged")
     shard = store.shard(0, 1, 7, segments)
     staged = shard.stage(LOGIC, rows("a"), LOGIC.empty_state(), ALIVE)
     committed = store.commit(commit(7, segments=(staged,))).stages[0].segments[0]
-    merged(store)
+    wait_for_merges(store)
     store.commit(commit(8, segments=(committed,)))  # the commit succeeds although the merge failed
     with pytest.raises(StateError, match=r"segments/.*arrow"):
         store.shard(0, 1, 9, committed)
 
 
 def test_a_store_that_is_closed_writes_no_more(store: FilesStore) -> None:
-    piled(store, range(8))
+    commit_versions(store, range(8))
     store.close()
     before = sorted((Path(store.root) / "segments").iterdir())
     assert store._merger._thread is None and not store._merger.epochs

@@ -53,7 +53,7 @@ def run(system: str, seconds: float, cpu: float, output: Any = None) -> dict[str
     }
 
 
-def compared(**changed: dict[str, Any]) -> dict[str, Any]:
+def compare_runs(**changed: dict[str, Any]) -> dict[str, Any]:
     runs = {
         HDFS: run(HDFS, 8.0, 9.0),
         ROCKSDB: run(ROCKSDB, 6.0, 8.0),
@@ -63,7 +63,7 @@ def compared(**changed: dict[str, Any]) -> dict[str, Any]:
     return figures.compared(CASE, {name: figures.summarised([measured], WARM_UP) for name, measured in runs.items()})
 
 
-def whole(case: dict[str, Any]) -> dict[str, Any]:
+def report_of_case(case: dict[str, Any]) -> dict[str, Any]:
     """A report of one case."""
     parts = dict.fromkeys(key for key, _ in PARTS.values())
     machine = figures.machine() | {"load_after": 1.5}
@@ -71,7 +71,7 @@ def whole(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines(case: dict[str, Any]) -> list[str]:
-    return list(report.lines(whole(case)))
+    return list(report.lines(report_of_case(case)))
 
 
 def row_of(report_lines: list[str], heading: str, name: str) -> str:
@@ -81,7 +81,7 @@ def row_of(report_lines: list[str], heading: str, name: str) -> str:
 
 
 def test_epochs_are_compared_with_the_faster_native_store_and_the_floor() -> None:
-    case = compared()
+    case = compare_runs()
     assert case["ratio"] == pytest.approx(4.0)
     assert case["times_floor"]["median_s"] == pytest.approx(1.25)
     assert case["times_floor"]["cpu_s"] == pytest.approx(2.0)
@@ -89,7 +89,7 @@ def test_epochs_are_compared_with_the_faster_native_store_and_the_floor() -> Non
 
 
 def test_the_report_has_both_ratios_with_their_goals() -> None:
-    report_lines = lines(compared())
+    report_lines = lines(compare_runs())
     assert row_of(report_lines, "faster native store", CASE.name).split()[1:6] == [
         "8.00",
         "6.00",
@@ -102,14 +102,14 @@ def test_the_report_has_both_ratios_with_their_goals() -> None:
 
 
 def test_an_epoch_far_over_the_floor_misses_its_goal() -> None:
-    case = compared(**{FLOOR: run(FLOOR, 0.5, 1.0)})
+    case = compare_runs(**{FLOOR: run(FLOOR, 0.5, 1.0)})
     assert not case["floor_met"]
     assert row_of(lines(case), "Times the floor", CASE.name).endswith("MISSED")
 
 
 def test_the_floor_emits_nothing_and_its_counts_are_not_compared() -> None:
-    assert compared()["same_output"]
-    differing = compared(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
+    assert compare_runs()["same_output"]
+    differing = compare_runs(**{ROCKSDB: run(ROCKSDB, 6.0, 8.0, {"rows": 8, "counted": 70})})
     assert not differing["same_output"]
     (warning,) = [line for line in lines(differing) if "OUTPUTS DIFFER" in line]
     assert warning.startswith(CASE.name)
@@ -149,18 +149,18 @@ def test_epochs_of_the_native_operators_are_as_spark_reports_them() -> None:
 
 
 def test_a_case_without_a_goal_is_neither_met_nor_missed() -> None:
-    case = compared() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
+    case = compare_runs() | {"goal": None, "met": None, "floor_goal": None, "floor_met": None}
     assert row_of(lines(case), "faster native store", CASE.name).split()[-1] == "-"
     assert row_of(lines(case), "Times the floor", CASE.name).split()[-3:] == ["-", "1.00", "2.00"]
 
 
 def test_a_small_epoch_has_a_goal_in_seconds() -> None:
-    (epoch_line,) = [line for line in lines(compared() | {"seconds_goal": 0.4}) if "An epoch of" in line]
+    (epoch_line,) = [line for line in lines(compare_runs() | {"seconds_goal": 0.4}) if "An epoch of" in line]
     assert epoch_line.strip() == "An epoch of 200,000 rows: 1.50 s, goal 0.4  MISSED; 2.00 s of CPU"
 
 
 def test_failed_cases_are_reported() -> None:
-    report_lines = list(report.lines(whole(compared()) | {"failed": ["tiny-2k"]}))
+    report_lines = list(report.lines(report_of_case(compare_runs()) | {"failed": ["tiny-2k"]}))
     assert report_lines[-2:] == [
         "\nFAILED, not measured: tiny-2k",
         "\nAll of it took 4 minutes; load 1.5 at the end",
@@ -168,9 +168,9 @@ def test_failed_cases_are_reported() -> None:
 
 
 def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
-    of_release = figures.without_runs(whole(compared()))
+    of_release = figures.without_runs(report_of_case(compare_runs()))
     assert "runs" not in json.dumps(of_release)
-    assert compare.measured(of_release) == compare.measured(whole(compared()))
+    assert compare.measured(of_release) == compare.measured(report_of_case(compare_runs()))
     assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)
 
 
@@ -187,7 +187,7 @@ def test_a_kept_report_needs_the_name_of_a_release(
 
 def reports(tmp_path: Path, **machine: Any) -> list[str]:
     """Write two reports. The second one is twice as fast, on a machine that differs in `machine`."""
-    old, new = whole(compared()), whole(compared(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
+    old, new = report_of_case(compare_runs()), report_of_case(compare_runs(**{SLACKWATER: run(SLACKWATER, 0.75, 1.0)}))
     new["machine"] |= machine
     for name, content in (("old", old), ("new", new)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -215,13 +215,13 @@ def test_different_machines_are_compared_only_with_unlike(tmp_path: Path, capsys
 
 
 def test_a_smoke_test_is_not_compared_with_a_measurement() -> None:
-    small = whole(compared()) | {"options": {"quick": True}}
-    assert compare.unlike(whole(compared()), small) == ["size: full and small"]
+    small = report_of_case(compare_runs()) | {"options": {"quick": True}}
+    assert compare.unlike(report_of_case(compare_runs()), small) == ["size: full and small"]
     assert compare.unlike(small, small) == []
 
 
 def test_a_case_of_only_one_report_is_listed_alone(tmp_path: Path) -> None:
-    old, new = whole(compared()), whole(compared())
+    old, new = report_of_case(compare_runs()), report_of_case(compare_runs())
     old["cases"] = []
     (line,) = [text for text in compare.lines(old, new) if text.startswith(CASE.name) and f" {FLOOR} " in text]
     assert line.split()[2:5] == ["-", "1.20", "-"]
@@ -236,14 +236,14 @@ def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> No
     assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
 
 
-def look(epoch: int, **changed: float) -> flat.Look:
+def look_at_epoch(epoch: int, **changed: float) -> flat.Look:
     return flat.Look(
         **(dict.fromkeys(flat.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
     )
 
 
 def test_growth_over_the_epochs_is_measured() -> None:
-    looks = [look(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
+    looks = [look_at_epoch(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
     growth = flat.growth(looks)
     assert growth["open_files"] == (9, 36, 4)  # during the first four epochs, compilers run
     assert growth["seconds"] == (2, 2, 1)
@@ -252,7 +252,7 @@ def test_growth_over_the_epochs_is_measured() -> None:
 
 
 def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
-    looks = [look(100 * n, open_files=n)._asdict() for n in range(1, 5)]
+    looks = [look_at_epoch(100 * n, open_files=n)._asdict() for n in range(1, 5)]
     plot = ElementTree.fromstring(drawn([sample["epoch"] for sample in looks], looks))
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
@@ -338,16 +338,16 @@ def test_slower_differing_failing_and_faster_peers_are_reported() -> None:
 
 
 def test_memory_beyond_the_native_stores_misses_its_goal() -> None:
-    assert any(f"{CASE.name}: peak 1.00 times" in line and line.endswith("met") for line in lines(compared()))
+    assert any(f"{CASE.name}: peak 1.00 times" in line and line.endswith("met") for line in lines(compare_runs()))
     large = run(SLACKWATER, 1.5, 2.0) | {"memory": dict.fromkeys(ROLES, 450 * 1024**2)}
     assert any(
         f"{CASE.name}: peak 1.50 times" in line and line.endswith("MISSED")
-        for line in lines(compared(**{SLACKWATER: large}))
+        for line in lines(compare_runs(**{SLACKWATER: large}))
     )
 
 
 def test_first_rows_and_latencies_have_goals() -> None:
-    measured = whole(compared()) | {
+    measured = report_of_case(compare_runs()) | {
         "first_row_s": {SLACKWATER: 13.0, ROCKSDB: 9.0},
         "latency": {"rows_per_s": 5000, "p50_s": 0.7, "p99_s": 1.6, "windows": 60},
     }

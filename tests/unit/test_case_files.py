@@ -51,7 +51,7 @@ path = "state"
 """
 
 
-def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
+def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
     (home / "clicks.toml").write_text(PIPELINE)
     (home / "tests").mkdir(exist_ok=True)
     file = home / "tests" / name
@@ -96,7 +96,7 @@ def written(home: Path, content: str, name: str = "clicks.toml") -> Path:
     ],
 )
 def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: str) -> None:
-    file = written(tmp_path, content)
+    file = write_case(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
     (line,) = raised.value.problems
@@ -104,7 +104,7 @@ def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: 
 
 
 def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> None:
-    file = written(tmp_path, "[[steps]]\nrows = []")
+    file = write_case(tmp_path, "[[steps]]\nrows = []")
     (tmp_path / "clicks.toml").write_text(PIPELINE.replace("group_by", "gruop_by"))
     with pytest.raises(
         ConfigError, match=r'clicks\.toml: transform\.window\.gruop_by: unknown key; did you mean "group_by"'
@@ -129,12 +129,12 @@ def test_the_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path)
 
 
 def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
-    file = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
+    file = write_case(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     assert case_file.tested_config(file, None) == tmp_path / "clicks.toml"
     (tmp_path / "clicks-late.toml").write_text(PIPELINE)
     assert case_file.tested_config(file, None) == tmp_path / "clicks-late.toml"
     assert case_file.tested_config(file, "../clicks.toml") == file.parent / "../clicks.toml"
-    other = written(tmp_path, "[[steps]]\nrows = []", "other.toml")
+    other = write_case(tmp_path, "[[steps]]\nrows = []", "other.toml")
     with pytest.raises(
         ConfigError, match=r"pipeline: missing, and the folder above has clicks-late\.toml, clicks\.toml; write"
     ):
@@ -142,10 +142,10 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
 
 
 def test_case_files_are_found_by_path(tmp_path: Path) -> None:
-    one = written(tmp_path, "[[steps]]\nrows = []")
-    late = written(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
+    one = write_case(tmp_path, "[[steps]]\nrows = []")
+    late = write_case(tmp_path, "[[steps]]\nrows = []", "clicks-late.toml")
     (tmp_path / "other.toml").write_text(PIPELINE)
-    other = written(tmp_path, 'pipeline = "../other.toml"\n[[steps]]\nrows = []', "z.toml")
+    other = write_case(tmp_path, 'pipeline = "../other.toml"\n[[steps]]\nrows = []', "z.toml")
     assert case_file.find_cases(tmp_path) == [late, one, other]
     assert case_file.find_cases(tmp_path / "tests") == [late, one, other]
     assert case_file.find_cases(tmp_path / "clicks.toml") == [late, one]
@@ -353,7 +353,7 @@ def test_stages_without_a_target_are_watched() -> None:
 
 
 def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
-    file = written(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
+    file = write_case(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
     with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
@@ -373,7 +373,7 @@ def test_the_example_of_the_docstring_runs() -> None:
     assert doctest.testmod(pipeline).attempted > 3
 
 
-def described(**more: Any) -> sw.Pipeline:
+def build_pipeline(**more: Any) -> sw.Pipeline:
     window = sw.Window(
         kind="session",
         gap_ms=more.pop("gap_ms", "30m"),
@@ -405,13 +405,13 @@ def described(**more: Any) -> sw.Pipeline:
 )
 def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
-        LocalPipeline(described(**more))
+        LocalPipeline(build_pipeline(**more))
     assert f"clicks: this SQL would not be run: {sql}; give session=" in str(raised.value)
 
 
 def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
     time_text = "2024-03-01T{}:00Z".format
-    with LocalPipeline(described()) as test:
+    with LocalPipeline(build_pipeline()) as test:
         test.pipe(
             [{"user_id": "u1", "ts": time_text("09:00")}, {"user_id": "u1", "ts": dt.datetime(2024, 3, 1, 9, 20)}]
         )
@@ -436,10 +436,10 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
     ],
 )
 def test_invalid_given_rows_are_reported(rows: Any, said: str) -> None:
-    with LocalPipeline(described()) as test, pytest.raises(sw.SlackwaterError, match=said):
+    with LocalPipeline(build_pipeline()) as test, pytest.raises(sw.SlackwaterError, match=said):
         test.pipe(rows)
 
 
 def test_a_schema_must_be_declared() -> None:
     with pytest.raises(StartError, match='source "in" declares no schema; give schema='):
-        LocalPipeline(described(source_schema=None))
+        LocalPipeline(build_pipeline(source_schema=None))

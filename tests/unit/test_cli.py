@@ -25,7 +25,7 @@ def write(text: str, name: str = "p.toml") -> str:
     return name
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def make_run_fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(*args: Any, **kwargs: Any) -> None:
         raise error
 
@@ -132,13 +132,13 @@ def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
 def test_slackwater_errors_are_one_line_and_exit_with_1(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    failing(monkeypatch, error)
+    make_run_fail(monkeypatch, error)
     assert slackwater("run", write(GOOD)) == Said(1, "", f"error: {error}\n")
 
 
 def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
-    failing(monkeypatch, KeyError("first line\n  at org.apache.spark.Thing\n"))
+    make_run_fail(monkeypatch, KeyError("first line\n  at org.apache.spark.Thing\n"))
     said = slackwater("run", write(GOOD))
     assert (said.code, said.out) == (70, "")
     assert said.err.startswith("internal error: KeyError: ")
@@ -148,7 +148,7 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
 
 def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
-    failing(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
+    make_run_fail(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
     assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')
 
 
@@ -156,7 +156,7 @@ def test_a_bug_shows_its_stack_trace_with_slackwater_debug(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
-    failing(monkeypatch, KeyError("gone"))
+    make_run_fail(monkeypatch, KeyError("gone"))
     with pytest.raises(KeyError, match="gone"):
         slackwater("run", write(GOOD))
 
@@ -164,7 +164,7 @@ def test_a_bug_shows_its_stack_trace_with_slackwater_debug(
 def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.metrics import Metrics, serve_metrics
 
-    failing(monkeypatch, AssertionError("must not be reached"))
+    make_run_fail(monkeypatch, AssertionError("must not be reached"))
     server = serve_metrics(Metrics(), 0)
     said = slackwater("run", write(GOOD), "--metrics-port", str(server.port))
     server.stop()

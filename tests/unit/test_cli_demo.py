@@ -38,7 +38,7 @@ def clicks(home: Path, source: str) -> list[list[dict[str, Any]]]:
     return [[json.loads(text) for text in path.read_text().splitlines()] for path in files]
 
 
-def second(click: dict[str, Any]) -> float:
+def second_of_day(click: dict[str, Any]) -> float:
     return (dt.datetime.fromisoformat(click["ts"]).replace(tzinfo=None) - MORNING).total_seconds()
 
 
@@ -51,24 +51,24 @@ def test_the_stream_is_the_same_every_time(day: Path, tmp_path: Path) -> None:
 def test_every_click_is_there_once_and_within_the_day(day: Path) -> None:
     all_clicks = [c for source in ("web", "app") for part in clicks(day, source) for c in part]
     assert len(all_clicks) == 20_000
-    assert 0 <= min(map(second, all_clicks)) < max(map(second, all_clicks)) < HOURS * 3600
+    assert 0 <= min(map(second_of_day, all_clicks)) < max(map(second_of_day, all_clicks)) < HOURS * 3600
 
 
 def test_the_app_source_goes_silent_after_a_third_of_the_day(day: Path) -> None:
     app, web = clicks(day, "app"), clicks(day, "web")
     assert (len(app), len(web)) == (math.ceil(FILES / 3), FILES)
-    assert max(second(c) for part in app for c in part) < HOURS * 3600 / 3
-    assert max(map(second, web[-1])) > (HOURS - 1) * 3600
+    assert max(second_of_day(c) for part in app for c in part) < HOURS * 3600 / 3
+    assert max(map(second_of_day, web[-1])) > (HOURS - 1) * 3600
 
 
 def test_the_stream_is_out_of_order_and_a_few_clicks_are_hours_late(day: Path) -> None:
     newest, overtaken, hours_late = 0.0, 0, 0
     for click in (c for part in clicks(day, "web") for c in part):
-        behind = newest - second(click)
+        behind = newest - second_of_day(click)
         overtaken += 0 < behind <= 20
         hours_late += behind > 3600
         assert behind <= 20 or behind > 3600
-        newest = max(newest, second(click))
+        newest = max(newest, second_of_day(click))
     assert overtaken > 1000
     assert hours_late == 8 * (FILES - 2)
 
@@ -78,7 +78,7 @@ def test_no_user_makes_most_of_the_clicks_and_noon_is_busier_than_night(day: Pat
     users = Counter(c["user_id"] for c in web_clicks)
     assert len(users) > 800
     assert users.most_common(1)[0][1] < 0.02 * len(web_clicks)
-    hours = Counter(int(second(c) // 3600) for c in web_clicks)
+    hours = Counter(int(second_of_day(c) // 3600) for c in web_clicks)
     assert hours[6] > 1.5 * hours[0]
 
 

@@ -104,20 +104,20 @@ def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why
         dead_letter_frames.letter_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
-def everything(letters: object) -> object:
+def all_letters(letters: object) -> object:
     return letters
 
 
 def test_a_config_without_dead_letters(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no letters are kept"):
-        replay_dead_letters(pipeline(tmp_path, letters=""), everything)  # type: ignore[arg-type]
+        replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
 
 
 def test_a_replay_next_to_a_runner_is_refused(tmp_path: Path) -> None:
     spec, store = pipeline(tmp_path), FilesStore(str(tmp_path / "state"), "orders")
     store.open()
     with pytest.raises(LockHeldError, match=r"already running: process \d+ .*; stop the runner, replay, then"):
-        replay_dead_letters(spec, everything)  # type: ignore[arg-type]
+        replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     store.close()
 
 
@@ -137,7 +137,7 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
     spec = pipeline(tmp_path, LETTERS + 'format = "json"\n')
     put_letters(tmp_path, LATE_LETTER, BAD_LETTER)
     with pytest.raises(StartError) as refused:
-        replay_dead_letters(spec, everything)  # type: ignore[arg-type]
+        replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     assert str(refused.value) == (
         "orders: 1 letter of late rows cannot be replayed: they correct windows in the target, but the target "
         f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
@@ -193,7 +193,7 @@ def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None
     with pytest.raises(
         StartError, match=r"orders: there is no state yet, so nothing was ever late; run the pipeline first"
     ):
-        replay_dead_letters(pipeline(tmp_path), everything)  # type: ignore[arg-type]
+        replay_dead_letters(pipeline(tmp_path), all_letters)  # type: ignore[arg-type]
     store = FilesStore(str(tmp_path / "state"), "orders")
     store.open()  # the lock is free again
     store.close()

@@ -68,7 +68,7 @@ def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen
     )
 
 
-def shown(status: Status) -> str:
+def render_text(status: Status) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
     console.print(render_status(status))
     return console.export_text()
@@ -139,7 +139,7 @@ def test_a_run_without_input_says_so() -> None:
 
 
 def test_the_live_view_shows_every_number() -> None:
-    text = shown(replace(STATUS, files_done=1, files_total=4))
+    text = render_text(replace(STATUS, files_done=1, files_total=4))
     assert [" ".join(t.replace("━", "").replace("╸", "").replace("╺", "").split()) for t in text.splitlines()] == [
         "clicks",
         "epoch 7 rows/s 200",
@@ -155,11 +155,11 @@ def test_the_live_view_shows_every_number() -> None:
 
 
 def test_the_live_view_has_a_bar_only_if_the_end_is_known() -> None:
-    assert "━" not in shown(STATUS)
+    assert "━" not in render_text(STATUS)
 
 
 @pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogProgress, list[str]]]:
+def logged_progress(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LogProgress, list[str]]]:
     view = LogProgress(every=60)
     lines: list[str] = []
     monkeypatch.setattr(logging.getLogger("slackwater").handlers[0], "emit", lambda r: lines.append(r.getMessage()))
@@ -172,9 +172,9 @@ def epochs(lines: list[str]) -> list[str]:
 
 
 def test_log_lines_are_throttled_except_the_first_the_last_and_notable_ones(
-    logged: tuple[LogProgress, list[str]],
+    logged_progress: tuple[LogProgress, list[str]],
 ) -> None:
-    view, lines = logged
+    view, lines = logged_progress
     for epoch, status in enumerate(
         [QUIET, QUIET, replace(QUIET, emitted=3), QUIET, replace(QUIET, late=1), QUIET, QUIET]
     ):

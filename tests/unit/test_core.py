@@ -87,7 +87,7 @@ def frame_of(**rows: int) -> pl.DataFrame:
     )
 
 
-def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
+def write_segment(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
     size, checksum = arrow.write_arrow(home / "segments" / name, frame)
     return SegmentMeta(
         file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99,
@@ -98,7 +98,7 @@ def written(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
 def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     parts = [frame_of(h1=10, h2=20, h3=30), frame_of(h2=21, h4=41), frame_of(h3=-1)]
-    metas = [written(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
+    metas = [write_segment(tmp_path, f"{n}.arrow", f) for n, f in enumerate(parts)]
     reader = segments.SegmentReader(LocalStorage(str(tmp_path)), metas, dict(parts[0].schema))
     assert sorted(reader.scan()["__due"]) == [10, 21, 41]
     assert sorted(reader.units(np.array([2, 3, 4, 9]))["__due"]) == [21, 41]
@@ -110,7 +110,7 @@ def test_the_newest_version_of_a_row_wins_and_deleted_rows_disappear(tmp_path: P
 
 def test_a_damaged_segment_is_named(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
-    meta = written(tmp_path, "0.arrow", frame_of(h1=1))
+    meta = write_segment(tmp_path, "0.arrow", frame_of(h1=1))
     (tmp_path / meta.file).write_bytes(b"ARROW1 and then nothing")
     with pytest.raises(StateError, match=f"state file .*{Path(meta.file).name} cannot be read"):
         segments.SegmentReader(LocalStorage(str(tmp_path)), [meta], {}).scan()

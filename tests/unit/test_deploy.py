@@ -45,7 +45,7 @@ QUERIES = [
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, set[str]]:
+def labels_by_name() -> dict[str, set[str]]:
     """Collect every metric and its labels from the statuses of windows, sessions and a join."""
     window = Window(
         kind="tumbling",
@@ -67,14 +67,14 @@ def real() -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_every_query_uses_existing_metrics_and_labels(query: str, real: dict[str, set[str]]) -> None:
+def test_every_query_uses_existing_metrics_and_labels(query: str, labels_by_name: dict[str, set[str]]) -> None:
     tree = parsed(query)
     used = list(selectors(tree))
     assert used
     labels = set()
     for selector in used:
-        assert selector.name in real, f"{selector.name} is not a metric of ours"
-        metric_labels = real[selector.name]
+        assert selector.name in labels_by_name, f"{selector.name} is not a metric of ours"
+        metric_labels = labels_by_name[selector.name]
         labels |= metric_labels
         for matcher in selector.matchers.matchers:
             assert matcher.name in metric_labels, f"{selector.name} has no label {matcher.name}"
@@ -82,9 +82,9 @@ def test_every_query_uses_existing_metrics_and_labels(query: str, real: dict[str
 
 
 @pytest.mark.parametrize("broken", ["slackwater_streaming_rows", 'slackwater_streaming_epoch{source="a"}', "sum("])
-def test_a_wrong_query_is_found(broken: str, real: dict[str, set[str]]) -> None:
+def test_a_wrong_query_is_found(broken: str, labels_by_name: dict[str, set[str]]) -> None:
     with pytest.raises((AssertionError, ValueError)):
-        test_every_query_uses_existing_metrics_and_labels(broken, real)
+        test_every_query_uses_existing_metrics_and_labels(broken, labels_by_name)
 
 
 def test_labels_that_are_grouped_and_joined_by_are_seen() -> None:
@@ -92,14 +92,16 @@ def test_labels_that_are_grouped_and_joined_by_are_seen() -> None:
     assert set(grouping(tree)) == {"pipeline", "le", "source", "side"}
 
 
-def test_every_metric_is_on_the_dashboard(real: dict[str, set[str]]) -> None:
+def test_every_metric_is_on_the_dashboard(labels_by_name: dict[str, set[str]]) -> None:
     shown = {s.name for p in PANELS for t in p["targets"] for s in selectors(parsed(t["expr"]))}
-    assert set(real) - shown == {"up"}
+    assert set(labels_by_name) - shown == {"up"}
 
 
-def test_every_metric_is_in_the_docs(real: dict[str, set[str]]) -> None:
+def test_every_metric_is_in_the_docs(labels_by_name: dict[str, set[str]]) -> None:
     page = (ROOT / "docs/metrics.md").read_text()
-    names = {n.removeprefix(PREFIX) for n in real if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"}
+    names = {
+        n.removeprefix(PREFIX) for n in labels_by_name if not n.endswith(("_bucket", "_count", "_sum")) and n != "up"
+    }
     assert {n for n in names if not re.search(rf"`{n}[`{{]", page)} == set()
 
 
@@ -220,7 +222,7 @@ class Simulated:
         )
 
 
-def fired(minutes: int, change: Change) -> set[str]:
+def fired_alerts(minutes: int, change: Change) -> set[str]:
     """The alerts that are on at any time after the first hour."""
     run, on = Simulated(), set[str]()
     pending: dict[str, float] = {}
@@ -243,56 +245,56 @@ def fired(minutes: int, change: Change) -> set[str]:
     return on
 
 
-def slowly(minute: int, minute_state: dict[str, Any]) -> None:
+def healthy_but_slow(minute: int, minute_state: dict[str, Any]) -> None:
     """Simulate a healthy pipeline with late rows, bad rows, slow publishing and one restart."""
     minute_state.update(late=5, rows_bad=5, behind=180.0 + 60 * (minute % 3), start=minute in (0, 60))
     minute_state["up"] = minute != 60
 
 
-def at_once(**more: Any) -> Change:
+def change_at_minute_40(**more: Any) -> Change:
     return lambda minute, minute_state: minute_state.update(more if minute == 40 else {})
 
 
-def always(**more: Any) -> Change:
+def change_from_minute_10(**more: Any) -> Change:
     return lambda minute, minute_state: minute_state.update(more if minute > 10 else {})
 
 
 AWAY = PendingPublish(20, int((1_700_000_000 + 21 * MINUTE) * 1e6), {"base": 7, "files": 7}, ("base",), "base")
 
 
-def not_published(minute: int, minute_state: dict[str, Any]) -> None:
+def publishing_fails(minute: int, minute_state: dict[str, Any]) -> None:
     """The target is unavailable from minute 20 on. Each run fails, and a supervisor starts the next one every other minute."""
     if minute >= 20:
         minute_state.update(waiting=AWAY, start=minute % 2 == 0, up=minute % 2 == 0)
 
 
-def growing(minute: int, minute_state: dict[str, Any]) -> None:
+def growing_state(minute: int, minute_state: dict[str, Any]) -> None:
     minute_state["state_bytes"] = int((2 << 30) + minute * (12 << 20))
 
 
 CASES: dict[str, tuple[int, Change, set[str]]] = {
     "SlackwaterDown": (60, lambda m, g: g.update(up=m < 30), set()),
     "SlackwaterRestarts": (60, lambda m, g: g.update(start=m % 5 == 0), set()),
-    "SlackwaterNotPublished": (60, not_published, {"SlackwaterRestarts", "SlackwaterNoRows"}),
+    "SlackwaterNotPublished": (60, publishing_fails, {"SlackwaterRestarts", "SlackwaterNoRows"}),
     "SlackwaterLag": (60, lambda m, g: g.update(behind=180 + 60.0 * max(m - 10, 0)), set()),
     "SlackwaterNoRows": (80, lambda m, g: g.update(rows=0 if m > 20 else 1000), set()),
-    "SlackwaterSlowEpochs": (60, always(seconds=45.0), set()),
-    "SlackwaterLateRows": (60, always(late=20), set()),
-    "SlackwaterBadRows": (60, always(rows_bad=20), set()),
-    "SlackwaterLostRows": (60, at_once(rows_lost=1), set()),
-    "SlackwaterRefusedRows": (60, at_once(rows_refused=1), set()),
-    "SlackwaterJoinEvicted": (60, at_once(evicted=1), set()),
-    "SlackwaterStateLarge": (60, always(state_bytes=17 << 30), {"SlackwaterStateGrows"}),
-    "SlackwaterStateGrows": (120, growing, set()),
-    "SlackwaterOverflows": (60, at_once(overflows=1), set()),
-    "SlackwaterFilesChanged": (60, at_once(files_changed=1), set()),
+    "SlackwaterSlowEpochs": (60, change_from_minute_10(seconds=45.0), set()),
+    "SlackwaterLateRows": (60, change_from_minute_10(late=20), set()),
+    "SlackwaterBadRows": (60, change_from_minute_10(rows_bad=20), set()),
+    "SlackwaterLostRows": (60, change_at_minute_40(rows_lost=1), set()),
+    "SlackwaterRefusedRows": (60, change_at_minute_40(rows_refused=1), set()),
+    "SlackwaterJoinEvicted": (60, change_at_minute_40(evicted=1), set()),
+    "SlackwaterStateLarge": (60, change_from_minute_10(state_bytes=17 << 30), {"SlackwaterStateGrows"}),
+    "SlackwaterStateGrows": (120, growing_state, set()),
+    "SlackwaterOverflows": (60, change_at_minute_40(overflows=1), set()),
+    "SlackwaterFilesChanged": (60, change_at_minute_40(files_changed=1), set()),
 }
 
 
 @pytest.mark.parametrize("alert", CASES)
 def test_an_alert_fires_when_it_should(alert: str) -> None:
     minutes, change, others = CASES[alert]
-    assert fired(minutes, change) - others == {alert}
+    assert fired_alerts(minutes, change) - others == {alert}
 
 
 def test_every_alert_is_tried() -> None:
@@ -300,12 +302,12 @@ def test_every_alert_is_tried() -> None:
 
 
 def test_nothing_fires_while_all_is_well() -> None:
-    assert fired(120, slowly) == set()
+    assert fired_alerts(120, healthy_but_slow) == set()
 
 
 def test_a_pipeline_that_catches_up_is_not_alerted() -> None:
     """A day behind after a weekend, and four times as fast as the clock."""
-    assert fired(60, lambda m, g: g.update(behind=86_400.0 - 180.0 * m)) == set()
+    assert fired_alerts(60, lambda m, g: g.update(behind=86_400.0 - 180.0 * m)) == set()
 
 
 def test_no_alert_fires_after_a_short_publishing_failure() -> None:
@@ -313,7 +315,7 @@ def test_no_alert_fires_after_a_short_publishing_failure() -> None:
         if 20 <= minute < 22:
             minute_state["waiting"] = AWAY
 
-    assert fired(60, change) == set()
+    assert fired_alerts(60, change) == set()
 
 
 def test_the_arithmetic_is_that_of_prometheus() -> None:

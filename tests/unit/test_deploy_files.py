@@ -28,14 +28,14 @@ COMPOSE = Draft202012Validator(json.loads((SCHEMAS / "compose.json").read_text()
 SECRETS = {"KAFKA": "kafka:9092", "WAREHOUSE_URL": "postgresql://u:p@h/d"}
 
 
-def wrong(document: dict[str, Any]) -> list[str]:
+def schema_violations(document: dict[str, Any]) -> list[str]:
     """Return the violations of the Kubernetes schema in a document."""
     kind = f"{document['apiVersion']} {document['kind']}"
     schema = {"$defs": KUBERNETES["$defs"], **KUBERNETES["kinds"][kind]}
     return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema).iter_errors(document)]
 
 
-def parsed(arguments: list[str]) -> dict[str, Any]:
+def parse_options(arguments: list[str]) -> dict[str, Any]:
     """Parse the options of a `slackwater` command without running it."""
     command: Any = get_command(app)
     one = command.commands[arguments[0]]
@@ -47,7 +47,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("document", deployed.documents(), ids=lambda d: d["kind"])
 def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
-    assert wrong(document) == []
+    assert schema_violations(document) == []
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: An
     for step in path[:-1]:
         parent = parent[step]
     parent[path[-1]] = value
-    assert wrong(document)
+    assert schema_violations(document)
 
 
 def test_one_runner_that_ends_before_the_next_one_starts() -> None:
@@ -80,7 +80,7 @@ def test_one_runner_that_ends_before_the_next_one_starts() -> None:
 def test_the_pod_uses_existing_options_and_existing_probes() -> None:
     pod = deployed.deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
-    options = parsed(container["args"])
+    options = parse_options(container["args"])
     assert (str(options["file"]), options["metrics_host"]) == (PIPELINE, "0.0.0.0")
     (port,) = container["ports"]
     assert port["containerPort"] == options["metrics_port"] == int(PORT)
@@ -128,7 +128,7 @@ def test_names_in_the_manifests_agree() -> None:
 
 def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
-    names = set(re.findall(r"\$\{(\w+)\}", "\n".join(tomllib_lines(file))))
+    names = set(re.findall(r"\$\{(\w+)\}", "\n".join(lines_without_comments(file))))
     (secret,) = [d for d in deployed.documents() if d["kind"] == "Secret"]
     assert names == set(secret["stringData"]) == set(SECRETS)
     assert names <= set(deployed.services()["pipeline"]["environment"])
@@ -138,7 +138,7 @@ def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest
     assert tomllib.loads(file.read_text())["spark"]["spark.driver.memory"] == "2g"
 
 
-def tomllib_lines(file: Path) -> list[str]:
+def lines_without_comments(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines() if not line.startswith("#")]
 
 
@@ -148,10 +148,10 @@ def tomllib_lines(file: Path) -> list[str]:
 def test_the_image_uses_existing_commands() -> None:
     words = deployed.command()
     assert words[:3] == ["tini", "--", "slackwater"]
-    options = parsed(words[3:])
+    options = parse_options(words[3:])
     assert (str(options["file"]), options["metrics_port"], options["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
     (prepares,) = [rest for name, rest in deployed.last_stage() if name == "RUN" and "slackwater prepare" in rest]
-    assert parsed(re.findall(r"slackwater (prepare)", prepares)) is not None
+    assert parse_options(re.findall(r"slackwater (prepare)", prepares)) is not None
     (exposed,) = [rest for name, rest in deployed.last_stage() if name == "EXPOSE"]
     assert exposed == PORT
     (check,) = [rest for name, rest in deployed.last_stage() if name == "HEALTHCHECK"]
@@ -239,10 +239,10 @@ def test_mounted_files_exist_and_named_volumes_are_declared() -> None:
 
 def test_compose_uses_existing_commands() -> None:
     services = deployed.services()
-    options = parsed(services["pipeline"]["command"])
+    options = parse_options(services["pipeline"]["command"])
     assert (str(options["file"]), options["metrics_port"]) == (PIPELINE, int(PORT))
     assert READY in services["pipeline"]["healthcheck"]["test"][-1]
-    page = parsed(services["page"]["command"])
+    page = parse_options(services["page"]["command"])
     assert page["host"] == "0.0.0.0" and f":{page['port']}:" in services["page"]["ports"][0]
     assert "SLACKWATER_UI_TOKEN" in services["page"]["environment"]
     for service in (services["pipeline"], services["page"]):
@@ -255,7 +255,7 @@ def test_prometheus_scrapes_the_pipeline_at_an_allowed_host() -> None:
     (job,) = config["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
     host, port = target.split(":")
-    options = parsed(services["pipeline"]["command"])
+    options = parse_options(services["pipeline"]["command"])
     assert (port, int(port)) == (PORT, options["metrics_port"])
     assert host in services and host in options["allow_host"]
     rules = (DEPLOY / "prometheus/slackwater-alerts.yml").read_text()
@@ -287,5 +287,5 @@ def test_a_scheduler_uses_existing_commands(name: str) -> None:
         "dagster": (r'started\("run", FILE, "(--[\w-]+)"', r'started\("why", FILE, "(--[\w-]+)"'),
         "airflow": (r'run "\{FILE\}" (--[\w-]+)', r'"why", FILE, "(--[\w-]+)"'),
     }[name]
-    assert parsed(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
-    assert parsed(["why", PIPELINE, *re.findall(why, text)])["as_json"] is True
+    assert parse_options(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
+    assert parse_options(["why", PIPELINE, *re.findall(why, text)])["as_json"] is True

@@ -41,7 +41,7 @@ WINDOW = window()
 FIELDS = {"k": Field("k", "string"), "j": Field("j", "string")}
 
 
-class Refusing:
+class FailingTarget:
     """A target that is down for a while."""
 
     guarantee, upserts, description = "exactly once", True, "memory"
@@ -80,7 +80,7 @@ def batch(number: int, *times: int) -> Batch:
 
 
 def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path) -> None:
-    target = Refusing()
+    target = FailingTarget()
     run = driver(tmp_path, target)
     run.run_batch(batch(0, 1000), 0)
     target.down = True
@@ -99,7 +99,7 @@ def test_an_epoch_that_could_not_be_published_is_never_overtaken(tmp_path: Path)
 
 def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
     """A long epoch begins minutes before its commit. A restart shows the same time."""
-    run = driver(tmp_path, Refusing())
+    run = driver(tmp_path, FailingTarget())
     now = START_US
 
     def work(step: str, epoch: int) -> None:
@@ -118,7 +118,7 @@ def test_the_time_of_a_commit_is_its_commit_time(tmp_path: Path) -> None:
 
 
 def test_an_unpublished_epoch_is_reported_as_pending_until_it_is_published(tmp_path: Path) -> None:
-    target, pending = Refusing(), list[PendingPublish | None]()
+    target, pending = FailingTarget(), list[PendingPublish | None]()
     run = driver(tmp_path, target, pending=pending)
     run.run_batch(batch(0, 1000), 0)
     assert pending == []  # nothing is due yet
@@ -140,7 +140,7 @@ def test_an_unpublished_epoch_is_reported_as_pending_until_it_is_published(tmp_p
 
 
 def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path) -> None:
-    target = Refusing()
+    target = FailingTarget()
     run = driver(tmp_path, target)
     run.run_batch(batch(0, 1000), 0)
     target.down = True
@@ -160,21 +160,21 @@ def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path)
 
 def test_keys_in_another_order_are_another_window(tmp_path: Path) -> None:
     both = window(group_by=["k", "j"])
-    run = driver(tmp_path, Refusing(), both)
+    run = driver(tmp_path, FailingTarget(), both)
     run.run_batch(batch(0, 1000), 0)
     run.store.close()
     turned = window(group_by=["j", "k"])
     with pytest.raises(StateError, match="was written for another window"):
-        driver(tmp_path, Refusing(), turned)
+        driver(tmp_path, FailingTarget(), turned)
 
 
 def test_aggregations_in_another_order_are_the_same_window(tmp_path: Path) -> None:
     two = [Aggregation(agg="count", as_="n"), Aggregation(agg="max", column="j", as_="m")]
     one, other = (window(aggregations=a) for a in (two, two[::-1]))
-    run = driver(tmp_path, Refusing(), one)
+    run = driver(tmp_path, FailingTarget(), one)
     run.run_batch(batch(0, 1000), 0)
     run.store.close()
-    target = Refusing()
+    target = FailingTarget()
     run = driver(tmp_path, target, other)
     run.run_batch(batch(1, 2000), 0)
     run.run_batch(batch(2, 90_000), 0)

@@ -32,7 +32,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         logger.filters[:] = filters
 
 
-def caught(error: Exception, session: Any = None, committed: str = "") -> Exception:
+def raise_within_boundary(error: Exception, session: Any = None, committed: str = "") -> Exception:
     try:
         with error_boundary.error_boundary("clicks", lambda: session, lambda: committed):
             try:
@@ -56,7 +56,7 @@ def free_port() -> int:
 
 
 def test_a_slackwater_error_is_raised_without_its_cause() -> None:
-    raised = caught(BadRowError("clicks: 1 bad row"))
+    raised = raise_within_boundary(BadRowError("clicks: 1 bad row"))
     text = "".join(traceback.format_exception(raised))
     assert text.endswith("slackwater.errors.BadRowError: clicks: 1 bad row\n")
     assert "KeyError" not in text
@@ -65,7 +65,9 @@ def test_a_slackwater_error_is_raised_without_its_cause() -> None:
 
 def test_every_stack_trace_is_shown_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_DEBUG", "1")
-    assert "another library" in "".join(traceback.format_exception(caught(BadRowError("clicks: 1 bad row"))))
+    assert "another library" in "".join(
+        traceback.format_exception(raise_within_boundary(BadRowError("clicks: 1 bad row")))
+    )
 
 
 def service_error(module: str, text: str) -> Exception:
@@ -100,7 +102,7 @@ def service_error(module: str, text: str) -> Exception:
     ],
 )
 def test_errors_of_services_become_one_line(error: Exception, expected: str) -> None:
-    raised = caught(error)
+    raised = raise_within_boundary(error)
     assert type(raised) is EpochError
     assert str(raised).startswith(expected)
     assert "\n" not in str(raised)
@@ -127,12 +129,12 @@ Caused by: java.io.EOFException
 )
 def test_running_out_of_memory_is_reported_as_such(failure: str, expected: str) -> None:
     """Spark names the closed pipe as the cause. The killed process appears further up in the text."""
-    raised = caught(service_error("py4j.protocol", CRASHED.format(failure=failure)))
+    raised = raise_within_boundary(service_error("py4j.protocol", CRASHED.format(failure=failure)))
     assert str(raised).startswith(f"clicks: {expected}")
 
 
 def test_a_bug_keeps_its_type_and_its_trace() -> None:
-    raised = caught(ZeroDivisionError("ours"))
+    raised = raise_within_boundary(ZeroDivisionError("ours"))
     assert type(raised) is ZeroDivisionError
     assert "another library" in "".join(traceback.format_exception(raised))
 
@@ -149,7 +151,7 @@ def test_a_bug_keeps_its_type_and_its_trace() -> None:
 def test_the_end_of_sparks_process_is_reported_whatever_error_it_causes(code: str, how: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", code])
     process.wait()
-    raised = caught(
+    raised = raise_within_boundary(
         ConnectionRefusedError(111, "Connection refused"), spark_of(process, free_port()), "epoch 7 was last"
     )
     assert type(raised) is SparkEndedError
@@ -164,8 +166,11 @@ def test_a_running_spark_is_not_reported_as_ended() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         session = spark_of(None, server.getsockname()[1])
-        assert type(caught(EpochError("clicks: epoch 3 failed"), session)) is EpochError
-    assert type(caught(EpochError("clicks: epoch 3 failed"), spark_of(None, free_port()))) is SparkEndedError
+        assert type(raise_within_boundary(EpochError("clicks: epoch 3 failed"), session)) is EpochError
+    assert (
+        type(raise_within_boundary(EpochError("clicks: epoch 3 failed"), spark_of(None, free_port())))
+        is SparkEndedError
+    )
 
 
 def test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were() -> None:
@@ -215,7 +220,7 @@ print(len(log.handlers), log.level, log.propagate)
 """
 
 
-def hears(before: str) -> tuple[str, str]:
+def log_handlers_after(before: str) -> tuple[str, str]:
     done = subprocess.run(
         [sys.executable, "-c", HEARS.format(before=before)], capture_output=True, text=True, check=True
     )
@@ -223,16 +228,19 @@ def hears(before: str) -> tuple[str, str]:
 
 
 def test_without_logging_configured_the_lines_go_to_standard_error() -> None:
-    out, err = hears("")
+    out, err = log_handlers_after("")
     assert err.endswith("Z INFO said\n")
     assert len(err.splitlines()) == 1
     assert out == "0 0 True\n"
 
 
 def test_configured_logging_gets_each_line_once_and_decides() -> None:
-    assert hears("logging.basicConfig(level=logging.INFO, format='mine %(message)s')") == ("0 0 True\n", "mine said\n")
-    assert hears("logging.basicConfig(level=logging.WARNING)") == ("0 0 True\n", "")
-    assert hears("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
+    assert log_handlers_after("logging.basicConfig(level=logging.INFO, format='mine %(message)s')") == (
+        "0 0 True\n",
+        "mine said\n",
+    )
+    assert log_handlers_after("logging.basicConfig(level=logging.WARNING)") == ("0 0 True\n", "")
+    assert log_handlers_after("logging.getLogger('slackwater').setLevel(logging.ERROR)") == ("0 40 True\n", "")
 
 
 def test_a_run_without_a_commit_says_so() -> None:

@@ -37,15 +37,15 @@ VALID = Draft202012Validator(json_schema.build_schema())
 
 @pytest.fixture(autouse=True)
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes of rows under SQL is left open here: spark/test_slackwater_test.py has it worked out."""
+    """Without Spark, `init` leaves the rows after SQL open. tests/spark/test_slackwater_test.py lets it compute them."""
 
-    def refused(pipelines: object) -> None:
+    def refuse_spark(pipelines: object) -> None:
         raise StartError("no Spark in this test")
 
-    monkeypatch.setattr("slackwater.testing.case_runner.spark_session", refused)
+    monkeypatch.setattr("slackwater.testing.case_runner.spark_session", refuse_spark)
 
 
-def written(slackwater: Command, *arguments: str) -> dict[str, Any]:
+def write_config(slackwater: Command, *arguments: str) -> dict[str, Any]:
     """The config that was written, which `check` and the JSON Schema accept."""
     said = slackwater("init", "p.toml", *arguments)
     assert (said.code, said.err) == (0, "")
@@ -77,7 +77,7 @@ def clicks(count: int = 30, **more: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("source", ["files", "kafka"])
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping", "join"])
 def test_each_kind_passes_without_a_sample(slackwater: Command, source: str, kind: str) -> None:
-    data = written(slackwater, "--source", source, "--kind", kind)
+    data = write_config(slackwater, "--source", source, "--kind", kind)
     step = data["transform"]["join" if kind == "join" else "window"]
     assert step["kind"] == ("inner" if kind == "join" else kind)
     assert data["sources"][0]["connection"] == ("bus" if source == "kafka" else "files")
@@ -99,7 +99,7 @@ def test_flags_without_a_sample(slackwater: Command) -> None:
         "--name",
         "n",
     )
-    data = written(slackwater, *flags)
+    data = write_config(slackwater, *flags)
     assert (data["name"], data["sources"][0]["query"]) == ("n", "orders")
     assert data["connections"]["bus"]["bootstrap_servers"] == "b:9092"
     window = data["transform"]["window"]
@@ -187,26 +187,27 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
 def test_units_of_epochs(slackwater: Command, unit: str, factor: int) -> None:
     rows = [{"user": f"u{n % 3}", "at": int(START.timestamp() + n) * factor} for n in range(20)]
-    window = written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
+    window = write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
     assert (window["event_time_column"], window["event_time_unit"]) == ("at", unit)
 
 
 def test_seconds_with_a_fraction(slackwater: Command) -> None:
     rows = [{"user": f"u{n % 3}", "at": START.timestamp() + n + 0.25} for n in range(20)]
-    window = written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
+    window = write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]
     assert window["event_time_column"] == "CAST(at AS TIMESTAMP)" and "event_time_unit" not in window
 
 
 def test_a_time_in_an_object(slackwater: Command) -> None:
     rows = [{"user": f"u{n % 3}", "meta": {"ts": row["ts"]}} for n, row in enumerate(clicks())]
     assert (
-        written(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]["event_time_column"] == "meta.ts"
+        write_config(slackwater, "--sample", lines("a.json", rows))["transform"]["window"]["event_time_column"]
+        == "meta.ts"
     )
 
 
 def test_the_named_time_column_is_used(slackwater: Command) -> None:
     rows = [{**row, "created": row["ts"], "received": row["ts"]} for row in clicks()]
-    data = written(slackwater, "--sample", lines("a.json", rows), "--time", "received", "--key", "user_id")
+    data = write_config(slackwater, "--sample", lines("a.json", rows), "--time", "received", "--key", "user_id")
     assert data["transform"]["window"]["event_time_column"] == "received"
 
 
@@ -215,7 +216,7 @@ def test_bad_rows_of_the_sample_are_dropped_and_counted(slackwater: Command) -> 
     rows[7] = '{"user_id": "u1", "ts":'
     rows[9] = '{"user_id": "u1", "ts": "10:15"}'
     Path("a.jsonl").write_text("\n".join(rows))
-    data = written(slackwater, "--sample", "a.jsonl")
+    data = write_config(slackwater, "--sample", "a.jsonl")
     assert data["transform"]["on_error"] == "drop"
     assert "2 rows of the sample are bad" in Path("p.toml").read_text()
     assert "ts TIMESTAMP" in data["sources"][0]["schema"]
@@ -234,14 +235,14 @@ def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
 def test_a_join_of_two_samples(slackwater: Command) -> None:
     orders = lines("orders.jsonl", [{**r, "order_id": n} for n, r in enumerate(clicks())])
     payments = lines("payments.jsonl", [{"order_id": n, "paid": 1.0, "ts": r["ts"]} for n, r in enumerate(clicks())])
-    data = written(slackwater, "--kind", "join", "--sample", orders, "--sample", payments)
+    data = write_config(slackwater, "--kind", "join", "--sample", orders, "--sample", payments)
     join = data["transform"]["join"]
     assert (join["left_source"], join["right_source"], join["event_time_column"]) == ("orders", "payments", "ts")
     assert join["left_keys"] == join["right_keys"] == ["order_id"]
 
 
 def test_records_of_a_topic(slackwater: Command) -> None:
-    data = written(slackwater, "--source", "kafka", "--topic", "clicks", "--sample", lines("a.jsonl", clicks()))
+    data = write_config(slackwater, "--source", "kafka", "--topic", "clicks", "--sample", lines("a.jsonl", clicks()))
     assert data["sources"][0]["query"] == "clicks" and data["sources"][0]["payload_format"] == "json"
     rows = [{"user_id": "u1"}, {"user_id": "u1"}]
     slackwater("init", "q.toml", "--source", "kafka", "--sample", lines("b.jsonl", rows))
@@ -256,7 +257,7 @@ def test_init_reads_the_types_of_parquet(slackwater: Command) -> None:
         {"device": ["a", "b"] * 10, "n": pl.Series(range(20), dtype=pl.UInt32), "at": times, "tags": [["x"]] * 20}
     )
     frame.with_columns(pl.col("at").dt.replace_time_zone("UTC")).write_parquet("a.parquet")
-    data = written(slackwater, "--sample", "a.parquet")
+    data = write_config(slackwater, "--sample", "a.parquet")
     assert data["sources"][0]["schema"] == "device STRING, n BIGINT, at TIMESTAMP, tags ARRAY<STRING>"
 
 
@@ -268,7 +269,7 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
         if header:
             rows.writerow(["user id", "zip", "at"])
         rows.writerows([f"u{n % 3}", "01234", 1709283600 + n] for n in range(20))
-    data = written(slackwater, "--sample", "a.csv")
+    data = write_config(slackwater, "--sample", "a.csv")
     (source,) = data["sources"]
     assert source.get("options", {}) == ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     names = ("user id", "zip", "at") if header else ("c1", "c2", "c3")
@@ -279,7 +280,7 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
 # -- many drawn samples
 
 
-def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
+def draw_sample(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
     """Draw rows with a time column, keys and arbitrary JSON values. Return them with the seconds by which they are out of order."""
     names = [
         "page",
@@ -335,7 +336,7 @@ def drawn(rng: random.Random) -> tuple[list[dict[str, Any]], int]:
 @pytest.mark.parametrize("seed", range(60))
 def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: int) -> None:
     rng = random.Random(seed)
-    rows, jitter = drawn(rng)
+    rows, jitter = draw_sample(rng)
     text = "".join(json.dumps(row, ensure_ascii=rng.random() < 0.5) + "\n" for row in rows)
     if rng.random() < 0.3:
         sample = "in.json.gz"
@@ -348,7 +349,7 @@ def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: in
             os.utime(Path("in") / name, (modified_s, modified_s))
         sample = "in" if text[half:] else "in/b.jsonl"
     kind = rng.choice(["session", "tumbling", "hopping"])
-    data = written(slackwater, "--sample", sample, "--kind", kind)
+    data = write_config(slackwater, "--sample", sample, "--kind", kind)
     lateness = duration_ms(data["transform"]["window"]["lateness"])
     behind = measure_disorder(proposals.time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
@@ -368,7 +369,7 @@ def test_a_config_for_a_random_csv_passes_check(slackwater: Command, seed: int) 
         for n in range(rng.randrange(2, 40)):
             rest = [rng.choice(["", "1", "2.5", "007", "true", 'a "b", c', "1e5"]) for _ in names[2:]]
             table.writerow([f"u{n % 4}", (START + dt.timedelta(minutes=n)).isoformat(sep=" "), *rest])
-    data = written(slackwater, "--sample", "t.csv", "--kind", rng.choice(["session", "tumbling"]))
+    data = write_config(slackwater, "--sample", "t.csv", "--kind", rng.choice(["session", "tumbling"]))
     assert data["transform"]["window"]["event_time_column"] == "ts"
     assert data["transform"]["window"]["group_by"] == ["user"]
 
@@ -376,7 +377,7 @@ def test_a_config_for_a_random_csv_passes_check(slackwater: Command, seed: int) 
 # -- mistakes are one line
 
 
-def refused(slackwater: Command, *arguments: str) -> str:
+def init_error(slackwater: Command, *arguments: str) -> str:
     said = slackwater("init", "p.toml", *arguments)
     assert said.out == "" and said.code in (1, 2) and said.err.count("\n") == 1, said
     return said.err.removeprefix("error: ").rstrip("\n")
@@ -384,16 +385,16 @@ def refused(slackwater: Command, *arguments: str) -> str:
 
 def test_a_file_is_overwritten_only_with_force(slackwater: Command) -> None:
     Path("p.toml").write_text("mine")
-    assert refused(slackwater) == "p.toml: already exists; name another file, or overwrite it with --force"
+    assert init_error(slackwater) == "p.toml: already exists; name another file, or overwrite it with --force"
     assert Path("p.toml").read_text() == "mine"
     assert slackwater("init", "p.toml", "--force").code == 0
     assert toml.load("p.toml").name == "p"
 
 
 def test_a_failed_init_writes_nothing(slackwater: Command) -> None:
-    refused(slackwater, "--sample", "absent")
+    init_error(slackwater, "--sample", "absent")
     Path("p.toml").write_text("mine")
-    refused(slackwater, "--force", "--sample", "absent")
+    init_error(slackwater, "--force", "--sample", "absent")
     assert Path("p.toml").read_text() == "mine"
 
 
@@ -449,13 +450,13 @@ def test_each_mistake_is_one_line(
 ) -> None:
     if content is not None:
         Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert line in refused(slackwater, "--sample", name, *flags)
+    assert line in init_error(slackwater, "--sample", name, *flags)
     assert not Path("p.toml").exists()
 
 
 def test_two_sides_need_one_event_time(slackwater: Command) -> None:
     a, b = lines("a.json", clicks()), lines("b.json", [{"user_id": r["user_id"], "at": r["ts"]} for r in clicks()])
-    line = refused(slackwater, "--kind", "join", "--sample", a, "--sample", b)
+    line = init_error(slackwater, "--kind", "join", "--sample", a, "--sample", b)
     assert 'are "ts" and "at"; a join has one event_time_column for both' in line
 
 
@@ -544,7 +545,7 @@ def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> No
 
 def test_the_dead_letter_section_is_a_comment_if_unused(slackwater: Command) -> None:
     lines("a.jsonl", clicks(100))
-    data = written(slackwater, "--sample", "a.jsonl")
+    data = write_config(slackwater, "--sample", "a.jsonl")
     text = Path("p.toml").read_text()
     assert "dead_letter" not in data and "[dead_letter]" in text
     letters = text[text.index("# [dead_letter]") :].partition("\n\n")[0]
@@ -616,11 +617,11 @@ def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:
 def test_samples_of_real_data_are_recognised(
     slackwater: Command, shared_data: Path, name: str, kind: str, time: str, unit: str | None, key: str
 ) -> None:
-    data = written(slackwater, "--sample", str(shared_data / name), "--kind", kind)
+    data = write_config(slackwater, "--sample", str(shared_data / name), "--kind", kind)
     window = data["transform"]["window"]
     assert (window["event_time_column"], window.get("event_time_unit"), window["group_by"]) == (time, unit, [key])
 
 
 @pytest.mark.shared_data
 def test_a_log_of_a_web_server_is_refused(slackwater: Command, shared_data: Path) -> None:
-    assert "no column holds times" in refused(slackwater, "--sample", str(shared_data / "apache_logs.log"))
+    assert "no column holds times" in init_error(slackwater, "--sample", str(shared_data / "apache_logs.log"))

@@ -30,7 +30,7 @@ def samples(metrics: Metrics) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
 
 
-def shown(*statuses: Status) -> dict[str, float]:
+def exposed_samples(*statuses: Status) -> dict[str, float]:
     metrics = Metrics()
     for status in statuses:
         metrics.update(status)
@@ -62,25 +62,25 @@ def shown(*statuses: Status) -> dict[str, float]:
     ],
 )
 def test_every_number_of_a_status_is_exposed(series: str, value: float) -> None:
-    assert shown(STATUS)["slackwater_streaming_" + series] == value
+    assert exposed_samples(STATUS)["slackwater_streaming_" + series] == value
 
 
 def test_a_source_without_a_watermark_has_no_series() -> None:
-    assert not [s for s in shown(STATUS) if 'source="app"' in s]
+    assert not [s for s in exposed_samples(STATUS) if 'source="app"' in s]
 
 
 def test_tumbling_windows_have_no_cap_series() -> None:
-    series = shown(replace(STATUS, window_kind="tumbling", reasons=("close", "flush"), counters=Counters()))
+    series = exposed_samples(replace(STATUS, window_kind="tumbling", reasons=("close", "flush"), counters=Counters()))
     assert not [s for s in series if 'reason="cap"' in s]
     assert series['slackwater_streaming_windows_emitted_total{kind="tumbling",pipeline="clicks",reason="close"}'] == 0
 
 
 def test_only_series_of_slackwater_are_exposed() -> None:
-    assert all(s.startswith("slackwater_streaming_") for s in shown(STATUS))
+    assert all(s.startswith("slackwater_streaming_") for s in exposed_samples(STATUS))
 
 
 def test_the_histogram_adds_up_per_phase() -> None:
-    series = shown(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
+    series = exposed_samples(STATUS, replace(STATUS, phases={"ingest": 0.7, "commit": 0.01}))
     metric = "slackwater_streaming_epoch_seconds"
     assert series[f'{metric}_bucket{{le="0.25",phase="ingest",pipeline="clicks"}}'] == 0
     assert series[f'{metric}_bucket{{le="0.5",phase="ingest",pipeline="clicks"}}'] == 1
@@ -96,7 +96,7 @@ def test_the_histogram_adds_up_per_phase() -> None:
 
 def test_counters_continue_after_a_restart() -> None:
     later = replace(STATUS, counters=replace(COUNTERS, rows_in=1100, emitted={"close": 41, "cap": 2}))
-    before, after = shown(STATUS), shown(later)  # two processes share only the status
+    before, after = exposed_samples(STATUS), exposed_samples(later)  # two processes share only the status
     name = 'slackwater_streaming_rows_in_total{pipeline="clicks"}'
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
@@ -107,7 +107,7 @@ def test_counters_continue_after_a_restart() -> None:
 
 
 def test_the_last_emit_lag_stays_while_nothing_is_emitted() -> None:
-    series = shown(STATUS, replace(STATUS, emit_lag_seconds=None))
+    series = exposed_samples(STATUS, replace(STATUS, emit_lag_seconds=None))
     assert series['slackwater_streaming_emit_lag_seconds{pipeline="clicks"}'] == 3.5
 
 
@@ -128,7 +128,7 @@ def test_a_pending_epoch_is_exposed_before_the_first_status() -> None:
 
 
 def test_series_of_two_pipelines_are_separate() -> None:
-    series = shown(STATUS, replace(STATUS, pipeline="other", windows_active=1))
+    series = exposed_samples(STATUS, replace(STATUS, pipeline="other", windows_active=1))
     assert series['slackwater_streaming_windows_active{pipeline="clicks"}'] == 12
     assert series['slackwater_streaming_windows_active{pipeline="other"}'] == 1
 
@@ -171,7 +171,7 @@ def test_stop_frees_the_port() -> None:
 
 def test_late_rows_are_counted_by_the_lateness_that_would_have_kept_them() -> None:
     counters = replace(COUNTERS, lateness={"rows": 975, "late": {"0": 3, "3": 17, "never": 5}, "of_us": {"web": 0}})
-    shown_series = shown(replace(STATUS, counters=counters))
+    shown_series = exposed_samples(replace(STATUS, counters=counters))
     name = "slackwater_streaming_late_by_rows_total"
     series = {
         edge: shown_series[f'{name}{{le="{edge}",pipeline="clicks"}}']
@@ -180,7 +180,7 @@ def test_late_rows_are_counted_by_the_lateness_that_would_have_kept_them() -> No
     assert series == {"0.125": 3, "0.5": 3, "1.0": 20, "131072.0": 20, "+Inf": 25}
 
 
-def several() -> sw.Pipeline:
+def two_targets() -> sw.Pipeline:
     """a ─▶ w ─▶ target "w", and on to x ─▶ target "x"."""
     return sw.pipeline(
         name="law",
@@ -196,7 +196,7 @@ def test_each_stage_and_target_has_its_numbers() -> None:
     """While one target is unavailable, the metrics show what each target has, the rows that wait, and the failures. Later all rows arrive."""
     now = 0.0
     metrics = Metrics(clock=lambda: now)
-    metrics.on_start(several())
+    metrics.on_start(two_targets())
 
     def values_by_label(name: str, label: str) -> dict[str, float]:
         values = {}
@@ -205,7 +205,7 @@ def test_each_stage_and_target_has_its_numbers() -> None:
                 values[re.search(f'{label}="([^"]*)"', series)[1]] = value  # type: ignore[index]
         return values
 
-    with LocalPipeline(several(), {"k": "string", "v": "bigint"}, capture_losses=False) as test:
+    with LocalPipeline(two_targets(), {"k": "string", "v": "bigint"}, capture_losses=False) as test:
 
         def pipe(first: int) -> None:
             hooks = test._driver.hooks
@@ -281,7 +281,7 @@ def test_a_join_further_down_has_its_sides() -> None:
             ),
         ),
     ]
-    one = several()
+    one = two_targets()
     pipeline = sw.pipeline(
         name="law",
         sources=one.sources,
@@ -292,7 +292,7 @@ def test_a_join_further_down_has_its_sides() -> None:
     )
     with LocalPipeline(pipeline, {"k": "string", "v": "bigint"}, capture_losses=False) as test:
         test.pipe([{"k": "x", "v": 1, "ts": n * 7000} for n in range(300)])
-        series = shown(*test.result().statuses)
+        series = exposed_samples(*test.result().statuses)
         held = {s: sum(m.rows for m in test._driver.state.stages[1].metas if m.kind == s) for s in ("left", "right")}
     for side, rows in held.items():
         assert series[f'slackwater_streaming_join_buffered_rows{{pipeline="law",side="{side}",stage="j"}}'] == rows

@@ -23,7 +23,7 @@ from slackwater.testing.script import RowsInput
 from slackwater.ui import notebook
 
 
-def shown(displayed: Any) -> ElementTree.Element:
+def parse_html(displayed: Any) -> ElementTree.Element:
     """Parse the HTML of an object: one balanced element without scripts and external URLs."""
     element = ElementTree.fromstring(displayed._repr_html_())
     assert element.attrib["class"] == "slackwater"
@@ -43,7 +43,7 @@ def rects(element: ElementTree.Element, cls: str) -> list[ElementTree.Element]:
 
 def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
     pipeline = toml.load(config("session", tmp_path))
-    of_pipeline, of_plan = words(shown(pipeline)), words(shown(sw.describe(pipeline)))
+    of_pipeline, of_plan = words(parse_html(pipeline)), words(parse_html(sw.describe(pipeline)))
     for stage in sw.describe(pipeline).stages:
         assert stage.title in of_pipeline
         assert stage.title in of_plan
@@ -54,14 +54,14 @@ def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     ran(file, drawn(3))
     answer = sw.why(file)
-    element = shown(answer)
+    element = parse_html(answer)
     assert len([e for e in element.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
     said = words(element)
     assert answer.holder is not None
     assert f"held by {answer.holder.source}" in said
     key_answer = sw.why(toml.load(file), {"user": "u1"})
     assert key_answer.key is not None
-    assert "user=u1" in words(shown(key_answer))
+    assert "user=u1" in words(parse_html(key_answer))
     assert sw.why(file, "user=u1").key == key_answer.key
 
 
@@ -71,7 +71,7 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     ran(file, drawn(5))
     with sw.open_state(file) as view:
         frame = view.scan(limit=notebook.MOST)
-        element = shown(view)
+        element = parse_html(view)
     assert frame.height > 3
     bars = [e for e in element.iter("rect") if e.attrib.get("class", "").startswith("session ")]
     assert len(bars) == frame.height
@@ -80,7 +80,7 @@ def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     assert body is not None
     assert len(body) == frame.height
     with sw.open_state(file) as view:  # also an earlier commit
-        assert "Epoch 9" in words(shown(view.as_of(9)))
+        assert "Epoch 9" in words(parse_html(view.as_of(9)))
 
 
 def test_values_are_escaped_as_text(tmp_path: Path) -> None:
@@ -90,13 +90,13 @@ def test_values_are_escaped_as_text(tmp_path: Path) -> None:
     ran(file, [RowsInput({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
     with sw.open_state(file) as view:
         assert evil not in view._repr_html_()
-        assert evil in words(shown(view))
+        assert evil in words(parse_html(view))
     assert evil not in sw.why(file)._repr_html_()
 
 
 def test_a_missing_state_is_reported(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    said = words(shown(sw.open_state(file)))
+    said = words(parse_html(sw.open_state(file)))
     assert "there is no state yet" in said
     assert "docs/messages/state.md#there-is-no-state-to-read" in said
     with pytest.raises(StateError, match="no state yet"):
@@ -108,7 +108,7 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     ran(file, drawn(5))
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
     with sw.open_state(file) as view:
-        said = words(shown(view))
+        said = words(parse_html(view))
     assert "the answer takes longer than" in said
 
 
@@ -131,7 +131,7 @@ def status(epoch: int) -> Status:
     return Status("p", "session", "drop", epoch, 5, 1, 0, 0.1, {}, 0, None, (), 2, 2, 100, Counters(rows_in=5))
 
 
-def handle(run: Callable[[threading.Event, Observer], Status | None], tmp_path: Path) -> Handle:
+def start_handle(run: Callable[[threading.Event, Observer], Status | None], tmp_path: Path) -> Handle:
     return Handle(toml.load(config("session", tmp_path)), run)
 
 
@@ -144,18 +144,18 @@ def test_a_handle_knows_the_latest_status_and_stops_the_run(tmp_path: Path) -> N
         assert stop.wait(60)
         return status(1)
 
-    one = handle(run, tmp_path)
+    one = start_handle(run, tmp_path)
     assert committed.wait(60)
     assert one.status == status(0)
     assert one.is_running
     assert repr(one) == "<run of law: running, epoch 0>"
-    assert "Running" in words(shown(one))
+    assert "Running" in words(parse_html(one))
     with pytest.raises(TimeoutError, match="law: still running after 0 s"):
         one.wait(0)
     assert one.stop() == one.status == one.wait() == status(1)
     assert not one.is_running
     assert one.error is None
-    assert "5 rows in" in words(shown(one))
+    assert "5 rows in" in words(parse_html(one))
 
 
 def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,7 +164,7 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
         raise StartError("law: Kafka at b:1 cannot be reached (no); check it")
 
     with caplog.at_level(logging.ERROR, "slackwater"):
-        one = handle(run, tmp_path)
+        one = start_handle(run, tmp_path)
         for access in (one.wait, one.stop, lambda: one.status, one.wait):
             with pytest.raises(StartError, match="cannot be reached") as raised:
                 access()
@@ -173,7 +173,7 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
         "law: the run in the background ended: law: Kafka at b:1 cannot be reached (no); check it"
     ]
     assert one.latest == status(0)
-    said = words(shown(one))
+    said = words(parse_html(one))
     assert "Ended" in said
     assert "docs/messages/services.md#a-service-cannot-be-reached" in said
     assert "cannot be reached" in repr(one)
@@ -184,7 +184,7 @@ def test_a_bug_keeps_its_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         raise KeyError("a bug")
 
     with pytest.raises(KeyError) as raised:
-        handle(run, tmp_path).wait()
+        start_handle(run, tmp_path).wait()
     assert any("test_notebook" in str(e.path) for e in raised.traceback[1:])
     assert caplog.records[0].exc_info
 
@@ -196,17 +196,17 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
         ended.append(stop.wait(60))
         return None
 
-    with handle(run, tmp_path) as one:
+    with start_handle(run, tmp_path) as one:
         assert one.is_running
     assert ended == [True]
-    with pytest.raises(ValueError, match="of the block"), handle(run, tmp_path):
+    with pytest.raises(ValueError, match="of the block"), start_handle(run, tmp_path):
         raise ValueError("of the block")
     assert ended == [True, True]
 
     def fails(stop: threading.Event, latest: Observer) -> Status | None:
         raise StartError("law: no")
 
-    with pytest.raises(StartError, match="law: no"), handle(fails, tmp_path):
+    with pytest.raises(StartError, match="law: no"), start_handle(fails, tmp_path):
         pass
 
 

@@ -78,12 +78,12 @@ def said() -> list[str]:
 
 def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
     observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
-    observer.on_start(pipeline or stored())
+    observer.on_start(pipeline or stored_pipeline())
     observer.on_schema(COLUMNS)
     return observer
 
 
-def stored() -> Pipeline:
+def stored_pipeline() -> Pipeline:
     pipeline = build_pipeline(WINDOW, ["a"])
     connections = loads(GOOD, "p.toml", {}).connections
     source = Source(
@@ -274,7 +274,7 @@ def test_an_unreachable_backend_does_not_stop_a_run(
 
     observer._outage.failed = noted
     monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
-    observer.on_start(stored())
+    observer.on_start(stored_pipeline())
     for status in statuses():
         observer.on_commit(status)
     assert failed.wait(60)

@@ -98,25 +98,25 @@ def test_an_operator_is_frozen_and_goes_to_workers(kind: str) -> None:
 _OPENED = list[int]()
 
 
-def _opened(shard: int) -> Opened:
+def _unpickle(shard: int) -> PickleAwareShard:
     _OPENED.append(shard)
-    return Opened(shard)
+    return PickleAwareShard(shard)
 
 
 @dataclass(frozen=True)
-class Opened:
+class PickleAwareShard:
     """State of a shard that notices when it is unpickled."""
 
     shard: int
 
     def __reduce__(self) -> Any:
-        return _opened, (self.shard,)
+        return _unpickle, (self.shard,)
 
 
 def test_a_worker_opens_the_task_of_its_own_shard_alone() -> None:
     """Every worker gets the tasks of all shards. If each unpickled all of them, the cost of an epoch would be quadratic."""
     operator = window("session")
-    tasks = [ShardTask(operator, Opened(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
+    tasks = [ShardTask(operator, PickleAwareShard(n), n, watermark=1, since=0, groups=n) for n in range(3)]  # type: ignore[arg-type]
     sent = pickle.loads(cloudpickle.dumps(PackedTasks.pack(tasks)))  # type: ignore[no-untyped-call]
     assert _OPENED == []
     assert sent.task(1) == tasks[1]
@@ -227,7 +227,7 @@ def is_about_systems(question: Any) -> bool:
     return any(issubclass(cls, Connection) for cls in question.registry)
 
 
-class Strange:
+class UnregisteredOperator:
     """An operator or connection that is not registered anywhere."""
 
     pipeline = "p"
@@ -249,11 +249,22 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
             {"PaneOperator", "SessionOperator", "IntervalJoinOperator"},
         )
         assert answered in ({cls.__name__ for cls in every}, stateful, windows, {"IntervalJoinOperator"}), name
-        assert question.dispatch(Strange) is bare, name
+        assert question.dispatch(UnregisteredOperator) is bare, name
     assert len(answers) > 30
-    for room in ("evolution", "maintenance", "query", "replay", "runner", "spark", "state", "testing", "ui", "windows"):
-        if room != "runner":
-            assert any(name.startswith(f"slackwater.{room}.") for name in answers), room
+    for package in (
+        "evolution",
+        "maintenance",
+        "query",
+        "replay",
+        "runner",
+        "spark",
+        "state",
+        "testing",
+        "ui",
+        "windows",
+    ):
+        if package != "runner":
+            assert any(name.startswith(f"slackwater.{package}.") for name in answers), package
 
 
 def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
@@ -349,9 +360,9 @@ def test_every_package_handles_every_connection_it_may_meet() -> None:
 def test_an_unregistered_type_is_an_error_in_every_package() -> None:
     for name, question in questions():
         bare = question.dispatch(object)
-        room = ".".join(name.split(".")[:3])
-        with pytest.raises(TypeError, match=rf"{room}\S* is not registered for Strange"):
-            bare(*([Strange()] * len(signature(bare).parameters)))
+        package = ".".join(name.split(".")[:3])
+        with pytest.raises(TypeError, match=rf"{package}\S* is not registered for UnregisteredOperator"):
+            bare(*([UnregisteredOperator()] * len(signature(bare).parameters)))
 
 
 def test_an_operator_is_the_stage_logic_of_the_stores() -> None:

@@ -76,7 +76,7 @@ def said() -> list[str]:
     return []
 
 
-def started(said: list[str]) -> Any:
+def start_observer(said: list[str]) -> Any:
     observer = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
     observer.on_start(loads(GOOD, "p.toml", {}))
     return observer
@@ -85,7 +85,7 @@ def started(said: list[str]) -> Any:
 def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]) -> None:
     metrics = Metrics()
     metrics.on_start(loads(GOOD, "p.toml", {}))
-    observer = started(said)
+    observer = start_observer(said)
     for status in (
         STATUS,
         replace(JOIN, emit_lag_seconds=1.25),
@@ -111,7 +111,7 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]
 
 
 def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, said: list[str]) -> None:
-    observer = started(said)
+    observer = start_observer(said)
     observer.on_commit(STATUS)
     observer.on_end(None)
     kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
@@ -126,7 +126,7 @@ def test_a_pending_epoch_is_exported_before_the_first_status(
     receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    observer = started(said)
+    observer = start_observer(said)
     observer.on_pending(PendingPublish(3, 0))
     receiver.wait(2)
     name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
@@ -145,7 +145,7 @@ def test_the_environment_variables_of_opentelemetry_are_used(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=open%20sesame-42")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging")
-    observer = started(said)
+    observer = start_observer(said)
     observer.on_end(None)
     assert receiver.headers[-1]["path"] == "/elsewhere"
     assert receiver.headers[-1]["x-token"] == "open sesame-42"
@@ -161,7 +161,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     caplog.set_level(logging.DEBUG, "opentelemetry")
-    observer = started(said)
+    observer = start_observer(said)
     failed, report_failure = threading.Event(), observer._exporter.outage.failed
 
     def noted(error: object) -> None:
@@ -189,7 +189,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
-        observer = started(said)
+        observer = start_observer(said)
         observer.on_commit(STATUS)
         observer.on_end(None)
         assert observer._thread.daemon  # a thread that still runs ends with the process
@@ -200,7 +200,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     receiver.status = 400
-    observer = started(said)
+    observer = start_observer(said)
     receiver.wait(5)  # each request failed
     receiver.status = 200
     receiver.wait(2)

@@ -38,7 +38,7 @@ def at_second(seconds: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
-def staged(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = LOGIC) -> pl.DataFrame:
+def staged_output(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = LOGIC) -> pl.DataFrame:
     """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
     return pl.DataFrame(
         [(user, at_second(s), None if n is None else at_second(s + 10), s, n, reason) for user, s, n, reason in rows],
@@ -48,8 +48,8 @@ def staged(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = 
 
 
 SHARDS = [
-    staged(("b", 300, None, "supersede"), ("b", 100, 8, "late")),
-    staged(("a", 100, 1, "close"), (None, 300, None, "supersede"), ("a", 40, None, "supersede")),
+    staged_output(("b", 300, None, "supersede"), ("b", 100, 8, "late")),
+    staged_output(("a", 100, 1, "close"), (None, 300, None, "supersede"), ("a", 40, None, "supersede")),
 ]
 
 
@@ -78,7 +78,7 @@ def test_the_identity_of_a_tumbling_window_has_no_session_id() -> None:
     assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at_second(0))])
 
 
-class Recording:
+class RecordingTarget:
     """A target in memory that records what is published."""
 
     guarantee, description = "exactly once", "memory"
@@ -95,7 +95,7 @@ class Recording:
         self.epochs.append((epoch, rows["n"].to_list(), gone["session_id"].to_list()))
 
 
-def committed(home: Path, **destination: Any) -> None:
+def commit_unpublished(home: Path, **destination: Any) -> None:
     """Write a state whose epoch 0 is committed but not published, in the format of a single target."""
     store = FilesStore(home, "law")
     store.open()
@@ -104,8 +104,8 @@ def committed(home: Path, **destination: Any) -> None:
     fields = {"target": ["out", None, None], "letters": None, "columns": [f.name for f in LOGIC.output], **destination}
     first = first_commit(["transform"], [LOGIC], 1, START_US, "s").model_dump(mode="json")
     former = {k: v for k, v in first.items() if k not in ("targets", "letters_to", "reached")}
-    staged = {k: v for k, v in output.model_dump(mode="json").items() if k != "stage"}
-    update = {"epoch": 0, "output": [staged], "emitted": 2, "destination": fields}
+    staged_output = {k: v for k, v in output.model_dump(mode="json").items() if k != "stage"}
+    update = {"epoch": 0, "output": [staged_output], "emitted": 2, "destination": fields}
     store.commit(Commit.model_validate({**former, **update}))
     store.close()
 
@@ -123,15 +123,15 @@ def start(home: Path, target: Any) -> None:
 
 @pytest.mark.parametrize("destination", [{"upserts": True}, {}])
 def test_an_epoch_that_a_start_publishes_deletes_superseded_rows_once(tmp_path: Path, destination: Any) -> None:
-    committed(tmp_path, **destination)
-    target = Recording()
+    commit_unpublished(tmp_path, **destination)
+    target = RecordingTarget()
     start(tmp_path, target)
     start(tmp_path, target)
     assert target.epochs == [(0, [8], [300])]
 
 
 def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> None:
-    committed(tmp_path / "state", upserts=False)
+    commit_unpublished(tmp_path / "state", upserts=False)
     target = FilesTarget(tmp_path / "out", "parquet", TargetTable("law", tuple(LOGIC.output), LOGIC.identity, "s"))
     for _ in range(2):
         start(tmp_path / "state", target)
@@ -139,17 +139,17 @@ def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> N
 
 
 def test_a_target_that_stopped_upserting_waits_until_the_previous_config_published(tmp_path: Path) -> None:
-    committed(tmp_path, upserts=True)
+    commit_unpublished(tmp_path, upserts=True)
     with pytest.raises(
         StartError, match=r"committed and not yet published, and the config has changed since \(upserts\)"
     ):
-        start(tmp_path, Recording(upserts=False))
+        start(tmp_path, RecordingTarget(upserts=False))
 
 
 def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
     for keys in (None, ["session_id", "user"]):
-        rows, gone = outbox.split_output(LOGIC, [staged((None, 300, 4, "close"))], upserts=True)
-        _, gone = outbox.split_output(LOGIC, [staged((None, 300, None, "supersede"))], upserts=True)
+        rows, gone = outbox.split_output(LOGIC, [staged_output((None, 300, 4, "close"))], upserts=True)
+        _, gone = outbox.split_output(LOGIC, [staged_output((None, 300, None, "supersede"))], upserts=True)
         written = KafkaRows(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
         (key, value, _), (gone_key, nothing, headers) = *written.messages(rows), *written.tombstones(gone)
         assert key == gone_key

@@ -61,7 +61,7 @@ path = "{home}/state"
     return file
 
 
-def started(file: Path) -> Driver:
+def start_driver(file: Path) -> Driver:
     pipeline = toml.load(file)
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
@@ -81,7 +81,7 @@ def epoch(driver: Driver, *rows: tuple[int, str]) -> None:
     driver.run_batch(Batch(None, {}, {"a": frame}), 0)
 
 
-def ask(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
+def run_outbox(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
     monkeypatch.setattr(sys, "argv", ["slackwater", "outbox", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -89,10 +89,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> int:
 
 
 @pytest.fixture
-def stuck(tmp_path: Path) -> Path:
+def unpublished(tmp_path: Path) -> Path:
     file = config(tmp_path)
     (tmp_path / "out").write_text("in the way")
-    driver = started(file)
+    driver = start_driver(file)
     with pytest.raises(
         PublishError,
         match=r"did not take epoch 0 \(.*next start publishes it; if this cannot be fixed, see: slackwater outbox show$",
@@ -103,75 +103,75 @@ def stuck(tmp_path: Path) -> Path:
 
 
 def test_outbox_show_and_skip(
-    stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PublishError):
-        started(stuck)
-    assert ask(monkeypatch, "show", stuck, "--limit", 1) == 0
+        start_driver(unpublished)
+    assert run_outbox(monkeypatch, "show", unpublished, "--limit", 1) == 0
     shown = capsys.readouterr().out
     assert "p: epoch 0 was committed at" in shown
     assert "2 rows, 0 dead letters" in shown
     assert "and 1 row more" in shown
-    assert ask(monkeypatch, "skip", stuck, 7) != 0
+    assert run_outbox(monkeypatch, "skip", unpublished, 7) != 0
     assert "epoch 7 does not wait to be published; epoch 0 does" in capsys.readouterr().err
-    assert ask(monkeypatch, "skip", stuck, 0) == 0
+    assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert "the next start continues after it" in capsys.readouterr().out
-    letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
+    letters = dead_letter_reader.newest_letters(toml.load(unpublished), dead_letter_reader.LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
-    assert ask(monkeypatch, "show", stuck) == 0
+    assert run_outbox(monkeypatch, "show", unpublished) == 0
     assert "nothing waits" in capsys.readouterr().out
-    assert ask(monkeypatch, "skip", stuck, 0) != 0
+    assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
     assert "no epoch waits to be published" in capsys.readouterr().err
     (tmp_path / "out").unlink()
-    driver = started(stuck)
+    driver = start_driver(unpublished)
     epoch(driver, (120 * S, "d"))
     driver.flush()
     driver.store.close()
     assert sorted(pl.concat(map(pl.read_parquet, (tmp_path / "out").glob("*.parquet")))["k"]) == ["c", "d"]
 
 
-def test_into_a_directory(stuck: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask(monkeypatch, "skip", stuck, 0, "--to", tmp_path / "kept") == 0
+def test_into_a_directory(unpublished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_outbox(monkeypatch, "skip", unpublished, 0, "--to", tmp_path / "kept") == 0
     rows = pl.read_parquet(tmp_path / "kept" / "p-000000000-rows.parquet")
     assert sorted(rows["k"]) == ["a", "b"]
     (tmp_path / "out").unlink()
-    started(stuck).store.close()
+    start_driver(unpublished).store.close()
 
 
 def test_outbox_skip_is_refused_during_a_run(
-    stuck: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unpublished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = create_store(toml.load(stuck))
+    store = create_store(toml.load(unpublished))
     store.open()
     try:
-        assert ask(monkeypatch, "show", stuck) == 0
-        assert ask(monkeypatch, "skip", stuck, 0) != 0
+        assert run_outbox(monkeypatch, "show", unpublished) == 0
+        assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
         assert "already running" in capsys.readouterr().err
     finally:
         store.close()
 
 
-def test_skipping_again_after_a_crash_duplicates_nothing(stuck: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from slackwater.runner import skip_publish
 
-    pipeline = toml.load(stuck)
+    pipeline = toml.load(unpublished)
     with skip_publish.locked_pending(pipeline, 0) as (store, commit):
         pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
-    assert ask(monkeypatch, "skip", stuck, 0) == 0
+    assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
 
 def test_without_a_state_nothing_is_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(monkeypatch, "show", config(tmp_path)) != 0
+    assert run_outbox(monkeypatch, "show", config(tmp_path)) != 0
     assert "there is no state yet" in capsys.readouterr().err
 
 
 def test_the_old_name_of_skip_refers_to_the_new_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ask(monkeypatch, "set-aside", "p.toml", 0) != 0
+    assert run_outbox(monkeypatch, "set-aside", "p.toml", 0) != 0
     assert "outbox set-aside is now called outbox skip" in capsys.readouterr().err

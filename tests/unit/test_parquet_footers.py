@@ -21,7 +21,7 @@ def seconds_after_begin(*seconds: int | None) -> list[dt.datetime | None]:
     return [None if s is None else BEGIN + dt.timedelta(seconds=s) for s in seconds]
 
 
-def written(path: Path, column: pa.Array, **how: Any) -> Path:
+def write_column(path: Path, column: pa.Array, **how: Any) -> Path:
     pq.write_table(pa.table({"v": range(len(column)), "ts": column}), path, **how)
     return path
 
@@ -39,8 +39,8 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
     a   20 | - 30 | 25        b   - - | 3        three row groups, two
     """
     bare = [None if t is None else t.replace(tzinfo=None) for t in seconds_after_begin(20, None, 30, 25)]
-    a = written(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
-    b = written(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
+    a = write_column(tmp_path / "a", pa.array(bare).cast(kind), row_group_size=1)
+    b = write_column(tmp_path / "b", pa.array([None, None, bare[0]]).cast(kind), row_group_size=2)
     begin = BEGIN_US // unit_us
     expected = ColumnStats(7, 3, unit_us, begin + 20_000_000 // unit_us, begin + 30_000_000 // unit_us, str(a))
     assert column_stats([a, b], "ts") == column_stats([b, a], "ts") == expected
@@ -49,7 +49,7 @@ def test_column_statistics_cover_all_files_row_groups_and_units(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
 def test_numbers_have_no_unit(tmp_path: Path, kind: Any) -> None:
-    path = written(tmp_path / "a", pa.array([7, -3, None], kind))
+    path = write_column(tmp_path / "a", pa.array([7, -3, None], kind))
     assert column_stats([path], "ts") == ColumnStats(3, 1, 0, -3, 7, str(path))
 
 
@@ -60,8 +60,11 @@ def test_files_that_polars_writes_have_statistics(tmp_path: Path) -> None:
 
 
 def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
-    none, nulls = written(tmp_path / "0", pa.array([], US)), written(tmp_path / "1", pa.array([None, None], US))
-    some = written(tmp_path / "2", pa.array(seconds_after_begin(5)).cast(US))
+    none, nulls = (
+        write_column(tmp_path / "0", pa.array([], US)),
+        write_column(tmp_path / "1", pa.array([None, None], US)),
+    )
+    some = write_column(tmp_path / "2", pa.array(seconds_after_begin(5)).cast(US))
     assert column_stats([none], "ts") == ColumnStats(0, 0, 1)
     assert column_stats([none, nulls], "ts") == ColumnStats(2, 2, 1)
     assert column_stats([nulls, some, none], "ts") == ColumnStats(
@@ -98,8 +101,8 @@ def test_files_without_rows_or_without_times(tmp_path: Path) -> None:
     ],
 )
 def test_columns_without_usable_footers_have_no_statistics(tmp_path: Path, column: Any, how: Any) -> None:
-    path = written(tmp_path / "a", column, **how)
-    good = written(tmp_path / "b", pa.array(seconds_after_begin(1)).cast(US))
+    path = write_column(tmp_path / "a", column, **how)
+    good = write_column(tmp_path / "b", pa.array(seconds_after_begin(1)).cast(US))
     assert column_stats([path], "ts") is None
     assert column_stats([good, path], "ts") is None
 
@@ -111,12 +114,12 @@ def test_missing_or_ambiguous_columns_have_no_statistics(tmp_path: Path) -> None
 
 
 def test_files_that_differ_in_their_units(tmp_path: Path) -> None:
-    a, b = (written(tmp_path / str(k), pa.array(seconds_after_begin(1)).cast(k)) for k in (US, MS))
+    a, b = (write_column(tmp_path / str(k), pa.array(seconds_after_begin(1)).cast(k)) for k in (US, MS))
     assert column_stats([a, b], "ts") is None
 
 
 def test_unreadable_files_have_no_statistics(tmp_path: Path) -> None:
-    good = written(tmp_path / "a", pa.array(seconds_after_begin(1)).cast(US))
+    good = write_column(tmp_path / "a", pa.array(seconds_after_begin(1)).cast(US))
     torn = tmp_path / "torn"
     torn.write_bytes(good.read_bytes()[:-20])
     (tmp_path / "empty").touch()

@@ -36,7 +36,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     """Run `slackwater plan` for a pipeline that has read the first version of the table. `keys` are more keys of the source."""
     ran(SESSION, STORY)
-    was_read(table)
+    mark_table_read(table)
     if table.kind == "iceberg":
         options = ", ".join(f'{name} = "{value}"' for name, value in table.lake.options.items())
         connection, query = f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {options} }}', "shop.events"
@@ -57,17 +57,17 @@ def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     return command
 
 
-def was_read(table: Any) -> None:
+def mark_table_read(table: Any) -> None:
     """Store a source record in the state, as if a run had read this table."""
     spec = table.source()
     source = connector_for(spec.connection).source(None, None, spec, None)  # type: ignore[arg-type]  # Spark reads the data only
     record = SourceRecord(offsets=source.snapshot.offsets, columns=source.schema.json())
-    changed(
+    change_commits(
         lambda content: content["sources"].__setitem__("web", json.loads(record.model_dump_json(exclude_none=True)))
     )
 
 
-def changed(change: Callable[[dict[str, Any]], Any]) -> None:
+def change_commits(change: Callable[[dict[str, Any]], Any]) -> None:
     """Change every commit of the state and write its checksum again."""
     for file in Path("state/law/manifests").glob("*.json"):
         text, seal = file.read_text().splitlines()
@@ -78,17 +78,17 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> None:
         file.write_text(f"{text}\n{file_checksum(text.encode())}{space}{writer}\n")
 
 
-def of_table(lines: list[str]) -> list[str]:
+def lines_of_table(lines: list[str]) -> list[str]:
     """Return the lines about the table and the summary."""
     return [line for line in lines if "columns" in line or "unknown" in line or line.startswith("law: ")]
 
 
 def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, say: Say) -> None:
-    assert of_table(say('schema_changes = "add"')[1])[:-1] == [], "nothing came yet"
+    assert lines_of_table(say('schema_changes = "add"')[1])[:-1] == [], "nothing came yet"
     table.add_column("weight")
     code, lines = say('schema_changes = "add"')
     assert code == 0
-    line, _ = of_table(lines)
+    line, _ = lines_of_table(lines)
     assert line == (
         'compatible  source "web", columns: state has 7 columns, the table has 8 columns, new: "weight" (bigint): the next start adds it, '
         "with NULL in earlier rows; SQL can name it, and SELECT * includes it"
@@ -101,9 +101,9 @@ def test_added_columns_are_reported_with_what_the_next_start_does(table: Any, sa
     table.add_column("height")
     assert (
         'new: "weight" (bigint), "height" (bigint): the next start adds them'
-        in of_table(say('schema_changes = "add"')[1])[0]
+        in lines_of_table(say('schema_changes = "add"')[1])[0]
     )
-    assert of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
+    assert lines_of_table(say('schema_changes = "ignore"')[1])[:-1] == [], "they are not read"
 
 
 def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Say) -> None:
@@ -121,7 +121,7 @@ def test_plan_repeats_the_message_with_which_a_start_refuses(table: Any, say: Sa
 
 
 def test_a_recreated_table_is_refused(table: Any, say: Say, tmp_path: Path) -> None:
-    changed(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
+    change_commits(lambda content: content["sources"]["web"]["offsets"].__setitem__("table", "another"))
     code, lines = say()
     assert code == 1
     assert "is not the table that was read" in lines[-1]

@@ -58,30 +58,30 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def checked(home: Path, *command: str) -> str:
+def run_checker(home: Path, *command: str) -> str:
     said = subprocess.run([sys.executable, "-m", *command], cwd=home, capture_output=True, text=True, timeout=300)
     return said.stdout + said.stderr
 
 
-def right(home: Path) -> list[str]:
+def correct_files(home: Path) -> list[str]:
     return sorted(p.name for p in home.glob("*.py") if p.name != "wrong.py")
 
 
 @long(beside="test_public_types.py::test_pyright_accepts_the_readme_and_the_examples")
 def test_mypy_accepts_the_readme_and_the_examples(sources: Path) -> None:
-    said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *right(sources))
+    said = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *correct_files(sources))
     assert said.startswith("Success: no issues found"), said
 
 
 def test_mypy_still_finds_mistakes(sources: Path) -> None:
-    said = checked(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
+    said = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
     assert re.findall(r"^wrong.py:(\d+): error", said, re.MULTILINE) == ["4", "5", "6"], said
 
 
 def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
-    said = checked(sources, "pyright", "--pythonpath", sys.executable, *right(sources))
+    said = run_checker(sources, "pyright", "--pythonpath", sys.executable, *correct_files(sources))
     assert "0 errors" in said, said
-    said = checked(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")
+    said = run_checker(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")
     assert set(re.findall(r"wrong.py:(\d+):\d+ - error", said)) == {"4", "5", "6"}, said
 
 

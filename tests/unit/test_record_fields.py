@@ -21,13 +21,13 @@ from slackwater.state.record_fields import MAX_DEPTH, CounterTable, RecordError
 STATES = [(number, kind) for number in range(1, FORMAT + 1) for kind in KINDS]
 
 
-def record_of(number: int, kind: str) -> dict[str, Any]:
+def stored_record(number: int, kind: str) -> dict[str, Any]:
     record = json.loads(last_manifest(HERE / f"format-{number}" / "files" / kind).read_text().splitlines()[0])
     assert isinstance(record, dict)
     return record
 
 
-def parsed(record: Mapping[str, Any]) -> Commit:
+def parse_record(record: Mapping[str, Any]) -> Commit:
     return parse_commit(record, record["format"], "a state")
 
 
@@ -39,7 +39,7 @@ def takes_text(path: NodePath) -> bool:
 @pytest.mark.parametrize(("number", "kind"), some(STATES[::-1], keep=4))
 def test_every_node_accepts_only_its_declared_type(number: int, kind: str) -> None:
     """Put a wrong value at each node of a record. The record is parsed or refused in one line with a path."""
-    record, refused = record_of(number, kind), 0
+    record, refused = stored_record(number, kind), 0
     for path in nodes(record):
         value = value_at(record, path)
         for lie in LIES:
@@ -62,7 +62,7 @@ def test_every_node_accepts_only_its_declared_type(number: int, kind: str) -> No
 
 @pytest.mark.parametrize(("number", "kind"), STATES)
 def test_a_record_without_one_of_its_nodes(number: int, kind: str) -> None:
-    record = record_of(number, kind)
+    record = stored_record(number, kind)
     for path in nodes(record):
         try:
             parse_commit(with_value(record, path, MISSING), number, "a state")
@@ -70,7 +70,7 @@ def test_a_record_without_one_of_its_nodes(number: int, kind: str) -> None:
             assert len(str(error).splitlines()) == 1
 
 
-TODAY = record_of(FORMAT, "chained")
+TODAY = stored_record(FORMAT, "chained")
 REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
     "a table where a number belongs": (
         ("stages", 0, "counters", "rows_used"),
@@ -124,7 +124,7 @@ REFUSALS: dict[str, tuple[NodePath, Any, str]] = {
 def test_a_refusal_names_the_path_and_the_found_and_expected_value(name: str) -> None:
     path, value, text = REFUSALS[name]
     with pytest.raises(RecordError) as raised:
-        parsed(with_value(TODAY, path, value))
+        parse_record(with_value(TODAY, path, value))
     assert str(raised.value) == text
 
 
@@ -134,7 +134,7 @@ def test_deep_nesting_is_refused(depth: int) -> None:
     for _ in range(depth):
         value = [value]
     with pytest.raises(RecordError, match="nested"):
-        parsed({**TODAY, "sources": value})
+        parse_record({**TODAY, "sources": value})
 
 
 def test_the_stored_counters_are_those_of_the_dataclass() -> None:

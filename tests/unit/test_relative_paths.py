@@ -58,7 +58,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def loaded(home: Path) -> sw.Pipeline:
+def load_config(home: Path) -> sw.Pipeline:
     return sw.load(home / "conf" / "p.toml")
 
 
@@ -77,14 +77,14 @@ def test_paths_begin_at_the_folder_of_the_config(home: Path, monkeypatch: pytest
 
     conf = home / "conf"
     expected = [str(conf / name) for name in ("in/*.jsonl", "users/*.json", "out", "letters", "state")]
-    assert paths(loaded(home)) == expected
+    assert paths(load_config(home)) == expected
     assert paths(sw.load("../conf/p.toml")) == expected
     monkeypatch.chdir(conf)
     assert paths(sw.load("p.toml")) == expected
 
 
 def test_a_source_keeps_its_name_and_the_file_its_spelling(home: Path) -> None:
-    pipeline = loaded(home)
+    pipeline = load_config(home)
     assert pipeline.sources[0].name == "in/*.jsonl"  # states store this name
     written = sw.to_toml(pipeline)
     assert 'path = "out"' in written and 'path = "${STATE}"' in written and str(home) not in written
@@ -99,7 +99,7 @@ def test_absolute_paths_and_addresses_stay(home: Path, path: str) -> None:
     (home / "conf" / "p.toml").write_text(
         CONFIG.replace("in/*.jsonl", path).replace('path = "out"', f'path = "{path}"')
     )
-    pipeline = loaded(home)
+    pipeline = load_config(home)
     assert (pipeline.sources[0].query, pipeline.target.path) == (path, path)
 
 
@@ -138,11 +138,11 @@ def test_moved_directories_are_reported_once(home: Path) -> None:
     for place in ("elsewhere", "conf"):
         (home / place / "state" / "clicks" / "manifests").mkdir(parents=True)
         (home / place / "state" / "clicks" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(loaded(home))  # a state exists where paths begin now
+    local_paths.check_moved_directories(load_config(home))  # a state exists where paths begin now
     for file in (home / "conf" / "state").rglob("*.json"):
         file.unlink()
     with pytest.raises(StartError, match="relative paths are now resolved from the folder of the config"):
-        local_paths.check_moved_directories(loaded(home))
+        local_paths.check_moved_directories(load_config(home))
 
 
 def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
@@ -150,7 +150,7 @@ def test_files_of_others_in_the_old_directory_are_ignored(home: Path) -> None:
     (home / "elsewhere" / "out" / "report.pdf").write_text("x")
     (home / "elsewhere" / "state" / "other" / "manifests").mkdir(parents=True)
     (home / "elsewhere" / "state" / "other" / "manifests" / "000000000.json").write_text("{}")
-    local_paths.check_moved_directories(loaded(home))
+    local_paths.check_moved_directories(load_config(home))
 
 
 def test_check_shows_absolute_paths_and_missing_files(
@@ -182,7 +182,7 @@ def test_an_unwritable_path_is_refused(
 def test_a_directory_without_the_right_to_write(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system's answer is simulated, because the user of this test may be able to write anywhere."""
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / "conf")
-    lines = list(local_paths.unwritable_directories(loaded(home)))
+    lines = list(local_paths.unwritable_directories(load_config(home)))
     assert len(lines) == 3
     assert f'target.path: "{home / "conf" / "out"}" cannot be created (Permission denied)' in lines[1]
     assert "${STATE}" in lines[0] and str(home / "conf" / "state") not in lines[0]

@@ -334,7 +334,7 @@ def test_a_client_that_closes_its_write_side_gets_an_answer(view: StateView, mon
     monkeypatch.setattr(server, "_HANDLERS", {"/slow": slow})
     running = server.serve_state(view, 0)
     try:
-        with connected(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
+        with connect_and_send(running, ASKED.replace(b"/ ", b"/slow ", 1)) as client:
             assert begun.wait(30)
             client.shutdown(socket.SHUT_WR)
             free.set()
@@ -359,7 +359,7 @@ def test_paths_outside_the_routes_are_404(served: HttpServer) -> None:
 # -- who holds a connection --------------------------------------------------------------------------------------------
 
 
-def connected(http_server: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
+def connect_and_send(http_server: HttpServer, sent: bytes = b"GET / HTTP/1.1\r\n") -> socket.socket:
     client = socket.create_connection(("127.0.0.1", http_server.port), timeout=30)
     client.sendall(sent)
     return client
@@ -370,11 +370,11 @@ async def _hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"{}"})
 
 
-def small(app: Any = _hello, **limits: Any) -> HttpServer:
+def start_small_server(app: Any = _hello, **limits: Any) -> HttpServer:
     return start_server(app, 0, service="a test", option="--port", **limits)
 
 
-def ended(client: socket.socket) -> bool:
+def is_closed(client: socket.socket) -> bool:
     """Wait until the server closes a connection, and discard what it still sends."""
     with client:
         try:
@@ -390,19 +390,19 @@ ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTT", ASKED[:-2], ASKED, ASKED + ASKED[:10]])
 def test_a_client_without_further_requests_is_disconnected(sent: bytes) -> None:
-    running = small(wait_s=0.2)
+    running = start_small_server(wait_s=0.2)
     try:
-        assert ended(connected(running, sent))
+        assert is_closed(connect_and_send(running, sent))
     finally:
         running.stop()
 
 
 def test_idle_connections_do_not_keep_requests_out() -> None:
-    running = small(max_connections=4)
+    running = start_small_server(max_connections=4)
     held = []
     try:
         for _ in range(8):
-            held.append(connected(running))
+            held.append(connect_and_send(running))
         assert get(running, "/") == (200, {})
     finally:
         for client in held:
@@ -420,9 +420,9 @@ def test_an_unread_answer_is_aborted() -> None:
         await receive()
         gone.set()
 
-    running = small(large, wait_s=0.2)
+    running = start_small_server(large, wait_s=0.2)
     try:
-        with connected(running, ASKED):
+        with connect_and_send(running, ASKED):
             assert gone.wait(30)
     finally:
         running.stop()

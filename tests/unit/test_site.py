@@ -71,13 +71,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, home / "docs")
     shutil.copy(ROOT / "zensical.toml", home)
-    said = built(home)
+    said = build_site(home)
     assert said.returncode == 0, said.stdout + said.stderr
     assert "No issues found" in said.stdout + said.stderr
     return home / "site"
 
 
-def built(home: Path) -> subprocess.CompletedProcess[str]:
+def build_site(home: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     return subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=300)
 
@@ -96,7 +96,7 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A\n[b](nowhere.md) [c](#nothing)\n")
     (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
-    said = built(tmp_path)
+    said = build_site(tmp_path)
     assert said.returncode != 0
     assert "2 issues found" in said.stdout + said.stderr
 
@@ -184,7 +184,7 @@ def test_from_kafka_to_postgres_is_the_pipeline_of_the_readme(monkeypatch: pytes
 
 
 @cache
-def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
+def _emitted_rows(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the final rows of a target that replaces rows."""
     step = pictures.reopening() if corrected else pictures.window()
     script = [RowsInput({"clicks": [event]}) for event in pictures.events()]
@@ -195,7 +195,7 @@ def _emitted(corrected: bool) -> dict[tuple[str, int], dict[str, Any]]:
 @pytest.mark.parametrize("corrected", [False, True])
 def test_the_tables_of_ten_events_match_the_emitted_rows(corrected: bool) -> None:
     names, *lines = [line.split() for line in blocks("learn.md", "text")[corrected].splitlines()]
-    held = _emitted(corrected).values()
+    held = _emitted_rows(corrected).values()
     shown = [[str(format_iso(r[n]) if n.startswith("window") else r[n]) for n in names] for r in held]
     assert sorted(shown) == sorted(lines)
 

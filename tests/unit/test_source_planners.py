@@ -28,7 +28,7 @@ def source(query: str, **more: Any) -> FilesSource:
     return FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
-def put(folder: Path, name: str, modified_s: int = 0) -> Path:
+def write_file(folder: Path, name: str, modified_s: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / name
     path.write_text("x")
@@ -46,40 +46,40 @@ def names(planner: FilesPlanner) -> list[str]:
 
 def test_new_files_are_planned_oldest_first_up_to_the_limit(tmp_path: Path) -> None:
     for modified_s, name in enumerate(["e", "d", "c", "b", "a"]):
-        put(tmp_path, name, modified_s)
+        write_file(tmp_path, name, modified_s)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     assert names(planner) == ["e", "d"]
-    put(tmp_path, "late", -5)  # older than the planned files: it is planned after the next listing
+    write_file(tmp_path, "late", -5)  # older than the planned files: it is planned after the next listing
     assert names(planner) == ["c", "b"]
     assert names(planner) == ["late", "a"]
     assert planner.next() is None
-    put(tmp_path, "e", 99)  # already read, so it is not read again
-    put(tmp_path, "f", 1)
+    write_file(tmp_path, "e", 99)  # already read, so it is not read again
+    write_file(tmp_path, "f", 1)
     assert names(planner) == ["f"]
 
 
 def test_files_in_the_state_are_not_planned_again(tmp_path: Path) -> None:
     for name in ("a b", "100%", "ä"):
-        put(tmp_path, name)
+        write_file(tmp_path, name)
     first = FilesPlanner(source(str(tmp_path)), []).next()
     assert first is not None
-    put(tmp_path, "new")
+    write_file(tmp_path, "new")
     assert names(FilesPlanner(source(str(tmp_path)), first.entries)) == ["new"]
 
 
 def test_the_end_of_the_input_is_fixed_at_the_start(tmp_path: Path) -> None:
     for number in range(3):
-        put(tmp_path, f"{number}", number)
+        write_file(tmp_path, f"{number}", number)
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
-    put(tmp_path, "3", 3)
+    write_file(tmp_path, "3", 3)
     assert planner.unplanned_files == 3
     assert [names(planner) for _ in range(3)] == [["0", "1"], ["2"], []]
 
 
 def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(5):
-        put(tmp_path, f"{number}", number)
+        write_file(tmp_path, f"{number}", number)
     (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
     planner = FilesPlanner(source(str(tmp_path), max_files_per_trigger=2), [])
     planner.stop_at_current_end()
@@ -93,7 +93,7 @@ def test_files_that_vanish_before_they_are_read_are_reported(tmp_path: Path, cap
 
 
 def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> None:
-    path = put(tmp_path, "a")
+    path = write_file(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
     planner.stop_at_current_end()
     path.write_text("grown")
@@ -105,7 +105,7 @@ def test_a_file_is_planned_as_it_is_just_before_it_is_read(tmp_path: Path) -> No
 
 def test_a_file_name_that_is_not_utf8_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).touch()
-    put(tmp_path, "a")
+    write_file(tmp_path, "a")
     planner = FilesPlanner(source(str(tmp_path)), [])
     assert names(planner) == ["a"]
     assert planner.next() is None
@@ -125,8 +125,8 @@ def test_some_sources_only_spark_can_plan(tmp_path: Path, options: Mapping[str, 
 
 
 def test_conflicting_partition_folders_are_one_line(tmp_path: Path) -> None:
-    put(tmp_path / "a=1", "x")
-    put(tmp_path / "b", "y")
+    write_file(tmp_path / "a=1", "x")
+    write_file(tmp_path / "b", "y")
     with pytest.raises(EpochError, match=r'^source "events": "\S+" and "\S+/b" are not of one kind'):
         FilesPlanner(source(str(tmp_path)), []).next()
 
@@ -141,7 +141,7 @@ def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
         planner.next()
 
 
-class Said:
+class ScriptedPlanner:
     """A planner with scripted answers."""
 
     def __init__(self, *said: Any) -> None:
@@ -156,7 +156,7 @@ class Said:
 
 def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None:
     away = SourceUnavailableError(StartError("Kafka is away"))
-    one, other = Said("first", None, "third"), Said(away, "second", "fourth")
+    one, other = ScriptedPlanner("first", None, "third"), ScriptedPlanner(away, "second", "fourth")
     planners = Planners(None, {"one": one, "other": other})  # type: ignore[arg-type, dict-item]
     with pytest.raises(SourceUnavailableError):
         planners.next()

@@ -70,7 +70,7 @@ def numbers(path: str) -> list[int]:
     return [int(n) for n in seconds]
 
 
-def filled(table: Any, *sizes: int, first: int = 0) -> None:
+def append_versions(table: Any, *sizes: int, first: int = 0) -> None:
     """Append versions with these numbers of rows, spread over all days."""
     for size in sizes:
         table.append([row(n, DAYS[n % 3]) for n in range(first, first + size)])
@@ -81,22 +81,22 @@ def filled(table: Any, *sizes: int, first: int = 0) -> None:
 
 
 def test_the_current_rows_of_a_table_come_before_appended_rows(table: Any) -> None:
-    filled(table, 4, 3)
+    append_versions(table, 4, 3)
     run = Run(table)
     assert run.epoch()
     assert run.rows == list(range(7))
     assert not run.epoch()
-    filled(table, 2, 1, first=7)
+    append_versions(table, 2, 1, first=7)
     assert run.all()[1:] == [[7, 8, 9]], "versions that are there are an epoch, where nothing bounds it"
     assert Run(table, run.at).all() == []
 
 
 def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> None:
     """Each version has three files, one for each day; two are read at once."""
-    filled(table, 6, 3)
+    append_versions(table, 6, 3)
     run = Run(table, max_files_per_trigger=2)
     run.epoch()
-    filled(table, 3, 3, first=9)
+    append_versions(table, 3, 3, first=9)
     run.all()
     assert [len(e) for e in run.epochs[:3]] == [4, 3, 2]
     assert len(run.epochs) == 6
@@ -107,13 +107,13 @@ def test_an_epoch_is_bounded_within_a_version_and_over_versions(table: Any) -> N
 
 def test_a_run_that_restarts_at_every_position_reads_the_same(table: Any) -> None:
     """The offsets suffice, even within the first version of a table that has changed since."""
-    filled(table, 6)
+    append_versions(table, 6)
     whole = Run(table, max_files_per_trigger=1)
     whole.epoch()
     first = whole.at
-    filled(table, 3, 4, first=6)
+    append_versions(table, 3, 4, first=6)
     table.compact()
-    filled(table, 3, first=13)
+    append_versions(table, 3, first=13)
     whole.all()
     places = [first]
     rows = whole.epochs[:1]
@@ -129,10 +129,10 @@ def test_a_run_that_restarts_at_every_position_reads_the_same(table: Any) -> Non
 
 
 def test_compaction_is_skipped_and_its_version_counts_as_read(table: Any) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table)
     run.all()
-    filled(table, 3, first=3)
+    append_versions(table, 3, first=3)
     table.compact()
     run.all()
     assert run.rows == list(range(6))
@@ -140,18 +140,18 @@ def test_compaction_is_skipped_and_its_version_counts_as_read(table: Any) -> Non
 
 
 def test_latest_begins_after_the_current_end(table: Any) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table, starting_offsets="latest")
     assert not run.epoch()
-    filled(table, 2, first=3)
+    append_versions(table, 2, first=3)
     assert run.all() == [[3, 4]]
 
 
 def test_a_run_can_begin_with_the_rows_of_a_version(table: Any) -> None:
-    filled(table, 3)
-    filled(table, 2, first=3)
+    append_versions(table, 3)
+    append_versions(table, 2, first=3)
     version = table.newest()
-    filled(table, 2, first=5)
+    append_versions(table, 2, first=5)
     assert Run(table, starting_version=version).all() == [[3, 4, 5, 6]]
     assert [sorted(e) for e in Run(table, starting_version=version, max_files_per_trigger=1).all()] != []
     with pytest.raises(StartError, match=rf"source \"events\": .* has no {table.word} 99"):
@@ -160,25 +160,25 @@ def test_a_run_can_begin_with_the_rows_of_a_version(table: Any) -> None:
 
 def test_an_empty_table_waits_for_its_first_rows(tmp_path: Path) -> None:
     table = Iceberg(tmp_path)
-    filled(table, 1)
+    append_versions(table, 1)
     table.lake.tables().catalog.drop_table("shop.events")
     catalog = table.lake.tables().catalog
     catalog.create_table("shop.events", COLUMNS)
     for keys in ({}, {"starting_offsets": "latest"}):
         run = Run(table, **keys)
         assert not run.epoch()
-        filled(table, 2)
+        append_versions(table, 2)
         assert run.all() == [[0, 1]]
         catalog.drop_table("shop.events")
         catalog.create_table("shop.events", COLUMNS)
 
 
 def test_the_end_of_the_input_is_fixed_when_it_is_set(table: Any) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table, max_files_per_trigger=1)
     run.planner.stop_at_current_end()
     assert run.planner.unplanned_files == 3
-    filled(table, 3, first=3)
+    append_versions(table, 3, first=3)
     run.all()
     assert sorted(run.rows) == [0, 1, 2]
 
@@ -187,13 +187,13 @@ def test_the_end_of_the_input_is_fixed_when_it_is_set(table: Any) -> None:
 
 
 def test_a_version_that_deletes_rows_ends_the_run_after_the_versions_before_it(table: Any) -> None:
-    filled(table, 3, 2)
+    append_versions(table, 3, 2)
     run = Run(table, max_files_per_trigger=1)
     run.epoch()
-    filled(table, 3, first=5)
+    append_versions(table, 3, first=5)
     table.delete("x = 4")
     version = table.newest()
-    filled(table, 1, first=8)
+    append_versions(table, 1, first=8)
     with pytest.raises(SlackwaterError) as raised:
         run.all()
     assert sorted(run.rows) == list(range(8)), "everything before it was read"
@@ -210,13 +210,13 @@ def test_a_version_that_deletes_rows_ends_the_run_after_the_versions_before_it(t
 def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
     table: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    filled(table, 3, 3)
+    append_versions(table, 3, 3)
     run = Run(table, on_rewrite="skip")
     run.epoch()
     table.append([row(n, "a b") for n in (6, 7, 8, 9)])
     table.delete("x = 6")  # its file is rewritten with three rows
     version = table.newest()
-    filled(table, 1, first=10)
+    append_versions(table, 1, first=10)
     with caplog.at_level(logging.WARNING, "slackwater"):
         run.all()
     assert sorted(run.rows) == list(range(11))
@@ -226,10 +226,10 @@ def test_a_version_that_deletes_rows_is_skipped_by_name_and_counted(
 
 
 def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table)
     run.all()
-    filled(table, 1, 1, 1, 1, first=3)
+    append_versions(table, 1, 1, 1, 1, first=3)
     table.expire()
     with pytest.raises(SlackwaterError) as raised:
         Run(table, run.at).all()
@@ -240,26 +240,26 @@ def test_a_missing_version_is_reported_and_no_rows_are_skipped(table: Any) -> No
 
 
 def test_an_expired_first_version_ends_the_run(table: Any) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table, max_files_per_trigger=1)
     run.epoch()
-    filled(table, 1, 1, first=3)
+    append_versions(table, 1, 1, first=3)
     table.expire()
     with pytest.raises(SlackwaterError, match=r"is gone|has expired"):
         Run(table, run.at, max_files_per_trigger=1).all()
 
 
 def test_expired_versions_that_were_read_are_not_missed(table: Any) -> None:
-    filled(table, 3, 1)
+    append_versions(table, 3, 1)
     run = Run(table)
     run.all()
-    filled(table, 2, first=4)
+    append_versions(table, 2, first=4)
     table.expire()
     assert Run(table, run.at).all() == [[4, 5]]
 
 
 def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -> None:
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table)
     run.all()
     if isinstance(table, Delta):
@@ -268,7 +268,7 @@ def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -
         table.lake.tables().catalog.drop_table("shop.events")
     with pytest.raises(SlackwaterError, match=r"does not exist|is not in the catalog"):
         Run(table, run.at)
-    filled(table, 1, 1, 1)
+    append_versions(table, 1, 1, 1)
     with pytest.raises(StartError, match=r"is not the table that was read up to .*created again"):
         Run(table, run.at)
     with pytest.raises(SlackwaterError, match=r"created again|became another table"):
@@ -277,9 +277,9 @@ def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -
 
 def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
     table = Iceberg(tmp_path)
-    filled(table, 1)
+    append_versions(table, 1)
     first = table.newest()
-    filled(table, 1, first=1)
+    append_versions(table, 1, first=1)
     run = Run(table)
     run.all()
     with table.table.manage_snapshots() as change:
@@ -293,7 +293,7 @@ def test_a_table_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
 )
 def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: str) -> None:
     table = Iceberg(tmp_path)
-    filled(table, 3)
+    append_versions(table, 3)
     run = Run(table)
     run.all()
     table.delete_by(content)
@@ -306,7 +306,7 @@ def test_delete_files_are_refused_by_name(tmp_path: Path, content: str, words: s
 
 
 def test_a_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any) -> None:
-    filled(table, 1)
+    append_versions(table, 1)
     run = Run(table)
     run.all()
     stored_columns = run.source.schema.json()
@@ -335,7 +335,7 @@ def test_a_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any
 
 
 def test_an_unavailable_table_is_polled_again(table: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(table, 1)
+    append_versions(table, 1)
     run = Run(table)
 
     def away(*arguments: Any) -> Any:

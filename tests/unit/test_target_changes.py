@@ -22,7 +22,7 @@ SCHEMA = {"k": "string"}
 LAKE = {"connection": "lake"}
 
 
-def described(*targets: Any, only: Any = None) -> sw.Pipeline:
+def build_pipeline(*targets: Any, only: Any = None) -> sw.Pipeline:
     count = [sw.Aggregation(agg="count", as_="n")]
     minutes = sw.Window(
         kind="tumbling", duration_ms="1m", max_groups_per_window=9, group_by=["k"], aggregations=count, lateness_ms=0
@@ -53,7 +53,7 @@ def rows(*minutes: int) -> dict[str, Any]:
 @pytest.fixture
 def test(tmp_path: Path) -> Any:
     seeds.quiet()
-    with LocalPipeline(described(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as local:
+    with LocalPipeline(build_pipeline(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as local:
         local.pipe(rows(0, 1, 61))
         yield local
 
@@ -66,23 +66,23 @@ def lines(pipeline: sw.Pipeline, commit: Commit) -> list[str]:
 
 def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     commit = test._driver.state
-    assert lines(described(HOURS, MINUTES), commit) == []
-    assert lines(described(HOURS), commit) == [
+    assert lines(build_pipeline(HOURS, MINUTES), commit) == []
+    assert lines(build_pipeline(HOURS), commit) == [
         'target "minutes": state has minutes, config has none: it gets nothing more; what is out stays where it is'
     ]
-    more = described(HOURS, MINUTES, target("more", "minutes", "more"))
+    more = build_pipeline(HOURS, MINUTES, target("more", "minutes", "more"))
     assert lines(more, commit) == [
         'target "more": state has none, config has more: it gets what stage "minutes" emits after epoch 0, and nothing from '
         "before"
     ]
-    renamed = described(HOURS, target("minutes", "minutes", "other"))
+    renamed = build_pipeline(HOURS, target("minutes", "minutes", "other"))
     assert lines(renamed, commit) == [
         'target "minutes": state has minutes, config has other: it is called so from now on'
     ]
-    moved = described(target("elsewhere"), MINUTES)
+    moved = build_pipeline(target("elsewhere"), MINUTES)
     goes = "what comes out after epoch 0 goes there; what is out stays where it is"
     assert lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
-    turned = described(HOURS, target("minutes", "hours", "minutes"))
+    turned = build_pipeline(HOURS, target("minutes", "hours", "minutes"))
     assert lines(turned, commit) == [
         'target "minutes" from: state has minutes, config has hours: it gets what that stage emits after epoch 0'
     ]
@@ -91,9 +91,9 @@ def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
 def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: Any) -> None:
     more = target("more", "minutes", "more")
     assert test.target("minutes").held.height == 2
-    test.restart(described(HOURS, more))
+    test.restart(build_pipeline(HOURS, more))
     test.pipe(rows(62))
-    test.restart(described(HOURS, MINUTES, more))
+    test.restart(build_pipeline(HOURS, MINUTES, more))
     test.pipe(rows(63))
     held = {name: [r["window_start"].minute for r in t.rows(named=True)] for name, t in test.result().tables.items()}
     assert held["more"] == [1, 2] and held["minutes"] == [0, 1, 2]
@@ -102,21 +102,21 @@ def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: 
 
 def test_from_one_to_several_and_back(tmp_path: Path) -> None:
     seeds.quiet()
-    with LocalPipeline(described(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
+    with LocalPipeline(build_pipeline(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
         test.pipe(rows(0, 61))
         commit = test._driver.state
         assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}
-        assert lines(described(HOURS, MINUTES), commit) == [
+        assert lines(build_pipeline(HOURS, MINUTES), commit) == [
             'target "minutes": state has none, config has minutes: it gets what stage "minutes" emits after epoch 0, and '
             "nothing from before"
         ]
-        test.restart(described(HOURS, MINUTES))
+        test.restart(build_pipeline(HOURS, MINUTES))
         test.pipe(rows(121))
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {
             "hours": "p~hours",
             "minutes": "p~minutes",
         }
-        test.restart(described(only=HOURS))
+        test.restart(build_pipeline(only=HOURS))
         test.pipe(rows(181))
         assert {n: t.writer for n, t in test._driver.state.targets.items()} == {"hours": "p"}
 
@@ -131,7 +131,7 @@ def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp
     assert commit.recipients == ["hours", "minutes"] and store.delivered_targets() == {"hours"}
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
     waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
-    for other in (described(HOURS), described(HOURS, target("moved", "minutes")), described(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
+    for other in (build_pipeline(HOURS), build_pipeline(HOURS, target("moved", "minutes")), build_pipeline(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
         comparison = compare.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
         assert not comparison.startable and comparison.waits is not None and 'target "minutes"' in comparison.waits
         with pytest.raises(StartError, match=waits):
@@ -139,7 +139,7 @@ def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp
     test.target().down = False
     for held in test._all_targets.values():
         held.down = False
-    elsewhere = described(target("elsewhere"), MINUTES)
+    elsewhere = build_pipeline(target("elsewhere"), MINUTES)
     assert compare.compare_config(elsewhere, commit, missing=["minutes"]).startable, (
         "hours has its part: it may go elsewhere"
     )

@@ -17,7 +17,7 @@ FILES = sorted(TESTS.rglob("*.py"))
 NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
 
 
-def of_tests(text: str) -> list[str]:
+def imported_tests(text: str) -> list[str]:
     """The test files that a file imports, also in the text of a script for another process."""
     modules = []
     for node in ast.walk(ast.parse(text)):
@@ -31,13 +31,13 @@ def of_tests(text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(TESTS)))
 def test_no_test_imports_another(path: Path) -> None:
-    assert of_tests(path.read_text()) == [], "what two tests share is a module in tests/support"
+    assert imported_tests(path.read_text()) == [], "what two tests share is a module in tests/support"
 
 
 def test_imports_of_tests_are_found() -> None:
     text = "from tests.unit import test_a, x\nimport tests.unit.test_b\nfrom tests.spark.test_c import y\nS = '''\nfrom tests.e2e.test_d import z\n'''"
-    assert of_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
-    assert of_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
+    assert imported_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
+    assert imported_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
 
 
 def test_test_file_names_are_unique() -> None:

@@ -28,7 +28,7 @@ from slackwater.ui.server import UiServer, serve_pages
 from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
 
 
-def parsed(stream: bytes) -> list[tuple[str, str]]:
+def parse_events(stream: bytes) -> list[tuple[str, str]]:
     """Parse events and their data as a browser does (HTML standard, 9.2.6)."""
     parsed_events, name, data = [], "message", list[str]()
     for line in re.split("\r\n|\r|\n", stream.decode()):
@@ -58,11 +58,11 @@ def test_a_viewer_gets_exactly_the_rendered_blocks(first: Mapping[str, bytes], s
     def as_sent(blocks: Mapping[str, bytes]) -> dict[str, str]:
         return {n: b.decode().replace("\r", "&#13;") for n, b in blocks.items()}
 
-    assert parsed(one.bytes_for_viewer("")) == [*as_sent(first).items(), ("commit", "1-a")]
-    assert parsed(two.bytes_for_viewer("elsewhere")) == [*as_sent(second).items(), ("commit", "2-b")]
+    assert parse_events(one.bytes_for_viewer("")) == [*as_sent(first).items(), ("commit", "1-a")]
+    assert parse_events(two.bytes_for_viewer("elsewhere")) == [*as_sent(second).items(), ("commit", "2-b")]
     changed = {n: b for n, b in second.items() if first.get(n) != b}
-    assert parsed(two.bytes_for_viewer("1-a")) == [*as_sent(changed).items(), ("commit", "2-b")]
-    assert parsed(two.short) == [("commit", "2-b")]
+    assert parse_events(two.bytes_for_viewer("1-a")) == [*as_sent(changed).items(), ("commit", "2-b")]
+    assert parse_events(two.short) == [("commit", "2-b")]
     assert b"id: 2-b\n" in two.short
 
 
@@ -147,7 +147,7 @@ class Viewer(threading.Thread):
             if part == b"\n" and b"event: commit\n" in said:
                 with self.changed:
                     self.raw.append(said)
-                    self.updates.append(dict(parsed(said)))
+                    self.updates.append(dict(parse_events(said)))
                     self.changed.notify_all()
                 said = b""
 
@@ -156,7 +156,7 @@ class Viewer(threading.Thread):
             assert self.changed.wait_for(lambda: len(self.updates) >= count, 60), self.updates
 
 
-def followed(page: str) -> str:
+def stream_path(page: str) -> str:
     (path,) = re.findall(r'sse-connect="([^"]*)"', page)
     return path.replace("&amp;", "&")
 
@@ -172,7 +172,7 @@ def test_a_commit_is_rendered_once_for_all_viewers_and_they_get_the_changes(
 
     page = get(running, "/").text
     monkeypatch.setattr(pages, "render_fragment", counted)
-    viewers = [Viewer(running, followed(page)) for _ in range(12)]
+    viewers = [Viewer(running, stream_path(page)) for _ in range(12)]
     for number in (1, 2):
         before = {b: get(running, f"/ui/{b}").text for b in pages.BLOCKS}
         drawn.clear()
@@ -213,7 +213,7 @@ def test_nothing_of_past_commits_stays_in_memory(file: Path, running: UiServer) 
     def new_counts() -> dict[str, int]:
         return dict(Counter(type(o).__name__ for o in all_kept() if id(o) not in earlier_ids))
 
-    viewers = [Viewer(running, followed(get(running, "/").text)) for _ in range(3)]
+    viewers = [Viewer(running, stream_path(get(running, "/").text)) for _ in range(3)]
     counts = []
     for number in range(1, 5):
         commit(file, number)
@@ -236,7 +236,7 @@ def test_nothing_is_polled_while_nothing_happens(
     monkeypatch.setattr(
         page_cache, "load_model", lambda *arguments, **more: looks.append(1) or look(*arguments, **more)
     )
-    viewers = [Viewer(running, followed(page)) for _ in range(5)]
+    viewers = [Viewer(running, stream_path(page)) for _ in range(5)]
     ui = running._ui
     (one,) = ui._caches
     turns: list[str] = []
@@ -257,7 +257,7 @@ def test_nothing_is_polled_while_nothing_happens(
 
 
 def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
-    viewer = Viewer(running, followed(get(running, "/").text))
+    viewer = Viewer(running, stream_path(get(running, "/").text))
     manifests = file.parent / "state" / "law" / "manifests"
     (latest,) = manifests.glob("*.json")
     (manifests / "000000001.json").write_text(latest.read_text().replace('"epoch":0', '"epoch":1'))
@@ -270,7 +270,7 @@ def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
 
 def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
     server = serve_pages([watched(file)], 0)
-    viewers = [Viewer(server, followed(get(server, "/").text)) for _ in range(3)]
+    viewers = [Viewer(server, stream_path(get(server, "/").text)) for _ in range(3)]
     server.stop()
     for viewer in viewers:
         viewer.join(60)

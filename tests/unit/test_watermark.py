@@ -32,14 +32,14 @@ def clock(**settings: int | bool) -> SourceClock:
     return SourceClock(lateness_us=10, idleness_us=60, **settings)  # type: ignore[arg-type]
 
 
-def heard(**newest: int | None) -> SourceActivity:
+def newest_events(**newest: int | None) -> SourceActivity:
     """Build the activity of one epoch: the newest event of each partition, or None without rows."""
     parts = {name: SILENT if t is None else SourceActivity(1, t) for name, t in newest.items()}
     times = [t for t in newest.values() if t is not None]
     return SourceActivity(len(times), max(times, default=None), parts)
 
 
-def after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
+def clock_after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
     c = clock()
     for activity, quiet_us in epochs:
         c = advance_clock(c, activity, quiet_us)
@@ -78,12 +78,12 @@ def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
 def test_two_partitions_through_six_epochs() -> None:
     """The drawing at the top, epoch by epoch: activity, quiet time, watermark, global watermark and idle partitions."""
     story = [
-        (heard(a=100, b=None), 0, NEVER, NEVER, ()),
-        (heard(a=200, b=None), 30, NEVER, NEVER, ()),
-        (heard(a=300, b=None), 30, 290, 290, ("b",)),
-        (heard(a=400, b=150), 0, 140, 290, ()),
-        (heard(a=None, b=None), 30, 140, 290, ()),
-        (heard(a=None, b=None), 30, 390, 290, ("a", "b")),
+        (newest_events(a=100, b=None), 0, NEVER, NEVER, ()),
+        (newest_events(a=200, b=None), 30, NEVER, NEVER, ()),
+        (newest_events(a=300, b=None), 30, 290, 290, ("b",)),
+        (newest_events(a=400, b=150), 0, 140, 290, ()),
+        (newest_events(a=None, b=None), 30, 140, 290, ()),
+        (newest_events(a=None, b=None), 30, 390, 290, ("a", "b")),
     ]
     c, everywhere = clock(), NEVER
     for epoch, (activity, quiet_us, watermark, expected, idle) in enumerate(story, 1):
@@ -96,56 +96,58 @@ def test_two_partitions_through_six_epochs() -> None:
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a")])
 def test_the_slowest_partition_counts_in_any_order(order: tuple[str, ...]) -> None:
     newest = {"a": 300, "b": 120, "c": 200}
-    c = after((heard(**{name: newest[name] for name in order}), 0))
+    c = clock_after((newest_events(**{name: newest[name] for name in order}), 0))
     assert c.watermark_us == 110
     assert list(c.partitions) == ["a", "b", "c"]
 
 
 def test_a_silent_partition_holds_the_watermark_until_it_is_idle() -> None:
-    c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 59))
+    c = clock_after((newest_events(a=100, b=100), 0), (newest_events(a=500, b=None), 59))
     assert (c.watermark_us, c.idle_partitions) == (90, ())
-    c = advance_clock(c, heard(a=600, b=None), 1)
+    c = advance_clock(c, newest_events(a=600, b=None), 1)
     assert (c.watermark_us, c.idle_partitions) == (590, ("b",))
     assert not c.idle, "a source with one busy partition is busy"
 
 
 def test_an_idle_partition_that_returns_counts_again_and_its_silence_restarts() -> None:
-    c = after((heard(a=100, b=100), 0), (heard(a=500, b=None), 60), (heard(a=510, b=480), 0))
+    c = clock_after(
+        (newest_events(a=100, b=100), 0), (newest_events(a=500, b=None), 60), (newest_events(a=510, b=480), 0)
+    )
     assert (c.watermark_us, c.idle_partitions) == (470, ())
-    c = advance_clock(c, heard(a=700, b=None), 59)
+    c = advance_clock(c, newest_events(a=700, b=None), 59)
     assert c.watermark_us == 470
-    assert advance_clock(c, heard(a=700, b=None), 1).watermark_us == 690
+    assert advance_clock(c, newest_events(a=700, b=None), 1).watermark_us == 690
 
 
 def test_a_partition_with_rows_but_no_time_is_not_idle_and_holds() -> None:
     bad = SourceActivity(2, 100, {"a": SourceActivity(1, 100), "b": SourceActivity(1, None)})
-    c = after((bad, 0), (bad, 60), (bad, 60))
+    c = clock_after((bad, 0), (bad, 60), (bad, 60))
     assert (c.watermark_us, c.idle_partitions) == (NEVER, ())
 
 
 def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> None:
-    before = after((heard(a=100), 0))
-    new = advance_clock(before, heard(a=200, b=None), 0)
+    before = clock_after((newest_events(a=100), 0))
+    new = advance_clock(before, newest_events(a=200, b=None), 0)
     assert new.watermark_us == NEVER
     assert global_watermark(90, [new]) == 90, "what was said is not taken back"
-    assert advance_clock(new, heard(a=200, b=150), 0).watermark_us == 140
-    assert advance_clock(new, heard(a=200, b=None), 60).watermark_us == 190
+    assert advance_clock(new, newest_events(a=200, b=150), 0).watermark_us == 140
+    assert advance_clock(new, newest_events(a=200, b=None), 60).watermark_us == 190
 
 
 def test_a_partition_that_is_no_longer_listed_is_forgotten() -> None:
     """Its topic was deleted or is not read any more. It must not hold the watermark for ever."""
-    c = after((heard(a=100, b=100), 0), (heard(a=300), 0))
+    c = clock_after((newest_events(a=100, b=100), 0), (newest_events(a=300), 0))
     assert (c.watermark_us, list(c.partitions)) == (290, ["a"])
     assert list(advance_clock(c, SILENT, 1).partitions) == ["a"], "silence lists nothing"
 
 
 def test_a_source_is_idle_when_all_its_partitions_are() -> None:
-    quiet = after((heard(a=100, b=200), 0), (SILENT, 60))
+    quiet = clock_after((newest_events(a=100, b=200), 0), (SILENT, 60))
     assert quiet.idle_flags == (("", True), ("a", True), ("b", True))
-    other = after((SourceActivity(1, 500), 0))
+    other = clock_after((SourceActivity(1, 500), 0))
     assert global_watermark(90, [quiet]) == 90
     assert global_watermark(90, [quiet, other]) == 490
-    back = advance_clock(quiet, heard(a=600, b=None), 0)
+    back = advance_clock(quiet, newest_events(a=600, b=None), 0)
     assert (back.idle, back.idle_partitions, back.watermark_us) == (False, ("b",), 590)
 
 
@@ -200,15 +202,15 @@ def test_silence_before_the_first_event_does_not_advance_the_watermark() -> None
 
 
 def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:
-    quiet = after((heard(a=100, b=200), 0), (SILENT, 100))
+    quiet = clock_after((newest_events(a=100, b=200), 0), (SILENT, 100))
     assert advance_while_idle(90, [quiet], 100) == 190 + 100
 
 
 def test_quiet_time_is_counted_beyond_the_idleness() -> None:
-    c = after((heard(a=100, b=None), 0), (SILENT, 70), (SILENT, 80))
+    c = clock_after((newest_events(a=100, b=None), 0), (SILENT, 70), (SILENT, 80))
     assert (c.quiet_us, c.undecided_us) == (150, 60)
     assert [p.quiet_us for p in c.partitions.values()] == [150, 150]
-    assert advance_clock(c, heard(a=101, b=None), 5).quiet_us == 0
+    assert advance_clock(c, newest_events(a=101, b=None), 5).quiet_us == 0
 
 
 def test_a_source_is_overtaken_from_its_idleness_until_it_has_caught_up() -> None:
@@ -222,7 +224,11 @@ def test_a_source_is_overtaken_from_its_idleness_until_it_has_caught_up() -> Non
 
 
 def test_partitions_are_overtaken_one_by_one() -> None:
-    c = after((heard(a=100, b=100, c=None), 0), (heard(a=500, b=None, c=None), 60), (heard(a=510, b=480, c=None), 0))
+    c = clock_after(
+        (newest_events(a=100, b=100, c=None), 0),
+        (newest_events(a=500, b=None, c=None), 60),
+        (newest_events(a=510, b=480, c=None), 0),
+    )
     assert c.overtaken_partitions(490) == ("b", "c")
     assert not c.was_overtaken(490)
-    assert advance_clock(c, heard(a=510, b=500, c=499), 0).overtaken_partitions(490) == ("c",)
+    assert advance_clock(c, newest_events(a=510, b=500, c=499), 0).overtaken_partitions(490) == ("c",)

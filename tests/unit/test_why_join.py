@@ -25,7 +25,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def ran(**more: Any) -> None:
+def run_join(**more: Any) -> None:
     Path("p.toml").write_text(JOIN)
     join = toml.loads(JOIN).transform.join
     assert join is not None
@@ -35,7 +35,7 @@ def ran(**more: Any) -> None:
 
 
 def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> None:
-    ran()
+    run_join()
     said = say()
     assert said[2].startswith("watermark  2024-03-01T09:07:00Z, ")
     assert said[3].startswith('held by    source "payments": it had rows in this epoch')
@@ -55,14 +55,14 @@ def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> Non
 
 
 def test_a_join_has_no_window_of_a_key(say: Say) -> None:
-    ran()
+    run_join()
     assert say("--key", "user=u1") == ["1 error: law: --key: rows of a join have no window; leave it out"]
 
 
 def test_a_window_over_joined_rows() -> None:
     counts = [sw.Aggregation(agg="count", as_="n")]
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
-    ran(downstream=window)
+    run_join(downstream=window)
     pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
     said = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert said[-1].startswith('stage "')

@@ -22,7 +22,7 @@ class Nothing(sw.Aggregator):
     output = "bigint"
 
 
-def variant(**changed: Any) -> type[sw.Aggregator]:
+def mean_with(**changed: Any) -> type[sw.Aggregator]:
     return type("Mean", (Mean,), changed)
 
 
@@ -35,19 +35,19 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("aggregator", "line"),
     [
-        (variant(inputs=["value"]), 'inputs must be a mapping of names to types, as in {"value": "double"}'),
-        (variant(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type'),
-        (variant(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
+        (mean_with(inputs=["value"]), 'inputs must be a mapping of names to types, as in {"value": "double"}'),
+        (mean_with(inputs={"value": "array<int>"}), 'input "value" has type "array<int>", expected a scalar Spark type'),
+        (mean_with(accumulators={"n": "number"}), 'accumulator "n" has type "number", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
-        (variant(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
+        (mean_with(accumulators={"n": "struct<a:int>"}), 'accumulator "n" has type "struct<a:int>", expected a scalar Spark type or an array of '
          "scalars; use several accumulators instead of a struct"),
-        (variant(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
-        (variant(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, as in "double" or "array<string>"'),
-        (variant(lift=lambda self, value: {"n": value}), "lift returns n, expected a mapping of n, total"),
-        (variant(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping of n, total"),
-        (variant(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n", expected one value per group, as from n.sum()'),
-        (variant(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
-        (variant(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
+        (mean_with(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
+        (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, as in "double" or "array<string>"'),
+        (mean_with(lift=lambda self, value: {"n": value}), "lift returns n, expected a mapping of n, total"),
+        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping of n, total"),
+        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n", expected one value per group, as from n.sum()'),
+        (mean_with(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
+        (mean_with(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
 )  # fmt: skip
 def test_an_inconsistent_aggregator_is_refused_in_one_line(aggregator: Any, line: str) -> None:
@@ -131,7 +131,7 @@ def test_a_merge_that_wants_keys_is_checked_without_the_real_keys() -> None:
     def merge(self: Any, keys: Any, n: Any, total: Any) -> Any:
         return {"n": n.sum(), "total": keys["any"].cast(float) + total.sum()}
 
-    check_aggregator(variant(merge=merge, wants_keys=True)())
+    check_aggregator(mean_with(merge=merge, wants_keys=True)())
 
 
 def test_fingerprints_of_the_first_release_are_as_they_were() -> None:

@@ -115,13 +115,13 @@ def test_a_url_at_the_wrong_key_is_shown_as_it_is_written(old: str, new: str, li
 # -- the environment
 
 
-def with_env(old: str, new: str, **env: str) -> sw.Pipeline:
+def load_changed(old: str, new: str, **env: str) -> sw.Pipeline:
     assert old in ISSUE
     return sw.loads(ISSUE.replace(old, new, 1), "p.toml", env)
 
 
 def test_values_from_the_environment_are_used_hidden_and_written_back() -> None:
-    p = with_env('path = "state"', 'path = "/${ROOT}/s"', ROOT="hunter2")
+    p = load_changed('path = "state"', 'path = "/${ROOT}/s"', ROOT="hunter2")
     assert p.state_store is not None
     assert p.state_store.path == "/hunter2/s"
     assert 'path = "/${ROOT}/s"' in sw.to_toml(p)
@@ -132,7 +132,7 @@ def test_values_from_the_environment_are_used_hidden_and_written_back() -> None:
 
 
 def test_a_duration_from_the_environment() -> None:
-    p = with_env("= 30000 ", '= "${GAP}" ', GAP="30s")
+    p = load_changed("= 30000 ", '= "${GAP}" ', GAP="30s")
     gap = p.transform.window.gap_ms
     assert p == sw.loads(ISSUE, env={})
     assert (gap, f"{gap}", str(gap)) == (30_000, "30000", "30000")
@@ -141,7 +141,7 @@ def test_a_duration_from_the_environment() -> None:
 
 
 def test_dollar_signs_can_be_escaped() -> None:
-    p = with_env('path = "state"', 'path = "$${A}/$x/a$$b/${B}"', B="b")
+    p = load_changed('path = "state"', 'path = "$${A}/$x/a$$b/${B}"', B="b")
     assert p.state_store is not None
     assert p.state_store.path == "${A}/$x/a$$b/b"
     assert sw.loads(sw.to_toml(p), env={"B": "b"}) == p
@@ -149,7 +149,7 @@ def test_dollar_signs_can_be_escaped() -> None:
 
 def test_a_missing_variable_is_one_line() -> None:
     with pytest.raises(sw.ConfigError) as caught:
-        with_env("= 30000 ", '= "${GAP}" ')
+        load_changed("= 30000 ", '= "${GAP}" ')
     assert str(caught.value) == (
         "p.toml: transform.window.gap_ms: environment variable GAP is not set; "
         "set it, or write $${GAP} for the text itself"
@@ -183,7 +183,7 @@ def test_a_missing_variable_is_one_line() -> None:
 )  # fmt: skip
 def test_secrets_are_not_in_errors(old: str, new: str, secret: str, line: str) -> None:
     with pytest.raises(sw.ConfigError) as caught:
-        with_env(old, new, S=secret)
+        load_changed(old, new, S=secret)
     assert f"p.toml: {line}" in caught.value.problems
     if "hunter" in secret or secret == "77d":
         assert secret not in str(caught.value)

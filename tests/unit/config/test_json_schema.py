@@ -61,7 +61,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(mistakes_join.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
 
 
-def parsed(content: str) -> Any:
+def parse_toml(content: str) -> Any:
     try:
         return tomllib.loads(content)
     except tomllib.TOMLDecodeError:
@@ -70,7 +70,7 @@ def parsed(content: str) -> Any:
 
 @pytest.mark.parametrize(("content", "lines"), list(cases()))
 def test_the_schema_refuses_each_mistake_that_a_schema_can_express(content: str, lines: list[str]) -> None:
-    data = parsed(content)
+    data = parse_toml(content)
     if data is None:
         assert lines[0].startswith("is not valid TOML")
         return

@@ -35,24 +35,26 @@ def pipeline(schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql:
     )
 
 
-def draft(**tables: Any) -> list[str]:
+def draft_problems(**tables: Any) -> list[str]:
     problems: list[str] = []
     WithNth.parse_partial(tables, "p.toml", "transform", problems)
     return [line.removeprefix("p.toml: transform") for line in problems]
 
 
 def test_mistakes_of_a_keyed_step_name_their_key() -> None:
-    assert draft(nth={"every": 0}) == [
+    assert draft_problems(nth={"every": 0}) == [
         ".nth.every: found 0, expected a whole number of at least 1",
         '.nth.key: missing; name columns, as in ["user"]',
     ]
-    assert draft(nth={"every": 1, "key": []})[0].startswith(
+    assert draft_problems(nth={"every": 1, "key": []})[0].startswith(
         ".nth.key: empty; rows belong together by at least one column"
     )
-    assert draft(nth={"every": 1, "key": ["u"], "evry": 2}) == ['.nth.evry: unknown key; did you mean "every"?']
-    beside = draft(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
+    assert draft_problems(nth={"every": 1, "key": ["u"], "evry": 2}) == [
+        '.nth.evry: unknown key; did you mean "every"?'
+    ]
+    beside = draft_problems(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
     assert ".nth: cannot be combined with [transform.window]; a stage is one or the other: remove one of them" in beside
-    assert draft(on_error="drop")[0].startswith(
+    assert draft_problems(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
     )
 
@@ -67,14 +69,14 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
 
 
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
-    for check in (lambda p: sql_check.check_sql(p).problems, started):
+    for check in (lambda p: sql_check.check_sql(p).problems, start_problems):
         (line,) = check(pipeline(number_column="tags"))
         assert line.endswith('.nth: the SQL selects a column "tags", which this step adds; rename it in the SQL')
     numbered = pipeline(number_column="nr")
-    assert (sql_check.check_sql(numbered).problems, started(numbered)) == ([], [])
+    assert (sql_check.check_sql(numbered).problems, start_problems(numbered)) == ([], [])
 
 
-def started(described: Any) -> list[str]:
+def start_problems(described: Any) -> list[str]:
     columns = {
         f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
     }

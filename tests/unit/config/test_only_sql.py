@@ -222,7 +222,7 @@ RESULTS = KnownColumns(
 LOOKUP = KnownColumns({"id": "string", "name": "string"}, True)
 
 
-def beyond(sql: str, **more: KnownColumns) -> set[str]:
+def non_row_wise_parts(sql: str, **more: KnownColumns) -> set[str]:
     findings = Findings()
     resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, findings)
     assert not findings.problems
@@ -246,7 +246,7 @@ def beyond(sql: str, **more: KnownColumns) -> set[str]:
     ],
 )  # fmt: skip
 def test_rows_of_one_window_may_be_grouped(sql: str) -> None:
-    assert beyond(sql) == set()
+    assert non_row_wise_parts(sql) == set()
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_rows_of_one_window_may_be_grouped(sql: str) -> None:
     ],
 )  # fmt: skip
 def test_rows_of_several_windows_may_not_be_grouped(sql: str, construct: str) -> None:
-    assert construct in beyond(sql)
+    assert construct in non_row_wise_parts(sql)
 
 
 def test_rows_of_a_source_may_not_be_grouped() -> None:

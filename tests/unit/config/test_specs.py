@@ -63,7 +63,7 @@ path = "state"
 '''
 
 
-def in_python(lake: sw.FilesConnection | str) -> sw.Pipeline:
+def build_in_python(lake: sw.FilesConnection | str) -> sw.Pipeline:
     return sw.pipeline(
         name="user-sessions",
         connections={"lake": sw.FilesConnection()},
@@ -108,7 +108,7 @@ def tumbling(**more: object) -> sw.Window:
     return sw.Window(**(settings | more))
 
 
-def small(**more: object) -> sw.Pipeline:
+def small_pipeline(**more: object) -> sw.Pipeline:
     lake = sw.FilesConnection()
     settings = {"name": "p", "target": lake, "target_path": "out", "window": tumbling()}
     if "sources" not in more:
@@ -128,7 +128,7 @@ def test_the_example_loads_as_it_stands_with_its_defaults() -> None:
 
 @pytest.mark.parametrize("lake", ["lake", sw.FilesConnection()], ids=["by name", "as an object"])
 def test_python_builds_the_same(lake: sw.FilesConnection | str) -> None:
-    assert in_python(lake) == sw.loads(ISSUE, env={})
+    assert build_in_python(lake) == sw.loads(ISSUE, env={})
 
 
 def test_toml_is_written_without_defaults_and_reads_back() -> None:
@@ -139,7 +139,7 @@ def test_toml_is_written_without_defaults_and_reads_back() -> None:
 
 def test_every_setting_survives_a_round_trip_through_toml() -> None:
     lake, screen = sw.FilesConnection(), sw.ConsoleConnection()
-    p = small(
+    p = small_pipeline(
         sources=[
             sw.Source(connection=lake, query="a/*.csv", format="csv", options={"header": True, "sep": "|", "n": 3}),
             sw.Source(name="b", connection=lake, query="b", format="text", lateness_ms="5s"),
@@ -190,7 +190,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
     ],
 )  # fmt: skip
 def test_any_sql_survives_toml(sql: str) -> None:
-    assert sw.loads(sw.to_toml(small(transform_sql=sql)), env={}).transform.sql == sql
+    assert sw.loads(sw.to_toml(small_pipeline(transform_sql=sql)), env={}).transform.sql == sql
 
 
 def test_a_source_without_a_name_is_named_after_its_query() -> None:
@@ -198,7 +198,7 @@ def test_a_source_without_a_name_is_named_after_its_query() -> None:
 
 
 def test_specs_are_frozen() -> None:
-    window = in_python("lake").transform.window
+    window = build_in_python("lake").transform.window
     with pytest.raises(ValueError, match="frozen"):
         window.gap_ms = 5  # type: ignore[misc]
 
@@ -262,12 +262,12 @@ def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
         'Aggregation: column: missing; "sum" needs a column to aggregate',
     )
     with pytest.raises(sw.ConfigError) as caught:
-        small(name="clicks", window=tumbling(crash_recovery="persisted"))
+        small_pipeline(name="clicks", window=tumbling(crash_recovery="persisted"))
     assert str(caught.value) == (
         'clicks: transform.window.crash_recovery: "persisted" needs a durable [state_store]; use kind = "files" or "postgres"'
     )
     with pytest.raises(sw.ConfigError) as caught:
-        small(name="a/b")
+        small_pipeline(name="a/b")
     assert str(caught.value) == (
         'pipeline: name: found "a/b", expected letters, digits, ".", "_" and "-" (it names a directory)'
     )
@@ -275,7 +275,9 @@ def test_a_mistake_in_python_reads_as_one_in_toml() -> None:
 
 def test_a_source_over_a_dataframe() -> None:
     frame = object()
-    p = small(sources=[sw.Source(name="clicks", dataframe=frame)], window=tumbling(event_time_column="_event_ts"))
+    p = small_pipeline(
+        sources=[sw.Source(name="clicks", dataframe=frame)], window=tumbling(event_time_column="_event_ts")
+    )
     assert p.sources[0].dataframe is frame
     with pytest.raises(sw.ConfigError) as caught:
         sw.to_toml(p)
@@ -289,13 +291,13 @@ def test_a_source_over_a_dataframe() -> None:
 
 
 def test_a_console_by_name() -> None:
-    p = small(connections={"screen": sw.ConsoleConnection()}, target="screen", target_path=None)
+    p = small_pipeline(connections={"screen": sw.ConsoleConnection()}, target="screen", target_path=None)
     assert (p.target.connection, p.target.path) == ("screen", None)
 
 
 def test_connection_objects_get_names_that_are_free() -> None:
     taken = {"files": sw.ConsoleConnection(), "files_2": sw.ConsoleConnection()}
-    p = small(connections=taken)
+    p = small_pipeline(connections=taken)
     assert (p.sources[0].connection, p.target.connection) == ("files_3", "files_3")
     assert sw.loads(sw.to_toml(p), env={}) == p
 
