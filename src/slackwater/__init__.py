@@ -1,6 +1,6 @@
 """Windows, sessions and stream joins for Apache Spark, declared in TOML or Python, with state you can read.
 
-The names below are imported when they are first used, so that `import slackwater` is fast.
+The names below are imported on first use, so that `import slackwater` is fast.
 """
 
 from __future__ import annotations

@@ -77,13 +77,13 @@ def pipeline(
 ) -> Pipeline:
     """Build a pipeline with a `window`, a `join`, several `stages`, or `transform_sql` alone.
 
-    `source` is a `Source`, or a connection together with `source_query` and settings of a source such as `source_format`,
-    `source_schema`, `source_options` and `max_files_per_trigger`. `target` is a `Target`, or a connection with
-    `target_path`, `target_table` or `target_topic`. Use `sources` and `targets` for several of them. Durations are
-    milliseconds or texts such as "30s".
+    `source` is a `Source`, or a connection together with `source_query` and settings of a source such as
+    `source_format`, `source_schema`, `source_options` and `max_files_per_trigger`. `target` is a `Target`, or a
+    connection with `target_path`, `target_table` or `target_topic`. Use `sources` and `targets` for several of them.
+    Durations are milliseconds, or strings such as "30s".
 
     Raises:
-        ConfigError: the pipeline is wrong; the error has one line per mistake.
+        ConfigError: the pipeline is invalid; the error has one line per mistake.
     """
     problems: list[str] = []
     for key in source_settings:
@@ -141,7 +141,7 @@ def run_streaming_pipeline(
 ) -> Status | None:
     """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
 
-    Run until `stop` is set; with `available_now`, until the input that exists now is processed.
+    It runs until `stop` is set, or with `available_now`, until all input that exists now has been processed.
     """
     from slackwater.runner.run import run
 
@@ -176,7 +176,7 @@ class Registered:
 def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registered]:
     """Return a decorator that registers a pipeline by name. Calling the decorated function runs it.
 
-    The function may return a SQL text, which is then used as `transform_sql`:
+    The function may return SQL, which is then used as `transform_sql`:
 
         @sw.streaming_pipeline(name="clicks", source=sw.Source(…), window=sw.Window(…), target=…, state_store=…)
         def clicks():

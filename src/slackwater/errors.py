@@ -30,7 +30,7 @@ from slackwater.secrets import mask_secrets
 
 
 class SlackwaterError(Exception):
-    """Base of all errors raised on purpose; the command line shows its message and no stack trace.
+    """Base class of all errors raised deliberately. The command line shows the message without a stack trace.
 
     A message never contains a registered secret (see `slackwater.secrets`), whatever text it quotes.
     """
@@ -40,7 +40,7 @@ class SlackwaterError(Exception):
 
     @property
     def documented(self) -> str | None:
-        """The page and heading about the error, such as `docs/messages/config.md#the-config-is-wrong`."""
+        """The page and heading that document the error, such as `docs/messages/config.md#the-config-is-wrong`."""
         return messages.find_page([c.__name__ for c in type(self).__mro__], str(self))
 
     def _render_traceback_(self) -> list[str]:
@@ -53,7 +53,8 @@ class SlackwaterError(Exception):
 class ConfigError(SlackwaterError):
     """One or more mistakes in the description of a pipeline.
 
-    `problems` holds one line per mistake, and `str(error)` joins them with newlines. `further`: lines about all of them.
+    `problems` holds one line per mistake, and `str(error)` joins them with newlines. `further`: additional lines that
+    concern all of them.
     """
 
     further: Sequence[str] = ()
@@ -64,7 +65,7 @@ class ConfigError(SlackwaterError):
 
 
 class StartError(SlackwaterError):
-    """The pipeline cannot start with its config on the existing data and state."""
+    """The pipeline cannot start with its config and the existing data and state."""
 
 
 class LockHeldError(StartError):
@@ -72,11 +73,11 @@ class LockHeldError(StartError):
 
 
 class StateError(StartError):
-    """The state in the store cannot be used by this pipeline or this version."""
+    """The stored state cannot be used by this pipeline or this version."""
 
 
 class BadRowError(SlackwaterError):
-    """Bad rows were found and `on_error = "fail"`."""
+    """There were bad rows, and `on_error = "fail"`."""
 
 
 class CapExceededError(SlackwaterError):
@@ -88,15 +89,15 @@ class ValueRangeError(SlackwaterError):
 
 
 class FencedError(SlackwaterError):
-    """The store holds an epoch this runner did not write: another runner took over."""
+    """The store contains an epoch that this runner did not write: another runner took over."""
 
 
 class ExhaustedError(SlackwaterError):
-    """This process, or the machine, has no file descriptor left. `from_error` distinguishes it from a damaged file."""
+    """This process or machine has no file descriptors left. `from_error` distinguishes this from a damaged file."""
 
     @staticmethod
     def from_error(error: BaseException) -> ExhaustedError | None:
-        """Return an ExhaustedError if this error says that no descriptor is left; else None."""
+        """Return an ExhaustedError if this error means that no file descriptor is left, else None."""
         if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
             return None
         holder = "this process" if error.errno == errno.EMFILE else "this machine"
@@ -107,12 +108,12 @@ class ExhaustedError(SlackwaterError):
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Return whether the error is a missing permission or a read-only file system, so that nothing is damaged."""
+    """Return whether the error means a missing permission or a read-only file system, so that nothing is damaged."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def permission_error(subject: str, error: BaseException) -> StateError | None:
-    """Return a StateError if this user may not read a part of a state (`subject`); None for any other error."""
+    """Return a StateError if this user has no permission to read part of a state (`subject`); None for any other error."""
     if not is_forbidden(error):
         return None
     return StateError(
@@ -121,16 +122,16 @@ def permission_error(subject: str, error: BaseException) -> StateError | None:
 
 
 class PublishError(SlackwaterError):
-    """The target did not take an epoch that is already committed."""
+    """The target did not accept an epoch that is already committed."""
 
 
 class SparkEndedError(SlackwaterError):
-    """Spark's process ended while it was needed. Commits stay, and the next start continues from the last one."""
+    """Spark's process ended while it was needed. Commits are kept, and the next start continues from the last one."""
 
 
 class EpochError(SlackwaterError):
-    """An epoch failed before its commit; nothing of it is visible and the next start repeats it."""
+    """An epoch failed before its commit. None of it is visible, and the next start repeats it."""
 
 
 class NewColumnsError(EpochError):
-    """A source has new columns that the run accepts but is not bound to; `run` starts again with them."""
+    """A source has new columns that the run accepts but is not bound to; `run` restarts with them."""

@@ -1,6 +1,7 @@
 """The plan of a pipeline as text, built from the config alone: neither Spark nor data is needed.
 
-`explain`, `check` and a notebook show the plan. `run`, `check` and log lines use its parts: warnings, state and target as text.
+`explain`, `check` and notebooks show the plan. `run`, `check` and log lines use parts of it: warnings, state and
+target.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes` is the upper bound of the last stage: 0 without state, None where the input decides. A join keeps the rows of
-    a time range, a keyed step one entry per key. `kept` has an entry per stage: a text, or the bytes and groups of a window.
+    `state_bytes` is the upper bound for the last stage: 0 without state, None if it depends on the input. A join keeps
+    the rows of a time range, and a keyed step one entry per key. `kept` has an entry per stage: a text, or the bytes
+    and groups of a window.
     """
 
     stages: tuple[ExplainedStage, ...]
@@ -54,7 +56,7 @@ class Plan(TerminalRepr, NotebookRepr):
 
 
 def build_plan(pipeline: Pipeline) -> Plan:
-    """Build the plan of a pipeline: its stages in the order of a row, the delivery guarantee and the size of the state.
+    """Build the plan of a pipeline: its stages in dataflow order, the delivery guarantee, and the size of the state.
 
     Neither Spark nor data is needed.
     """
@@ -159,7 +161,7 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
 
 
 def _record_time(pipeline: Pipeline) -> ExplainedStage:
-    """Describe the event time of rows in a stateless stage, which waits for no watermark."""
+    """Describe the event time of rows in a stateless stage, which does not wait for a watermark."""
     title = "_event_ts if the source provides it, else the epoch's clock"
     lines = ("no row waits, and no row is late", f"bad rows: {pipeline.transform.on_error}; undecodable")
     return ExplainedStage("event time", "Spark", title, lines)
@@ -189,7 +191,7 @@ def _lookups(pipeline: Pipeline) -> dict[str, Lookup]:
 
 
 def _path_sql(pipeline: Pipeline, path: InputPath) -> str:
-    """Return the SQL texts of an input path in their order."""
+    """Return the SQL texts on an input path, in order."""
     return ", then ".join(_sql_text(sql) for _, sql in pipeline.sql_chain(path)) or _sql_text(None)
 
 
@@ -259,13 +261,13 @@ def _shuffle_sides(join: Join) -> ExplainedStage:
 
 
 def join_text(join: Join) -> str:
-    """Return the join as text: its kind and its two inputs."""
+    """Describe the join: its kind and its two inputs."""
     outer = "" if join.join_type == "inner" else " outer"
     return f'{join.join_type}{outer} join of "{join.left_source}" and "{join.right_source}"'
 
 
 def retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
-    """Return for each side a text that says how long the join keeps its rows."""
+    """Describe, for each side, how long the join keeps its rows."""
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(
         f"{side} rows are kept until the watermark is {duration_text(ms)} past them"
@@ -299,7 +301,7 @@ def _commit(pipeline: Pipeline) -> ExplainedStage:
 
 
 def state_text(pipeline: Pipeline) -> str:
-    """Return the location of the state as text."""
+    """Describe the location of the state."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
         return "state in memory, gone with the process"
@@ -323,7 +325,7 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
 
 
 def target_text(pipeline: Pipeline) -> str:
-    """Return the location of the results as text; with several targets, each with its name."""
+    """Describe the location of the results; if there are several targets, each with its name."""
     if len(pipeline.targets) > 1:
         return "; ".join(
             f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.per_target.items()
@@ -344,7 +346,7 @@ def connection_kind(t: Target, pipeline: Pipeline) -> str:
 
 
 def shares_transaction(pipeline: Pipeline) -> bool:
-    """Return whether the config names the same Postgres URL for the state and the target."""
+    """Return whether the config uses the same Postgres URL for the state and the target."""
     store = pipeline.state_store
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
     return (
@@ -356,7 +358,7 @@ def shares_transaction(pipeline: Pipeline) -> bool:
 
 
 def delivery_guarantee(pipeline: Pipeline) -> str:
-    """Return the guarantee of store and target together; one per target where they differ."""
+    """Describe the guarantee of store and target together; one for each target if they differ."""
     if len(pipeline.targets) > 1:
         each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:
@@ -373,7 +375,7 @@ def delivery_guarantee(pipeline: Pipeline) -> str:
 
 
 def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return warnings that need no data: a state in memory, doubtful units, hops that make too many panes."""
+    """Return warnings that do not need data: an in-memory state, doubtful units, hops that result in too many panes."""
     store = pipeline.state_store
     warnings = []
     if store is None or store.kind == "in_memory":

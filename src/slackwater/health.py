@@ -1,4 +1,4 @@
-"""Health of a run for its supervisor: `/healthz` and `/readyz` on the port of the metrics.
+"""Health of a run, for its supervisor: `/healthz` and `/readyz` on the metrics port.
 
     begun      Spark, lock, sources, targets            polls its sources         SIGTERM      ended
     ├───────── starting, publishing ────────────────────┼──────── reading ────────┼─ stopping ─┤ ended
@@ -32,7 +32,7 @@ _DOING = {
 
 
 class Health(Observer):
-    """Observer of one run. `stop` is set when the run is asked to end. `clock` returns microseconds UTC."""
+    """Observes one run. `stop` is set when the run is asked to end. `clock` returns microseconds UTC."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
         self._stop, self._clock = stop, clock
@@ -66,7 +66,7 @@ class Health(Observer):
         return "stopping" if self._phase != "ended" and self._stop.is_set() else self._phase
 
     def answer(self, path: str) -> tuple[int, bytes] | None:
-        """Return the HTTP status and the body, one line of JSON; None for another path."""
+        """Return the HTTP status and the body, one line of JSON; None for any other path."""
         phase = self.phase
         if path == LIVE:
             good = phase != "ended"

@@ -1,8 +1,8 @@
 """Prometheus metrics, built from the latest status of each pipeline.
 
-Counters are the cumulative ones of the commit, so they continue across restarts. The histogram of epoch phases and the
-failures of targets count in this process. The pending output is known from the start of a run, before the first status.
-Every metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
+Counters are the cumulative ones from the commit, so they continue across restarts. The histogram of epoch phases and
+target failures only cover this process. Pending output is known from the start of a run, before the first status. Every
+metric has the label `pipeline`; metrics of one stage or target also have `stage` or `target`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from slackwater.web.guard import Receive, Scope, Send
     from slackwater.web.server import HttpServer
 
-CONNECTIONS = 16  # at a time: each takes a file descriptor of the runner
+CONNECTIONS = 16  # at a time: each takes a file descriptor from the runner
 PREFIX = "slackwater_streaming_"
 LATE_BUCKETS = 21  # up to 36 hours
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics(Collector, Observer):
-    """Metrics of runs, as an observer or with `update` for each status.
+    """The metrics of runs. Use it as an observer, or call `update` with each status.
 
-    It has a separate registry without the default metrics of the process. `clock` returns Unix time in seconds.
+    It has its own registry, without the default process metrics. `clock` returns Unix time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._pipeline = ""  # the pipeline whose run is observed
+        self._pipeline = ""  # the pipeline whose run is being observed
         self._started: dict[str, float] = {}
         self._waiting: dict[str, PendingPublish | None] = {}  # an epoch that is not published
         self._failures: Counter[tuple[str, str]] = Counter()  # by pipeline and target
@@ -110,7 +110,7 @@ class Metrics(Collector, Observer):
         return 0.0 if epoch is None else max(self._clock() - epoch.committed_us / 1e6, 0.0)
 
     def _target_metrics(self, latest: Iterable[Status]) -> Iterator[Metric]:
-        """Yield the committed, published and pending rows of each target, with dead letters as one of them."""
+        """Yield the committed, published and pending rows of each target, including dead letters."""
         statuses = {s.pipeline: s for s in latest}
         labels = ["pipeline", "target"]
         emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
@@ -131,7 +131,7 @@ class Metrics(Collector, Observer):
         for pipeline in dict.fromkeys([*statuses, *self._waiting]):
             status, epoch = statuses.get(pipeline), self._waiting.get(pipeline)
             totals = {} if status is None else status.counters.targets
-            # a status is about the latest epoch that all targets have; pending rows belong to a later epoch
+            # a status describes the latest epoch that all targets have; pending rows belong to a later epoch
             later = {} if epoch is None or (status is not None and epoch.epoch <= status.epoch) else epoch.rows
             missing = {} if epoch is None else {n: epoch.rows[n] for n in epoch.missing if n in epoch.rows}
             for name in dict.fromkeys([*totals, *later, *missing]):
@@ -303,9 +303,9 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
 
 
 def _lateness(statuses: Iterable[Status]) -> Metric:
-    """Return late rows by additional lateness, cumulative like the buckets of a histogram.
+    """Return late rows by additional lateness, cumulatively, like the buckets of a histogram.
 
-    They are counters, since an existing histogram cannot be passed on to OpenTelemetry.
+    These are counters, since a precomputed histogram cannot be passed on to OpenTelemetry.
     """
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
@@ -327,8 +327,8 @@ def serve_metrics(
     """Serve `/metrics`, and the paths that `health` answers, until `stop` is called. Raises StartError.
 
     Args:
-        port: the port; 0 takes a free one.
-        names: further names of this server: see `web.guard`.
+        port: the port; 0 selects a free one.
+        names: additional names of this server; see `web.guard`.
     """
     from slackwater.web.server import start_server
 

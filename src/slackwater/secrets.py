@@ -1,11 +1,12 @@
-"""Secrets that no output may show: values from the environment, passwords in URLs, settings with a telling name.
+"""Secrets that must not be shown: values from the environment, passwords in URLs, settings like `password`.
 
     ${NAME} in a config ──▶ remember ──▶ masked ◀── errors, log lines, plans and notices of Slackwater
     url, options                         "… token = '${NAME}' …"
 
-A config keeps the spelling of its values (`config.message_format.EnvString`). But texts are built from the values, and Spark's
-errors quote the SQL. So the values are registered for the life of the process. Rows are never masked: they are the user's
-data. Names of pipelines and sources are not secrets, since directories and metrics are named after them.
+A config preserves the spelling of its values (`config.message_format.EnvString`). But texts are built from the values,
+and Spark's errors quote the SQL. So the values are registered for the lifetime of the process. Rows are never masked:
+they are the user's data. Names of pipelines and sources are not secrets, since directories and metrics are named after
+them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 HIDDEN = "***"
-SHORT, LONG = 4, 8  # characters: shorter values are not masked; from LONG on they are also masked within words
+SHORT, LONG = 4, 8  # characters: shorter values are not masked; from LONG on, they are also masked within words
 NAMED = (
     "password",
     "passwd",
@@ -40,7 +41,10 @@ _pattern: re.Pattern[str] | None = None
 
 
 def remember_secret(value: str, replacement: str = HIDDEN) -> None:
-    """Register a value, so that `replacement` replaces it from now on; of a value with several lines also each line."""
+    """Register a value, to be masked by `replacement` from now on.
+
+    If it has several lines, each line is masked as well.
+    """
     global _pattern
     for part in {value, *(line.strip() for line in value.splitlines())}:
         if len(part) >= SHORT and not _COMMON.fullmatch(part) and part not in _secrets:
@@ -51,12 +55,12 @@ def remember_secret(value: str, replacement: str = HIDDEN) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Register the password of a URL or connection string, even of a malformed one."""
+    """Register the password in a URL or connection string, even a malformed one."""
     passwords = [match[1].strip("'") for match in _PASSWORD.finditer(url)]
     user, separator, _ = url.partition("://")[2].rpartition("@")
     if separator and ":" in user:
         passwords.append(user.partition(":")[2])
-        passwords += re.split("[/@]", passwords[-1])  # libraries may split the URL there and show a part
+        passwords += re.split("[/@]", passwords[-1])  # libraries may split the URL there and show part of it
     for part in passwords:
         for spelled in {part, unquote(part)}:
             if spelled and spelled not in _secrets:
@@ -73,7 +77,7 @@ def remember_settings(settings: Mapping[str, object]) -> None:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text with all registered values replaced."""
+    """Return a text with all registered values masked."""
     global _pattern
     if not _secrets:
         return text

@@ -8,15 +8,15 @@ global = minimum over the sources that are not idle; it never goes back
 All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark advances with the activity clock.
 
     last event of all    ●
-    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time in which the engine polled and found no rows
+    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time during which the engine polled and found no rows
     global             ──┘      │    ┌──
                                 │  ┌─┘  max_i(wm_i) + quiet time, in committed steps
                                 ▲  ▲
                           all idle  quiet for idle_close_ms
 
-Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row over at most this distance. It crosses a larger
-gap only after `CONFIRMS` rows lie beyond the gap. The newest time is the end of the span that contains the `CONFIRMS`-th
-newest row. So it depends on the rows that were read and not on their batches, and it never goes back.
+Jumps, with `max_jump_ms` (opt-in): the newest time advances from row to row by at most this distance. It only crosses a
+larger gap once there are `CONFIRMS` rows beyond the gap. The newest time is the end of the span that contains the
+`CONFIRMS`-th newest row. So it depends on the rows that were read, not on their batches, and it never goes back.
 
     rows of a source     ●●●●●●●●●●●●●●●●●            ●●      ●     held back until there are 100
                                         ▲ newest  > max_jump_ms
@@ -29,17 +29,17 @@ from dataclasses import dataclass, field, replace
 
 from slackwater.core.time import NO_WATERMARK as NO_WATERMARK
 
-CONFIRMS = 100  # rows beyond a jump that confirm it
-Span = tuple[int, int, int]  # first and last event time and count of rows without a gap above `max_jump_ms`
+CONFIRMS = 100  # number of rows beyond a jump that confirm it
+Span = tuple[int, int, int]  # first and last event time, and number of rows, without a gap above `max_jump_ms`
 
 
 @dataclass(frozen=True)
 class SourceClock:
-    """Clock of one source or partition. Durations and times in µs.
+    """The clock of one source or partition. Durations and times are in µs.
 
     Args:
         lateness_us: how far its watermark stays behind its newest event.
-        idleness_us: quiet time after which it counts as idle.
+        idleness_us: the quiet time after which it counts as idle.
         max_event_us: the newest event time; None before the first usable event.
         quiet_us: activity time since its last row.
         partitions: the clocks of its partitions. Its watermark is the minimum of those that are not idle.
@@ -58,7 +58,7 @@ class SourceClock:
 
     @property
     def held_spans(self) -> tuple[Span, ...]:
-        """The spans that are held back: rows beyond a jump that is not confirmed."""
+        """The spans that are held back: rows beyond an unconfirmed jump."""
         if self.jump_us is None:
             return ()
         return self.spans[1:] if is_confirmed(self.spans) else self.spans
@@ -74,7 +74,7 @@ class SourceClock:
 
     @property
     def _confirmed_spans(self) -> tuple[Span, ...]:
-        """The spans of the clock. A newest time from before the limit was set counts as confirmed."""
+        """The confirmed spans of the clock. A newest time from before the limit was set counts as confirmed."""
         if self.spans or self.max_event_us is None:
             return self.spans
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
@@ -102,12 +102,12 @@ class SourceClock:
 
     @property
     def undecided_us(self) -> int:
-        """The quiet time up to `idleness_us`. Beyond that it no longer changes whether the source is idle."""
+        """The quiet time, capped at `idleness_us`. More quiet time does not change whether the source is idle."""
         return min(self.quiet_us, self.idleness_us)
 
     @property
     def idle_flags(self) -> tuple[tuple[str, bool], ...]:
-        """Pairs of a partition's name and its idle flag; "" names the source itself."""
+        """Pairs of a partition's name and its idle flag; "" means the source itself."""
         return (("", self.idle), *((name, p.idle) for name, p in self.partitions.items()))
 
     @property
@@ -115,10 +115,10 @@ class SourceClock:
         return tuple(name for name, p in self.partitions.items() if p.idle)
 
     def was_overtaken(self, watermark: int) -> bool:
-        """Return whether late rows of this clock are late because it counted as idle. That lasts until it has caught up.
+        """Return whether late rows of this clock are late because it counted as idle, until it has caught up.
 
-        A clock that was never left out of the minimum is not behind the watermark. For a source with partitions the result
-        is False: use `overtaken_partitions`.
+        A clock that was never excluded from the minimum is not behind the watermark. For a source with partitions, the
+        result is False: use `overtaken_partitions`.
         """
         if self.max_event_us is None:
             return self.idle
@@ -130,7 +130,7 @@ class SourceClock:
 
 @dataclass(frozen=True)
 class SourceActivity:
-    """Rows that a source delivered in one epoch.
+    """What a source delivered in one epoch.
 
     Args:
         rows: the number of rows read.
@@ -146,7 +146,7 @@ class SourceActivity:
 
 
 def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
-    """Join spans that are at most `jump_us` apart. Return them from the one that contains the `CONFIRMS`-th newest row."""
+    """Join spans that are at most `jump_us` apart. Return them from the one with the `CONFIRMS`-th newest row onwards."""
     merged: list[Span] = []
     for low, high, count in sorted(spans):
         if merged and low - merged[-1][1] <= jump_us:
@@ -171,15 +171,13 @@ def is_confirmed(spans: Sequence[Span]) -> bool:
 def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -> SourceClock:
     """Advance the clock of a source by one epoch, or by one idle tick (`activity.rows == 0`).
 
-    `quiet_us` is the activity time (µs) since the last call: time in which the engine polled and found no rows.
+    `quiet_us` is the activity time (µs) since the last call: the time during which the engine polled and found no rows.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = SourceActivity(0, None)
     partitions = {
         name: advance_clock(clock.partitions.get(name, fresh), activity.partitions.get(name, silent), quiet_us)
-        for name in sorted(
-            activity.partitions or clock.partitions
-        )  # a partition that is not listed any more is dropped
+        for name in sorted(activity.partitions or clock.partitions)  # partitions that are no longer listed are dropped
     }
     if activity.rows == 0:
         quiet = clock.quiet_us + quiet_us
@@ -189,16 +187,16 @@ def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -
 
 
 def global_watermark(previous: int, clocks: Sequence[SourceClock]) -> int:
-    """Return the minimum over the sources that are not idle, at least `previous`; `previous` while all are idle.
+    """Return the minimum over the sources that are not idle, but at least `previous`; `previous` if all are idle.
 
-    A source that never had a row holds the watermark back until it counts as idle.
+    A source that has never had a row holds the watermark back until it counts as idle.
     """
     awake = [c.watermark_us for c in clocks if not c.idle]
     return max(previous, min(awake)) if awake else previous
 
 
 def output_watermark(promised: int, watermark: int, hold: int) -> int:
-    """Return the output watermark of a stage: it emits no result before this event time any more.
+    """Return the output watermark of a stage: from now on, it emits no result with an earlier event time.
 
     Args:
         promised: the committed output watermark, which never goes back.
@@ -209,10 +207,10 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
 
 
 def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
-    """Return the global watermark after a silence of all sources: `max_i(wm_i) + quiet time`, at least `watermark`.
+    """Return the global watermark after all sources were silent: `max_i(wm_i) + quiet time`, but at least `watermark`.
 
-    It is unchanged without `idle_close_us`, before that much quiet time, and while no source has had an event. The order in
-    which the sources became idle does not matter.
+    It is unchanged without `idle_close_us`, before that much quiet time has passed, and while no source has had an
+    event. The order in which the sources became idle does not matter.
     """
     quiet = min((c.quiet_us for c in clocks), default=0)
     watermarks = [c.watermark_us for c in clocks if c.max_event_us is not None]
@@ -222,6 +220,6 @@ def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close
 
 
 def holder(clocks: Mapping[str, SourceClock]) -> str | None:
-    """Return the source that holds the watermark back; None while all are idle."""
+    """Return the source that holds the watermark back; None if all are idle."""
     awake = {name: c.watermark_us for name, c in clocks.items() if not c.idle}
     return min(awake, key=lambda name: awake[name]) if awake else None

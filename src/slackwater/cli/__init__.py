@@ -1,1 +1,1 @@
-"""The command line: one module per command or group of commands. It only formats and prints what other rooms return."""
+"""The command line: one module per command or group of commands. It only formats and prints what other packages return."""

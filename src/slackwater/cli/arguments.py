@@ -28,7 +28,7 @@ def parse_amount(text: str | float) -> float:
         value = float(text)
     except (ValueError, OverflowError):
         value = math.nan
-    if not 0 <= value <= MOST_ROWS:  # also refuses NaN
+    if not 0 <= value <= MOST_ROWS:  # also rejects NaN
         excerpt = str(text)[:40]
         raise typer.BadParameter(f"found {excerpt}, expected a number from 0 to {MOST_ROWS:,}")
     return value

@@ -48,7 +48,7 @@ def backfill_file(
 
 
 def parse_time_us(text: str, option: str) -> int:
-    """Parse a time in ISO 8601 (UTC without an offset) into microseconds. Raises StartError."""
+    """Parse a time in ISO 8601 (UTC if it has no offset) to microseconds. Raises StartError."""
     try:
         time = dt.datetime.fromisoformat(text)
     except ValueError:

@@ -18,7 +18,7 @@ from slackwater.spark import filesystems
 
 
 def check_file(file: Path, connect: bool = False) -> None:
-    """Check a config. Problems come with the pages that document the keys. See `_check_config`."""
+    """Check a config. Problems are printed with the pages that document the keys. See `_check_config`."""
     try:
         _check_config(file, connect)
     except ConfigError as error:
@@ -41,7 +41,7 @@ def _key_page(line: str) -> str:
 def _check_config(file: Path, connect: bool) -> None:
     """Print one line and notes for a valid config.
 
-    Raises ConfigError for an invalid one, and with `connect` StartError for systems and tables that do not fit.
+    Raises ConfigError for an invalid config, and with `connect`, StartError for systems and tables that do not fit.
     """
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft(pipeline) if problems else sql_check.check_sql(pipeline)
@@ -93,5 +93,5 @@ def _describe_step(pipeline: Pipeline) -> str:
 
 
 def explain_file(file: Path) -> None:
-    """Print the stages that a row passes, the delivery guarantee, and the projected size of the state."""
+    """Print the stages that a row passes through, the delivery guarantee, and the projected size of the state."""
     print(explain.build_plan(toml.load(file)))

@@ -25,7 +25,7 @@ from slackwater.engine.status import Status
 from slackwater.errors import StartError
 
 BIN = dt.timedelta(minutes=5)
-LEVELS = 4  # lines of the plot
+LEVELS = 4  # number of lines in the plot
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 SOURCES = """
@@ -116,7 +116,7 @@ path = "{home}/state"
 def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
     """Generate clicks, run both pipelines and show their results. With a port, serve the page.
 
-    A signal stops it after the epoch in progress, with exit code 130.
+    A signal stops the demo after the epoch in progress, with exit code 130.
     """
     console = Console()
     began = time.monotonic()
@@ -173,7 +173,7 @@ def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
 
 
 class _PlainProgress:
-    """Progress view for output that is not a terminal."""
+    """The progress view for output that is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -211,7 +211,7 @@ def _session_table(frame: Any) -> Table:
 
 
 def _clicks_per_bin(frame: Any) -> list[int]:
-    """Return the clicks of each five minutes of the day; 0 if there is no window."""
+    """Return the number of clicks in each five-minute window of the day; 0 if there is no window."""
     counts = [0] * (HOURS * 3600 // int(BIN.total_seconds()))
     for start, clicks in frame.select("window_start", "clicks").iter_rows():
         index = (start.replace(tzinfo=None) - MORNING) // BIN
@@ -221,7 +221,7 @@ def _clicks_per_bin(frame: Any) -> list[int]:
 
 
 def activity_plot(counts: list[int], width: int) -> list[str]:
-    """Return the lines of a plot of block characters, at most `width` columns wide. A column is one or several bins."""
+    """Return the lines of a plot made of block characters, at most `width` columns wide. A column is one or more bins."""
     step = next(s for s in (1, 2, 3, 4, 6, 12, len(counts)) if s >= len(counts) / max(width, 1) or s == len(counts))
     columns = [sum(counts[i : i + step]) for i in range(0, len(counts), step)]
     top = max(*columns, 1)

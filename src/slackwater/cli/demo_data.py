@@ -1,4 +1,4 @@
-"""Generates the click stream of the demo. It is seeded, so that every run has the same day."""
+"""Generates the click stream of the demo. It is seeded, so that every run has the same data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MORNING = dt.datetime(2024, 3, 1, 6)
 HOURS = 12
 FILES = 4
 USERS = 2000
-DISORDER = 20.0  # seconds by which later clicks may overtake a click
+DISORDER = 20.0  # seconds by which a later click may overtake an earlier one
 OFFLINE = 8  # clicks per file that arrive two files later
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/offers", "/item/17", "/item/23", "/item/42")
 Click = tuple[float, int, str]  # second of the day, user, page
@@ -23,8 +23,8 @@ Click = tuple[float, int, str]  # second of the day, user, page
 def generate(home: Path, rows: int) -> int:
     """Write `web/*.jsonl` and `app/*.jsonl` with `rows` clicks in total. Return their number.
 
-    Each file is a slice of the day in the order of arrival. Clicks follow a daily rhythm, in visits of a few minutes, out of
-    order by up to 20 s. A few clicks arrive hours too late. The app falls silent after a third of the day.
+    Each file is a slice of the day in order of arrival. Clicks follow a daily rhythm, in visits of a few minutes, and
+    are out of order by up to 20 s. A few clicks arrive hours too late. The app falls silent after a third of the day.
     """
     rng = random.Random(17)
     clicks = sorted(_clicks(rng, rows), key=lambda c: c[0] + rng.uniform(0, DISORDER))
@@ -40,7 +40,7 @@ def generate(home: Path, rows: int) -> int:
         for n, part in enumerate(p for p in parts if p):
             path = home / source / f"{n}.jsonl"
             path.write_text("".join(_json_line(c) for c in part))
-            os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # the order in which files are read
+            os.utime(path, (1_700_000_000 + n, 1_700_000_000 + n))  # the order in which the files are read
     return len(clicks)
 
 

@@ -71,7 +71,7 @@ url = "${{WAREHOUSE_URL}}"
 """
 PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/item/17", "/item/23")
 QUIET_SECONDS = 10
-STALLED_SECONDS = 300  # without progress; longer than any pause on the slowest machine
+STALLED_SECONDS = 300  # time without progress; longer than any pause on the slowest machine
 COUNTS = "SELECT count(*), coalesce(sum(clicks), 0) FROM sessions"
 
 
@@ -104,7 +104,7 @@ class _Producer(threading.Thread):
 def run_demo(rows: int, keep: bool = False) -> None:
     """Start the services, run the pipeline, kill it, run it again, and compare the results.
 
-    `keep`: leave the services up until Ctrl-C. Raises EpochError if a click was lost or counted twice.
+    `keep`: keep the services running until Ctrl-C. Raises EpochError if a click was lost or counted twice.
     """
     import psycopg
 
@@ -145,7 +145,7 @@ def run_demo(rows: int, keep: bool = False) -> None:
 
 
 def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path, environment: dict[str, str]) -> None:
-    """Run the pipeline, kill it twice unless it has read everything by then, and run it to the end."""
+    """Run the pipeline, kill it twice (unless it has read everything by then), and then run it to the end."""
     rows = producer.total
     again = "kill -9: the runner died in the middle of its work; starting it again"
     for until, line in ((rows // 4, again), (rows * 3 // 4, "kill -9 again")):
@@ -158,7 +158,7 @@ def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path,
                 break
             say(line)
         finally:
-            runner.kill()  # no effect on a runner that has ended
+            runner.kill()  # has no effect on a runner that has already ended
             runner.wait()
     producer.join()
     say("all clicks are in Kafka; a last run reads the rest and closes the open sessions: --available-now --flush")
@@ -171,7 +171,7 @@ def _run_killed(say: Any, url: str, producer: _Producer, home: Path, file: Path,
 
 
 def _compare(say: Any, console: Console, url: str, rows: int) -> None:
-    """Show what the table holds. Raises EpochError if a click was lost or counted twice."""
+    """Show what the table contains. Raises EpochError if a click was lost or counted twice."""
     import psycopg
 
     sessions, clicks = _count_results(url)
@@ -188,7 +188,7 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
 
 
 def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
-    """Leave the services up until the demo is stopped."""
+    """Keep the services running until the demo is stopped."""
     console.print(inspection_hints(file, kafka, postgres), highlight=False, soft_wrap=True, markup=False)
     _wait_until_stopped()
     console.print("Kafka and Postgres are stopped, and their data is removed.", highlight=False)
@@ -212,7 +212,7 @@ def _wait_until_stopped() -> None:
     stopped = threading.Event()
     handlers = {s: signal.signal(s, lambda *_: stopped.set()) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        while not stopped.wait(0.5):  # a timeout, so that the handler can run
+        while not stopped.wait(0.5):  # with a timeout, so that the handler can run
             pass
     finally:
         for number, handler in handlers.items():
@@ -226,9 +226,9 @@ def _start(file: Path, home: Path, environment: dict[str, str], *flags: str) -> 
 
 
 def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Producer, home: Path, until: int) -> None:
-    """Report progress until the table holds `until` clicks, or until all clicks of the topic were read.
+    """Report progress until the table contains `until` clicks, or all clicks of the topic have been read.
 
-    Progress is a click that was produced or emitted, or a line in the log of the runner. Raises EpochError if there is
+    Progress means that a click was produced or emitted, or that the runner logged a line. Raises EpochError if there is
     none for STALLED_SECONDS.
     """
     reported_clicks, quiet, last_counts, last_progress = -1, _QuietNotice(say, home), (0, 0, 0), time.monotonic()
@@ -250,7 +250,7 @@ def _watch(say: Any, url: str, runner: subprocess.Popen[bytes], producer: _Produ
 
 
 def _count_results(url: str) -> tuple[int, int]:
-    """Return the number of sessions in the table, and of the clicks in them."""
+    """Return the number of sessions in the table, and the number of clicks in them."""
     import psycopg
 
     with psycopg.connect(url, autocommit=True) as db:
@@ -264,7 +264,7 @@ def _log_bytes(home: Path) -> int:
 
 
 def _has_read_all(url: str, rows: int) -> bool:
-    """Return whether the latest commit has read all clicks. No later click can then close the open sessions."""
+    """Return whether the latest commit has read all clicks, so that no later click can close the open sessions."""
     from slackwater.query.locate_state import list_pipelines, locate_store
 
     if "demo-kafka" not in list_pipelines(url):
@@ -274,7 +274,7 @@ def _has_read_all(url: str, rows: int) -> bool:
 
 
 class _QuietNotice:
-    """Prints the last log line of the runner after every ten seconds without progress."""
+    """Prints the runner's last log line whenever there was no progress for ten seconds."""
 
     def __init__(self, say: Any, home: Path) -> None:
         self._say, self._home, self._since = say, home, time.monotonic()

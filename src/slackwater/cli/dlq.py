@@ -15,7 +15,7 @@ from slackwater.cli.letter_causes import locate_letters
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
 
-SHOWN_BYTES = 64  # of a value that is not text
+SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
 
 def list_file(file: Path) -> None:
@@ -49,7 +49,7 @@ def list_file(file: Path) -> None:
 
 
 def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
-    """Print the newest dead letters with their details and their content as text."""
+    """Print the newest dead letters, with their details and their content as text."""
     from slackwater.query.key_history import group_keys
     from slackwater.query.locate_state import locate_store
     from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
@@ -73,7 +73,7 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
 def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
     """Yield the lines that describe a dead letter.
 
-    `line`: its line in the file. `why`: the value that caused it, if its text shows that.
+    `line`: its line in the file. `why`: the value that caused it, if the text shows that.
     """
     place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"
@@ -107,7 +107,7 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
 
 
 def readable_content(value: bytes | None) -> list[str]:
-    """Return bytes as lines for people: JSON with indentation, other text as it is, anything else in hexadecimal."""
+    """Format bytes as lines for users: JSON with indentation, other text unchanged, anything else in hexadecimal."""
     if value is None:
         return ["NULL"]
     try:
@@ -125,7 +125,7 @@ def readable_content(value: bytes | None) -> list[str]:
 
 
 def escape_controls(text: str) -> str:
-    """Escape all characters that are not printable, so that a terminal does not interpret them."""
+    """Escape all non-printable characters, so that a terminal does not interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
-    """Replay dead letters and print which were applied and which were left, with the reasons."""
+    """Replay dead letters, and print which were applied and which remain, with the reasons."""
     import polars as pl
 
     from slackwater.runner.dead_letter_replay import replay_dead_letters

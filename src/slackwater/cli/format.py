@@ -16,7 +16,7 @@ from slackwater.runner.run_log import late_results_text
 
 
 def program() -> str:
-    """Return how to call this program: by its name if it is in PATH, otherwise by its path."""
+    """Return how to call this program: by name if it is on PATH, otherwise by its path."""
     script = Path(sys.executable).parent / "slackwater"
     if shutil.which("slackwater") is not None or not script.exists():
         return "slackwater"
@@ -53,7 +53,7 @@ def format_age(us: int) -> str:
 
 
 def describe_source(source: SourceStatus, status: Status) -> str:
-    """Describe a source: its watermark, how far that is behind the clock, and whether it is idle."""
+    """Describe a source: its watermark, how far the watermark is behind the clock, and whether the source is idle."""
     if source.watermark_us is None:
         behind = "no event yet"
     else:
@@ -62,7 +62,7 @@ def describe_source(source: SourceStatus, status: Status) -> str:
 
 
 def describe_state(status: Status) -> tuple[str, str]:
-    """Return what the state holds: a label and an amount."""
+    """Describe what the state contains: a label and an amount."""
     if status.buffered:
         return "buffered", " + ".join(f"{side.rows:,}" for side in status.buffered.values())
     return "open windows", f"{status.windows_active:,}"

@@ -1,4 +1,4 @@
-"""`slackwater init`: writes a first config from options or prompts and a sample of the data. The config passes `check`."""
+"""`slackwater init`: writes a first config from options or prompts and a data sample. The config passes `check`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn, measure_disorder
 
 _SOURCES = ("files", "kafka")
-_MOST_KEYS = 8  # the number of keys to try
+_MOST_KEYS = 8  # how many keys to try
 
 
 @dataclass(frozen=True)
 class InitOptions:
-    """The options of the command; None for those that were not given."""
+    """The options of the command; None for those that were not specified."""
 
     file: Path
     source: str | None = None
@@ -37,11 +37,11 @@ class InitOptions:
     brokers: str = "localhost:9092"
     name: str | None = None
     force: bool = False
-    test: bool = True  # whether to write a test next to it, if there is a sample
+    test: bool = True  # whether to write a test next to the config, if there is a sample
 
 
 def init_file(options: InitOptions) -> None:
-    """Write the config and print what the sample showed. Raises StartError."""
+    """Write the config, and print what the sample revealed. Raises StartError."""
     file = options.file
     if not file.parent.is_dir():
         raise StartError(f"{file}: its folder does not exist; create it first")
@@ -97,7 +97,7 @@ def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
 
 
 def _prompt_options(options: InitOptions) -> InitOptions:
-    """Prompt for the options that were not given. An empty answer selects the default."""
+    """Prompt for missing options. An empty answer selects the default."""
     import typer
 
     if options.source is None:
@@ -132,7 +132,7 @@ def _label(sample: Sample, number: int) -> str:
 
 
 def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
-    """Return the event time of a sample: the named column, or the likeliest one. Raises StartError if there is none."""
+    """Return the event time of a sample: the named or most likely column. Raises StartError if there is none."""
     columns = proposals.time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
@@ -156,7 +156,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
-    """Describe a value that is not a time and its location, for the column that is closest to a time column."""
+    """Describe a value that is not a time, and its location, for the column closest to a time column."""
     example = proposals.closest_time_column(sample, name)
     if example is None:
         return ""
@@ -165,7 +165,7 @@ def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
 
 
 def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrderness | None) -> list[str]:
-    """Return lines about what a sample showed."""
+    """Return lines about what the sample revealed."""
     lines = [
         f"{sample.path}: {plural(len(sample.rows), 'row')} of {sample.format}, {plural(len(sample.columns), 'column')}"
     ]
@@ -201,7 +201,7 @@ def _first_missing(sample: Sample, time: TimeColumn) -> str:
 
 
 def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> list[list[str]]:
-    """Return the keys to try, the likeliest first. Raises StartError for an option that is not a column."""
+    """Return the keys to try, most likely first. Raises StartError if an option is not a column."""
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
@@ -364,7 +364,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
 def _shared_event_time(
     options: InitOptions, first: Sample, second: Sample
 ) -> tuple[TimeColumn | None, TimeColumn | None]:
-    """Return an event time for each side with the same column and unit. Raises StartError if they differ."""
+    """Return an event time for each side, with the same column and unit. Raises StartError if they differ."""
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:

@@ -1,4 +1,4 @@
-"""Writes the test of `slackwater init` next to a config: a few rows of the sample and the results of them."""
+"""Writes the test of `slackwater init` next to a config: a few rows of the sample, and their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slackwater.core.text_times import text_time_us
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample
 
-_ROWS = 12  # of each source
+_ROWS = 12  # number of rows per source
 _MOST_TEXT = 200  # characters of a cell
 _FIRST_TIME = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)  # of records whose record time is the event time
 
@@ -53,9 +53,9 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
 
 
 def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[str, Any]]:
-    """Return the first rows whose needed values have the types of their columns.
+    """Return the first rows whose required values have the types of their columns.
 
-    Other values that a test file cannot hold are left out.
+    Other values that a test file cannot contain are omitted.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
     types = ddl.parse_columns(spec.schema_ or "")
@@ -79,7 +79,7 @@ def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[st
 
 
 def _test_value(value: Any, kind: str) -> Any:
-    """Return a value in the form of a test file; None for NULL and for a value that a test file does not hold."""
+    """Convert a value to the form used in test files; None for NULL, and for values that test files cannot contain."""
     base = kind.partition("(")[0].partition("<")[0]
     if base == "string" and isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable():
         return value

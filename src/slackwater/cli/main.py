@@ -1,4 +1,4 @@
-"""The command `slackwater`. Each error is one line. Modules are imported only when a command needs them."""
+"""The command `slackwater`. Every error is printed in one line. Modules are only imported when a command needs them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def root(
     ] = False,
 ) -> None:
     """Windows, sessions and stream joins for Apache Spark."""
-    if (directory := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may name modules of the user
+    if (directory := str(Path.cwd())) not in sys.path:  # like `python -m`: a config may refer to modules of the user
         sys.path.append(directory)
 
 
@@ -64,7 +64,7 @@ app.add_typer(outbox.group, name="outbox")
 
 
 def main() -> None:
-    """Run the command line. Exit code 2: wrong config or arguments; 1: failure; 70: a bug in slackwater."""
+    """Run the command line. Exit code 2: invalid config or arguments; 1: failure; 70: a bug in slackwater."""
     try:
         check_arguments(sys.argv[1:])
         app()

@@ -12,7 +12,7 @@ from slackwater.core.time import format_iso
 
 
 def show_file(file: Path, limit: int) -> None:
-    """Print the pending epoch and some of its rows. `limit`: the largest number of rows per target."""
+    """Print the pending epoch and some of its rows. `limit`: the maximum number of rows per target."""
     from slackwater.runner import skip_publish
     from slackwater.targets.kafka_rows import json_objects
 
@@ -37,7 +37,7 @@ def show_file(file: Path, limit: int) -> None:
 
 
 def retry_file(file: Path, epoch: int) -> None:
-    """Publish a pending epoch as a start does, without reading anything."""
+    """Publish a pending epoch as a start does, without reading any input."""
     from slackwater.runner.publish_pending import publish_pending
 
     pipeline = toml.load(file)
@@ -52,7 +52,7 @@ def retry_file(file: Path, epoch: int) -> None:
 def skip_file(file: Path, epoch: int, to: Path | None) -> None:
     """Store the rows of a pending epoch elsewhere, so that the next start continues after it.
 
-    `to`: a directory for Parquet files; None: the dead letters.
+    `to`: a directory for Parquet files; None means the dead letters.
     """
     from slackwater.runner.skip_publish import skip_publish
 

@@ -27,7 +27,7 @@ from slackwater.state.protocol import Snapshot, StateStore
 def plan_file(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and a summary.
 
-    Raises typer.Exit with 1 if a start would be refused, SlackwaterError for other failures.
+    Raises typer.Exit with 1 if a start would fail, and SlackwaterError for other failures.
     """
     pipeline = toml.load(file)
     check_moved_directories(pipeline)
@@ -67,7 +67,7 @@ def _compare_with_state(pipeline: Pipeline) -> ConfigComparison | None:
 def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: Pipeline) -> ConfigComparison | None:
     """Compare a pipeline with the state in a store.
 
-    `target_pipeline`: the pipeline under the name that its targets know, which may be a former one.
+    `target_pipeline`: the pipeline under the name that its targets know, which may be an old one.
     """
     with store.peek() as snapshot:
         if snapshot is None:
@@ -84,7 +84,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
 
 
 def _refusal(pipeline: Pipeline) -> str | None:
-    """Return why a start without a state would be refused; None if it would not."""
+    """Return why a start without a state would fail; None if it would not."""
     with closing(create_store(pipeline)) as store:
         question = previous_name.find_start_refusal(pipeline, store)
     if question is not None:

@@ -1,4 +1,4 @@
-"""`prepare`: does the slow work of a first start in advance, once on a machine or in an image.
+"""`prepare`: does the slow work of a first start in advance, once per machine or image.
 
 compile the session loop ─▶ fetch the jars that configs need ─▶ run a small pipeline and archive the classes of Spark
 """
@@ -17,7 +17,7 @@ from slackwater.errors import StartError
 
 
 def prepare_for(files: list[Path], names: list[str]) -> None:
-    """Compile, fetch jars and archive classes, and print a line for each step.
+    """Compile, fetch jars and archive classes, printing a line for each step.
 
     `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.
     """

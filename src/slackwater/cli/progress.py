@@ -23,7 +23,7 @@ log = logging.getLogger("slackwater")
 
 
 class ProgressView(Protocol):
-    """Shows the progress of a run."""
+    """Displays the progress of a run."""
 
     def status(self, status: Status) -> None: ...
 
@@ -55,7 +55,7 @@ class LiveProgress:
 
 
 def render_status(status: Status) -> Group:
-    """Return the table for one status."""
+    """Render one status as a table."""
     table = Table.grid(padding=(0, 2))
     c = status.counters
     table.add_row("epoch", f"{status.epoch:,}", "rows/s", f"{status.rows_per_second:,.0f}")
@@ -77,7 +77,7 @@ def render_status(status: Status) -> Group:
 class LogProgress:
     """Logs the status at most once per `every` seconds.
 
-    The first and the last status, and those of epochs that emitted or lost rows, are always logged.
+    The first and the last status are always logged, as are those of epochs that emitted or lost rows.
     """
 
     def __init__(self, every: float = 1.0) -> None:
@@ -113,7 +113,7 @@ def _close_stream(stream: TextIO) -> None:
 
 
 def _redirect_log(handler: logging.Handler) -> Callable[[], None]:
-    """Send the log of the engine only to this handler. Return a function that restores the former handlers."""
+    """Send the engine's log records to this handler alone. Return a function that restores the previous handlers."""
     before = (log.handlers, log.propagate, log.level)
     log.handlers, log.propagate = [handler], False
     log.setLevel(logging.INFO)
@@ -142,5 +142,5 @@ class _ProgressFormatter(logging.Formatter):
 
 
 def choose_view(every: float = 1.0) -> ProgressView:
-    """Return the live view on a terminal, otherwise log lines. `every`: seconds between two lines."""
+    """Choose the live view on a terminal, otherwise log lines. `every`: the minimum seconds between lines."""
     return LiveProgress() if sys.stderr.isatty() else LogProgress(every)

@@ -1,4 +1,4 @@
-"""`run`: runs a pipeline in the foreground until it ends or until SIGINT or SIGTERM stops it."""
+"""`run`: runs a pipeline in the foreground until it ends, or SIGINT or SIGTERM stops it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def run_file(
 
 
 def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
-    """Serve the page of a pipeline during its run. Raises StartError for a state in memory, or for a port in use."""
+    """Serve the page of a pipeline during its run. Raises StartError for an in-memory state, or a port that is in use."""
     from slackwater.cli.ui import load_page_sources, page_address
     from slackwater.ui.server import serve_pages
     from slackwater.web.server import LOOPBACK
@@ -115,7 +115,7 @@ def run_pipeline(
     names: Sequence[str] = (),
     observers: Sequence[Observer] = (),
 ) -> Status | None:
-    """Run a pipeline with a progress view, and with metrics if a port is given.
+    """Run a pipeline with a progress view, and with metrics if a port is specified.
 
     A signal sets `stop`, and the run ends after the epoch in progress.
     """
@@ -150,11 +150,11 @@ def run_pipeline(
 
 @contextmanager
 def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator[None]:
-    """Set `stop` at the first SIGINT or SIGTERM; exit at once at a second SIGINT, or while Spark starts.
+    """Set `stop` at the first SIGINT or SIGTERM. Exit immediately at a second SIGINT, or while Spark is starting.
 
-    The process of a starting Spark then ends by itself, because its standard input is closed.
+    In the latter case, Spark's process ends by itself, because its standard input is closed.
 
-    A thread reads the signals from a pipe. A Python handler would run in the main thread. It would deadlock while that
+    A thread reads the signals from a pipe. A Python handler would run in the main thread: it would deadlock while that
     thread holds the lock of `stop`, and it would be delayed while that thread waits for Spark.
     """
     reader, writer = os.pipe()
@@ -188,4 +188,4 @@ def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator
 
 
 def _ignore_signal(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python has already written the signal number into the pipe."""
+    """Do nothing: Python has already written the signal number to the pipe."""

@@ -14,7 +14,7 @@ from slackwater.query.view import StateView
 def serve_until_stopped(
     where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
 ) -> None:
-    """Serve a state until SIGINT or SIGTERM. `names`: host names that clients may use. Raises SlackwaterError."""
+    """Serve a state until SIGINT or SIGTERM. `names`: the host names that clients may use. Raises SlackwaterError."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -28,13 +28,13 @@ from slackwater.query.row_count import RowCount
 from slackwater.secrets import mask_secrets
 
 POLL_SECONDS = 0.5
-LIMIT = 20  # the default number of rows
-WIDEST = 60  # characters of a cell
+LIMIT = 20  # default number of rows
+WIDEST = 60  # maximum number of characters in a cell
 
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Which rows are printed, and how. `limit`: the largest number of rows; None: 20, or all rows of a SQL query."""
+    """Which rows to print, and how. `limit`: the maximum number of rows; None means 20, or all rows of a SQL query."""
 
     limit: int | None = None
     as_json: bool = False
@@ -53,17 +53,17 @@ class ShowOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether whole rows are printed as a table."""
+        """Return whether entire rows are printed as a table."""
         return not (self.as_json or self.as_csv or self.columns or self.reads_all)
 
     @property
     def reads_all(self) -> bool:
-        """Return whether all rows are read before some are selected."""
+        """Return whether all rows must be read before some of them are selected."""
         return self.where is not None or self.sql is not None
 
     @property
     def max_rows(self) -> int:
-        """Return the largest number of rows to print."""
+        """Return the maximum number of rows to print."""
         return self.limit or (MOST if self.sql is not None else LIMIT)
 
     def select(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -74,9 +74,9 @@ class ShowOptions:
 
 
 def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = None) -> None:
-    """Print the newest rows in the order of their windows. With `follow`, print new rows as they are published.
+    """Print the newest rows, ordered by window. With `follow`, print new rows as they are published.
 
-    All targets are printed, one after the other, unless one is named.
+    All targets are printed in turn, unless one is named.
     """
     view.check(follow)
     pipeline = toml.load(file)
@@ -152,7 +152,7 @@ def _print_nothing_published(pipeline: Pipeline, file: Path) -> None:
 
 
 def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
-    """Return whether the pipeline ever committed, and whether its last run failed."""
+    """Return whether the pipeline has ever committed, and whether its last run failed."""
     from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -162,7 +162,7 @@ def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
 
 
 class _Printer:
-    """Prints rows as lines. Later rows keep the widths of the columns as long as they fit."""
+    """Prints rows as lines. Later rows keep the column widths as long as they fit."""
 
     def __init__(self, pipeline: Pipeline, view: ShowOptions) -> None:
         window = pipeline.target_stage.transform.window
@@ -171,7 +171,7 @@ class _Printer:
         self._names: list[str] = []
 
     def print_rows(self, frame: pl.DataFrame, limit: int | None = None) -> int:
-        """Print at most `limit` rows. Return the number of rows before the limit."""
+        """Print at most `limit` rows. Return the total number of rows."""
         view = self._view
         frame = view.select(sort_by_start(frame, self._start))
         count = frame.height
@@ -188,7 +188,7 @@ class _Printer:
         return text.csv_lines(frame, is_first)
 
     def print_truncation(self, limit: int, total: RowCount | None) -> None:
-        """Report that not all rows are printed. `total`: the number of all rows, if it is known."""
+        """Report that not all rows are printed. `total`: the number of all rows, if known."""
         newest = "the first" if self._view.sql is not None else "the newest" if self._start else "the last"
         count_text = plural(limit, "row") + ("" if total is None else f" of {total}")
         print(f"({newest} {count_text}; more with --limit)", file=sys.stderr, flush=True)
@@ -205,7 +205,7 @@ class _Printer:
 
 
 def table_lines(frame: pl.DataFrame) -> Iterator[str]:
-    """Return a frame as the lines of a table."""
+    """Format a frame as the lines of a table."""
     head, rows, widths = _cells(frame)
     numbers = [t.is_numeric() for t in frame.schema.values()]
     for row in (head, *rows):

@@ -1,6 +1,6 @@
 """The commands of `slackwater state`. Their implementations are in other modules.
 
-WHERE is the TOML file of the pipeline, a state directory, or the URL of a database.
+WHERE is the pipeline's TOML file, a state directory, or a database URL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; ti
 
 @state.command("ls")
 def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the pipelines that have their state there, with epoch, watermark and size."""
+    """List the pipelines whose state is stored there, with epoch, watermark and size."""
     from slackwater.cli.state_show import list_states
 
     list_states(where, schema, as_json)
@@ -74,7 +74,7 @@ def find_sessions(
     epoch: Epoch = None,
     as_json: Json = False,
 ) -> None:
-    """Print the sessions of a key within time limits (ISO 8601, UTC)."""
+    """Print the sessions of a key within a time range (ISO 8601, UTC)."""
     from slackwater.cli.state_show import find
 
     find(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
@@ -82,7 +82,10 @@ def find_sessions(
 
 @state.command("verify")
 def verify(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Check every commit, file and table of a state. Exit code 1 if anything is wrong. Also works while a runner is up."""
+    """Check every commit, file and table of a state. Exit code 1 if anything is wrong.
+
+    Also works while a runner is active.
+    """
     from slackwater.cli.state_maintenance import print_verification
 
     raise typer.Exit(print_verification(where, pipeline, schema, as_json))
@@ -98,7 +101,7 @@ def sizes(
     schema: Schema = "public",
     as_json: Json = False,
 ) -> None:
-    """Show the size of a state by shard, what only older commits hold, and how it grows."""
+    """Show the size of a state by shard, what only older commits reference, and how it grows."""
     from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)
@@ -114,7 +117,7 @@ def history(where: Where, pipeline: Name = None, schema: Schema = "public", as_j
 
 @state.command("compact")
 def compact(where: Where, pipeline: Name = None, schema: Schema = "public", as_json: Json = False) -> None:
-    """Merge the segments of every shard and drop expired rows, in a separate commit. No runner may be up."""
+    """Merge the segments of every shard and drop expired rows, in a separate commit. No runner may be active."""
     from slackwater.cli.state_maintenance import print_compaction
 
     print_compaction(where, pipeline, schema, as_json)
@@ -144,7 +147,7 @@ def fork(
         typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="An earlier commit that is kept."),
     ] = None,
 ) -> None:
-    """Copy a state for another pipeline, also while a runner is up."""
+    """Copy a state for another pipeline, even while a runner is active."""
     from slackwater.cli.state_admin import fork_state
 
     fork_state(where, name, pipeline, schema, epoch)
@@ -164,7 +167,7 @@ def reset(
     schema: Schema = "public",
     dry_run: Dry = False,
 ) -> None:
-    """Change where sources continue, and keep the windows."""
+    """Change where sources continue, without affecting the windows."""
     from slackwater.cli.state_admin import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)

@@ -64,7 +64,7 @@ def _brief(value: Any, most: int = 120) -> str:
 
 
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
-    """Copy a state under the new name `name` and print what the copy holds."""
+    """Copy a state to the name `name`, and print what the copy contains."""
     store = locate_store(where, pipeline, schema)
     with closing(store):
         commit = fork.fork_store(store, name, epoch)
@@ -105,7 +105,7 @@ def _reset(store: StateStore, offsets: Sequence[str], config: Pipeline | None) -
 
 
 def _print_moves(commit: Commit, moves: Sequence[reset_offsets.OffsetMove]) -> None:
-    """Print the offsets before and after, and warnings about rows that are read again or skipped."""
+    """Print the offsets before and after, with warnings about rows that will be read again or skipped."""
     print(f"{commit.pipeline}: epoch {commit.epoch}; its windows and clocks do not change")
     lines = [["source", "partition", "continues at", "will continue at", ""]]
     changes = [(move.source, change) for move in moves for change in move.after.changes(move.before)]

@@ -34,7 +34,7 @@ def export_state(
         raise StartError(f"{out}: cannot be written ({error.strerror})") from None
     finally:
         aside.unlink(missing_ok=True)
-    # the last column holds the epoch of the windows, which a runner may have advanced since `manifest`
+    # the last column has the epoch of the windows, since a runner may have advanced after `manifest` was read
     exported_epoch = int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
     print(f"{plural(windows.height, 'window')} of {commit.pipeline} as of epoch {exported_epoch}, in {out}")
 

@@ -20,7 +20,7 @@ from slackwater.query.locate_state import locate_store
 from slackwater.state.files.store import FilesStore
 from slackwater.watermark import NO_WATERMARK
 
-MOST_SHARDS = 32  # the number of shards in a table for people
+MOST_SHARDS = 32  # the maximum number of shards in a table for users
 
 
 def print_verification(where: str, pipeline: str | None, schema: str, as_json: bool) -> int:
@@ -59,7 +59,7 @@ def show_sizes(where: str, pipeline: str | None, schema: str, hot: int, as_json:
 
 
 def _hot_shards_text(measured: Sizes, several: bool) -> str:
-    """Describe the shards that slow down an epoch."""
+    """Describe the shards that slow down epochs."""
     descriptions = []
     for s in measured.hot_shards[:3]:
         stage_rows = [x.rows for x in measured.shards if x.stage == s.stage]

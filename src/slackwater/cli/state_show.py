@@ -1,4 +1,4 @@
-"""`state ls`, `show`, `get` and `find-sessions`: print the contents of states, for people or as JSON."""
+"""`state ls`, `show`, `get` and `find-sessions`: print the contents of states, for users or as JSON."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _setting_text(key: str, value: Any) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """Format a value of a fingerprint for people."""
+    """Format a value of a fingerprint for users."""
     if isinstance(value, dict):
         return ", ".join(f"{k}: {_value_text(v)}" for k, v in value.items())
     return ", ".join(map(_value_text, value)) if isinstance(value, list | tuple) else str(value)

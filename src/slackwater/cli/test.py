@@ -12,7 +12,7 @@ from slackwater.secrets import mask_secrets
 
 
 def test_path(path: Path, update: bool = False) -> int:
-    """Run the tests at a path. Return the exit code: 0 if all pass, 1 if one fails, 2 if a test or a config is wrong.
+    """Run the tests at a path. Return the exit code: 0 if all pass, 1 if any fails, 2 if a test or a config is invalid.
 
     `update`: rewrite the expectations of failed tests.
     """

@@ -1,4 +1,4 @@
-"""`ui`: serves the page of pipelines, running or not, until it is stopped, or saves it as one file."""
+"""`ui`: serves the page of pipelines, running or not, until it is stopped, or saves it to a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def show_ui(
         port: The port; 0 selects a free one.
         names: Host names that clients may use.
         token: The token that clients must send.
-        save: The file to save instead.
+        save: The file to save the page to, instead of serving it.
         schema: The schema of the tables in a database.
 
     Raises SlackwaterError.
@@ -80,7 +80,10 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
 
 
 def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
-    """Return a pipeline without a config, as its state describes it. Raises StateError if the state does not."""
+    """Return a pipeline without a config, as described by its state.
+
+    Raises StateError if the state does not describe it.
+    """
     store = locate_store(place, name, schema)
     with store.peek() as snapshot:
         if snapshot is None:

@@ -1,4 +1,4 @@
-"""Texts that `print` shows for values of the Python interface, in the form that the commands print."""
+"""The texts that `print` shows for values of the Python API, in the form that the commands print."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets
 from slackwater.testing.result import LocalResult
 
-ROWS = 20  # the number of rows of a result to show
+ROWS = 20  # how many rows of a result to show
 
 
 @singledispatch
 def render_text(value: object) -> str:
-    """Return the lines of a value as one text."""
+    """Render a value as text."""
     return repr(value)
 
 
@@ -48,7 +48,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
 
 @render_text.register
 def _(value: LocalResult) -> str:
-    """Return the last rows of each table, and the counts of all rows."""
+    """Return the last rows of each table, and the row counts of all tables."""
     tables = value.tables if len(value.tables) > 1 else {"": value.table}
     parts = []
     for name, frame in tables.items():

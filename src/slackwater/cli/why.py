@@ -1,4 +1,4 @@
-"""`why`: explains from the state why there is no output yet, also while the pipeline runs."""
+"""`why`: explains, from the state, why there is no output yet, even while the pipeline runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from slackwater.query.why_report import (
 )
 from slackwater.sources.file_change_tracker import changed_files_text as changed_text
 
-PARTITIONS = 4  # the number of partitions that a line names
+PARTITIONS = 4  # the maximum number of partitions listed in a line
 
 
 def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
@@ -58,7 +58,7 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
 
 
 def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
-    """Yield the lines of a report. `file`: the config; None for a pipeline in Python."""
+    """Yield the lines of a report. `file`: the config; None for a pipeline defined in Python."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (
         f"{w.runner}; what it has read since the commit is not included"
@@ -104,7 +104,7 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
 
 
 def _clocks(w: WhyReport) -> list[ClockReport]:
-    """Return the clocks of all inputs. With several stages: only sources, and each distinct clock once."""
+    """Return the clocks of all inputs. If there are several stages: only sources, and each distinct clock once."""
     if not w.stages:
         return list(w.clocks)
     return list(dict.fromkeys(c for s in w.stages for c in s.clocks if not c.of_stage))
@@ -165,7 +165,7 @@ def _clock_row(c: ClockReport) -> list[str]:
 
 
 def _join_lines(w: StageReport, head: str) -> Iterator[str]:
-    """Yield lines about the rows that a join stores, and when they are emitted."""
+    """Yield lines about the rows that a join stores, and when these are emitted."""
     if head:
         yield f"{head}{plural(sum(s.rows for s in w.sides), 'row')} kept by the join"
     yield from align_rows(
@@ -292,7 +292,7 @@ def _result_lines(results: PublishedResults, several: bool) -> Iterator[str]:
 
 
 def _closing_text(w: StageReport, o: OpenWindow) -> str:
-    """Describe what closes a window. Sources that need the same event time are named together."""
+    """Describe what would close a window. Sources that need the same event time are listed together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
         events = [n for n in o.needs if n.choice == choice]

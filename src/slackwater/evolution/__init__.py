@@ -1,1 +1,4 @@
-"""Compare a config with a state, and rewrite the state for it. This package uses no engine and no Spark."""
+"""Comparison of a config with a state, and rewriting of the state for it.
+
+This package uses neither an engine nor Spark.
+"""

@@ -1,10 +1,10 @@
-"""Added columns: which state and which targets accept them, and what earlier rows have in them.
+"""Added columns: which state and which targets accept them, and what values earlier rows have.
 
-    source ──▶ SQL ──▶ join: buffered rows have NULL there ──▶ results ──▶ target: gets the column, NULL in its rows
-    schema_changes = "add" allows all of it
+    source ──▶ SQL ──▶ join: buffered rows have NULL ──▶ results ──▶ target: gets the column, NULL in its rows
+               schema_changes = "add" allows all of it
 
 Columns are only added, never removed or changed in type. A target gets the columns that the latest commit did not write
-to it, if rows of such a source reach it. A table that this state has not written to is not changed.
+to it, if rows of such a source reach it. Tables that this state has not written to are not changed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ def _shown(columns: Types) -> str:
 
 
 def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
-    """Return the added columns of each side of a join, as a fingerprint has them; None if one is missing or has another
-    type.
-    """
+    """Return the added columns on each side of a join, in fingerprint form; None if one is missing or changed its type."""
     if before is None or any(Counter(was) - Counter(is_) for was, is_ in zip(before, now, strict=True)):
         return None
     return [[column for column in is_ if column not in was] for was, is_ in zip(before, now, strict=True)]
 
 
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
-    """Return the change for added columns of a join. The state is not rewritten for them."""
+    """Return the change for columns added to a join. They do not require rewriting the state."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
     how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL there, and stay as they are stored"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
@@ -62,9 +60,9 @@ def targets_accepting_columns(pipeline: Pipeline) -> set[str]:
 def added_target_columns(
     pipeline: Pipeline, commit: Commit | None, results: Mapping[str, Types]
 ) -> dict[str, dict[str, str | None]]:
-    """Return the columns that a start adds to targets, by name.
+    """Return the columns that a start adds to targets, by target.
 
-    `results`: the columns of stages, as far as they are known.
+    `results`: the columns of stages, as far as known.
     """
     if commit is None or not commit.targets:
         return {}
@@ -78,7 +76,7 @@ def added_target_columns(
 
 
 def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
-    """Return the changes for the columns that a start adds to targets."""
+    """Yield the changes for the columns that a start adds to targets."""
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"

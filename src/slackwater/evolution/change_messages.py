@@ -1,4 +1,4 @@
-"""Messages about what a changed setting means for a state: one sentence per key of a window or join."""
+"""Messages about what a changed setting means for a state: one sentence for each key of a window or join."""
 
 from __future__ import annotations
 

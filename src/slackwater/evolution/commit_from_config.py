@@ -22,29 +22,29 @@ from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageStat
 
 
 def stored_emission(stage: StageState) -> dict[str, Any]:
-    """Return how the windows of a state were emitted."""
+    """Return the emission settings with which the windows of a state were emitted."""
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
 def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
-    """Return the description of a step for the commit; empty if it contains something that has no text form.
+    """Return the description of a step for the commit; empty if it contains something that cannot be written as text.
 
-    It is part of every commit, so that a state can be read without a config. SQL is not part of it, since it may
-    contain secrets; see `sql_hashes`.
+    Every commit contains it, so that a state can be read without a config. SQL is excluded, since it may contain
+    secrets; see `sql_hashes`.
     """
     data = as_data(step)
     return {} if data is None else operator.description(data)
 
 
 def sql_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Return hashes of the SQL of one stage, by its key in the config; "" without SQL."""
+    """Return hashes of a stage's SQL, by config key; "" if there is no SQL."""
     transform = pipeline.transform
     hashes = {transform.sql_key(w.name): _hash(transform.sql_of(w.name)) for w in pipeline.input_paths}
     return hashes | {key: _hash(sql) for w in pipeline.input_paths for key, sql in pipeline.sql_chain(w)}
 
 
 def query_hashes(pipeline: Pipeline) -> dict[str, str]:
-    """Return hashes of what each source of one stage reads; "" for a DataFrame."""
+    """Return hashes of the queries of a stage's sources; "" for a DataFrame."""
     return {f'source "{s.name}" query': _hash(s.query and restore_written_path(s.query)) for s in pipeline.sources}
 
 
@@ -53,9 +53,9 @@ def _hash(text: str | None) -> str:
 
 
 def check_described(commit: Commit, stage: StageState, window: Window) -> None:
-    """Raise StateError if a state describes another window than the one that its rows were written for.
+    """Raise StateError if a state's description contradicts the window that its rows were written for.
 
-    It only checks what it can without the types of the aggregations. `window`: the described window.
+    Only checks what can be checked without the types of the aggregations. `window`: the described window.
     """
     wrote, described = stage.fingerprint, stage.described
     lengths = ("kind", "duration_ms", "hop_ms", "offset_ms", "gap_ms", "max_session_duration_ms")
@@ -74,13 +74,13 @@ def check_described(commit: Commit, stage: StageState, window: Window) -> None:
 
 
 def with_stored_accumulators(operator: WindowOperator, stage: StageState) -> WindowOperator:
-    """Return the operator with the accumulators that a state holds, if an earlier version stored them in another form."""
+    """Return the operator with the accumulators stored in a state, if an earlier version stored them in another form."""
     fingerprints = dict(stage.fingerprint.get("aggregations", {}))
     return replace(operator, aggs=tuple(a.as_stored(fingerprints.get(a.name)) for a in operator.aggs))
 
 
 def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
-    """Return the columns that a window of the state reads, from its description or else from its fingerprint."""
+    """Return the columns that a window of the state reads, from its description or otherwise its fingerprint."""
     if "columns" in stage.described:
         return {name: Field(name, type_) for name, type_ in stage.described["columns"].items()}
     written = stage.fingerprint
@@ -96,7 +96,7 @@ def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
 def first_commit(
     names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
 ) -> Commit:
-    """Return the state of all stages before the first epoch. It is never committed itself."""
+    """Return a commit with all stages as they are before the first epoch. It is never stored itself."""
     stages = (first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
     return Commit(
         pipeline=operators[0].pipeline,
@@ -109,7 +109,7 @@ def first_commit(
 
 
 def first_state(name: str, operator: Operator, shards: int) -> StageState:
-    """Return a stage before its first epoch."""
+    """Return a stage as it is before its first epoch."""
     none = (0,) * shards
     settings = {"fingerprint": operator.fingerprint, "emission": operator.emission}
     return StageState(name=name, segments=((),) * shards, groups=none, windows=none, **settings)
@@ -118,7 +118,7 @@ def first_state(name: str, operator: Operator, shards: int) -> StageState:
 def with_stages(
     commit: Commit, names: Sequence[str], operators: Sequence[Operator], matched: Sequence[StageState | None]
 ) -> Commit:
-    """Return the state with the stages of this config: matched ones and new ones. See `stage_matching`."""
+    """Return the state with the stages of this config, whether matched or new. See `stage_matching`."""
     stages = (
         before or first_state(name, operator, commit.shards)
         for name, operator, before in zip(names, operators, matched, strict=True)
@@ -127,7 +127,7 @@ def with_stages(
 
 
 def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Operator]]) -> Commit:
-    """Add the descriptions of the stages of this config: name, the pipeline of the stage alone, operator."""
+    """Add the descriptions of this config's stages: the name, the pipeline of only that stage, and the operator."""
     stage_states = []
     for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
         description = {
@@ -143,7 +143,7 @@ def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Oper
 def with_sources(
     commit: Commit, names: Sequence[str], inputs: Mapping[str, Sequence[str]], schemas: Mapping[str, str]
 ) -> Commit:
-    """Return the state with the sources of this config: new ones are added, removed ones are dropped with their offsets.
+    """Return the state with this config's sources: new ones are added, and removed ones dropped with their offsets.
 
     `names`: the sources. `inputs`: the inputs of each stage. `schemas`: the schemas of the sources that have one.
     """
@@ -159,9 +159,9 @@ def with_sources(
 
 
 def check_schema(source: str, before: str | None, now: str) -> list[str]:
-    """Compare a source's columns (Spark's JSON) with those of its first start.
+    """Compare a source's columns (Spark's JSON) with those at its first start.
 
-    Raises StartError for a missing or changed column, by name. Returns warnings about new ones.
+    Raises StartError for missing or changed columns, by name. Returns warnings about new ones.
     """
     if before is None:
         return []

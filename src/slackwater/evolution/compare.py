@@ -1,8 +1,9 @@
-"""Compare a config with a state: each difference with its verdict. Pure: it only uses the state's description and the
-config.
+"""Compare a config with a state: each difference and its verdict.
 
-`slackwater plan` prints the result; a start applies or refuses it with the same messages. Only a start knows the types
-of the output columns of the SQL. Without them (`steps` is None), the types in the state are used.
+Pure: it only uses the state's description and the config.
+
+`slackwater plan` prints the result; a start applies or rejects it with the same messages. Only a start knows the types
+of the SQL's output columns. Without them (`steps` is None), the types in the state are used.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def compare_config(
     Args:
         pipeline: The config.
         commit: The commit of the state.
-        steps: The operators of the stages; None if the types of their columns are unknown.
+        steps: The operators of the stages; None if their column types are unknown.
         shards: The number of shards of the start; None if only the start knows it.
-        missing: Targets that do not have their part of the commit.
+        missing: Targets that lack their part of the commit.
 
     Raises ConfigError for a description in the state that cannot be read.
     """
@@ -62,7 +63,7 @@ def compare_config(
     )
 
 
-# -- what is around the steps ------------------------------------------------------------------------------------------
+# -- what surrounds the steps ------------------------------------------------------------------------------------------
 
 
 def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> Iterator[KeyChange]:
@@ -99,7 +100,7 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
 
 
 def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the change for the inputs of a stage, with stages under their current names."""
+    """Yield the change in the inputs of a stage, comparing stages under their current names."""
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
@@ -114,9 +115,7 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
 
 
 def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> str | None:
-    """Return why the stages of a state cannot change their positions: in Postgres, tables are named by the position of
-    their stage.
-    """
+    """Return why the stages of a state cannot change their positions: Postgres tables are named by stage position."""
     store = pipeline.state_store
     if store is None or store.kind != "postgres":
         return None
@@ -133,7 +132,7 @@ def _reorder_problem(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> s
 
 
 def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None) -> Iterator[KeyChange]:
-    """Yield the changes of sources, shards and targets."""
+    """Yield the changes in sources, shards and targets."""
     sources = commit.sources
     for source in pipeline.sources:
         if sources and source.name not in sources:
@@ -156,9 +155,9 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
 
 
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the changes of SQL and queries, of which the state has hashes.
+    """Yield the changes in SQL and queries, of which the state stores hashes.
 
-    It cannot tell whether other SQL means the same.
+    Whether different SQL means the same is unknown.
     """
     hashes = state.texts
 

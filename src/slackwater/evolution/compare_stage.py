@@ -1,6 +1,6 @@
 """Compare one stage of a state with the config: the differences of a window, a join or another step, key by key.
 
-Only a start knows the types of the output columns of the SQL. Without them, the types in the state are used.
+Only a start knows the types of the SQL's output columns. Without them, the types in the state are used.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ from slackwater.windows.logic import allowed_us
 
 @dataclass(frozen=True)
 class StageComparison:
-    """One step in the state (`state`, of `commit`) and in the config (`step`); `operator` has all types, if they are
-    known.
-    """
+    """One step in the state (`state`, of `commit`) and in the config (`step`). `operator` has all types, if known."""
 
     step: Spec
     commit: Commit
@@ -129,7 +127,7 @@ class StageComparison:
             yield self._if_described("max_session_duration_ms", cap, above, is_described, how)
 
     def _if_described(self, key: str, before: Any, after: Any, is_described: bool, how: str) -> KeyChange:
-        """Return a migration if the state describes the window of its rows, else a rebuild."""
+        """Return a migration if the state describes the window that its rows were written for, else a rebuild."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
         why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
@@ -170,7 +168,7 @@ class StageComparison:
         return self._if_described(label, None, now or spec.call, is_described, how)
 
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
-        """Yield the changes of settings that are not in the fingerprint.
+        """Yield the changes of settings outside the fingerprint.
 
         The state is only rewritten if its emission changes.
         """
@@ -213,7 +211,7 @@ class StageComparison:
         yield from self._settings(new, old)
 
     def _added_columns(self, new: Sequence[Sequence[str]]) -> Iterator[KeyChange]:
-        """Yield the change for added columns. The config alone does not show them."""
+        """Yield the change for added columns, which the config alone does not show."""
         if self.operator is not None and any(new):
             sides = zip(_join_sides(self.operator), new, strict=True)
             columns = {
@@ -229,7 +227,7 @@ class StageComparison:
     def _other(self, new: Spec) -> Iterator[KeyChange]:
         """Yield the changes of other steps.
 
-        Changes of its `STATE_KEYS` or of its fingerprint need a rebuild; all other changes are compatible.
+        Changes in `STATE_KEYS` or in the fingerprint need a rebuild; all other changes are compatible.
         """
         data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
         old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
@@ -252,7 +250,7 @@ class StageComparison:
 
 
 def kind_name(kind: object) -> str:
-    """Return the name of a step, for people, by the kind in its fingerprint; older states have no kind."""
+    """Return the name of a step for users, given the kind in its fingerprint; older states have no kind."""
     operator_type = find_type_by_kind(kind)
     return "window" if operator_type is None else operator_type.name
 
@@ -280,7 +278,7 @@ def _(operator: IntervalJoinOperator) -> Sequence[JoinSide]:
 
 
 def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fingerprint of a join from a config without types; the unknown parts are those of the state."""
+    """Return a join's fingerprint, from a config without types. Unknown parts are taken from the state."""
     names = [list(new.left_keys), list(new.right_keys)]
     former = [[k.rpartition(" ")[0] for k in side] for side in wrote.get("keys", ())]
     return {
@@ -292,14 +290,14 @@ def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _emission(step: Spec) -> dict[str, Any]:
-    """Return `Operator.emission` for a spec."""
+    """Return the result of `Operator.emission` for a spec."""
     if isinstance(step, Window):
         return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:
-    """Return what the accumulators of an aggregation depend on, now or in earlier versions; None if a type is unknown."""
+    """Return what an aggregation's accumulators depend on, now or in earlier versions; None if a type is unknown."""
     names = [*([spec.column] if spec.column else []), *spec.further_columns()]
     if any(n not in columns for n in names):
         return None
@@ -309,7 +307,7 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
 
 
 def _neutral_problem(spec: Aggregation) -> str | None:
-    """Return why an aggregation has no accumulators for no rows; None if it has."""
+    """Return why an aggregation has no accumulators for zero rows; None if it has."""
     if spec.builtin:
         return None
     aggregator = spec.aggregator()

@@ -1,4 +1,4 @@
-"""Compare the targets of a config with those of a commit: what moves, and what may not while an epoch is pending."""
+"""Compare the targets of a config with those of a commit: what moves, and what must not move while an epoch is pending."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TargetLocation = tuple[str | None, ...]
 
 
 def target_location(target: Target) -> TargetLocation:
-    """Return where a target writes, as a commit stores it."""
+    """Return where a target writes, in the form that a commit stores."""
     return (target.path and restore_written_path(target.path), target.table, target.topic)
 
 
@@ -54,9 +54,9 @@ def with_targets(
 ) -> Commit:
     """Return the commit with these targets, each with the markers that it holds now and after its part of this commit.
 
-    `held_markers`: the markers that the start read, for targets for which the commit has no markers of this writer and
-    destination. A target with a new writer keeps the former one until it gets rows, since its marker is that of the
-    former writer.
+    `held_markers`: markers that the start read from targets for which the commit has none with this writer and
+    destination. A target with a new writer keeps the old one until it receives rows, since its marker is the old
+    writer's.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
@@ -90,7 +90,7 @@ def with_targets(
 def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets: Sequence[str]) -> Commit:
     """Return the commit with the current names of its stages and targets; stages are matched by `stage_matching`.
 
-    A target takes the new name if it is the only one, or if it has the name of a renamed stage.
+    A target takes the new name if it is the only target, or if it is named after a renamed stage.
     """
     renamed = {former: now for now, former in match_stages(stages, commit).renamed.items()}
     called = {}
@@ -113,11 +113,12 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
     return commit.model_copy(update=update)
 
 
-# -- what goes elsewhere -------------------------------------------------------------------------------------------------
+# -- what is redirected
+# -------------------------------------------------------------------------------------------------
 
 
 def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
-    """Yield (what changed, before, after, what it means); nothing if no epoch with targets was committed yet."""
+    """Yield (what changed, before, after, what it means), or nothing if no epoch with targets has been committed."""
     if not commit.targets:
         return
     now = configured_targets(pipeline)
@@ -151,13 +152,14 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
     return (one.stage, one.place) == (other.stage, other.place)
 
 
-# -- while an epoch waits ------------------------------------------------------------------------------------------------
+# -- while an epoch is pending
+# ------------------------------------------------------------------------------------------
 
 
 def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
-    """Return why the former config has to start again: its output is pending and the new config would write it elsewhere.
+    """Return why the previous config must start again: its output is pending, and the new config would redirect it.
 
-    `missing`: targets without their part.
+    `missing`: targets that lack their part.
     """
     if not missing or not commit.targets:
         return None
@@ -174,7 +176,7 @@ def changed_destinations(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """Return what has changed for targets without their part of a commit.
+    """Return what has changed for targets that lack their part of a commit.
 
     `growing`: targets that may get added columns.
     """

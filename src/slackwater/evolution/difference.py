@@ -1,7 +1,7 @@
-"""A difference between a state and a config, with its verdict, and what all differences mean for the next start.
+"""Differences between a state and a config, their verdicts, and what they mean for the next start.
 
 compatible   the state is not changed: the next start continues with the new config
-migrated     the next start rewrites the state, as a separate epoch (`evolution.migrate`)
+migrated     the next start rewrites the state, in a separate epoch (`evolution.migrate`)
 rebuild      the state lacks what the new config needs: only a start from scratch (`run --rebuild`) works
 """
 
@@ -21,7 +21,7 @@ class KeyChange:
     """One difference. `before` and `after` are the values in the state and in the config; None for nothing.
 
     `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `location`: where the new
-    value is, for people.
+    value is, for messages.
     """
 
     key: str
@@ -34,9 +34,7 @@ class KeyChange:
 
     @property
     def name(self) -> str:
-        """Return the name of what changed, for people; a duration has the name of the key that takes a unit, such as
-        `gap`.
-        """
+        """Return the user-facing name of what changed; for a duration, the key that takes a unit, such as `gap`."""
         return self.key.removesuffix("_ms")
 
     @property
@@ -49,7 +47,7 @@ class KeyChange:
 class ConfigComparison:
     """All differences between a state and a config. `kind`: "window", "join", "stage", ….
 
-    `waits`: why the start has to be postponed. `unknown`: what could not be compared, one line each.
+    `waits`: why the start must be postponed. `unknown`: what could not be compared, one line each.
     """
 
     pipeline: str
@@ -74,7 +72,7 @@ class ConfigComparison:
 
     @property
     def sum(self) -> str:
-        """Return in one line what becomes of the state."""
+        """Describe in one line what happens to the state."""
         state, count = f"state in epoch {self.epoch}", len(self.changes)
         if reasons := self.with_verdict(REBUILD):
             return f"{state} needs a rebuild because of {', '.join(c.name for c in reasons)}: slackwater run FILE --rebuild"
@@ -99,7 +97,7 @@ class ConfigComparison:
 
 
 def format_key_value(key: str, value: Any) -> str:
-    """Return a value as people write it."""
+    """Format a value as users write it."""
     if value is None:
         return "none"
     if key.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):

@@ -1,10 +1,10 @@
-"""Migrate the state of one config to the next, in a separate epoch: other shards, another emission, a changed window.
+"""Migrate a state from one config to the next, in a separate epoch: new shards, another emission, a changed window.
 
     commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
     old fingerprint                                                                                    new fingerprint
 
-Before that commit, the former state is not touched. After it, the former state is not needed. A start that dies in
-between repeats the migration, or finds it done. `evolution.compare` decides what may change.
+Before that commit, the old state is not touched. After it, the old state is not needed. If a start dies in between, the
+next one repeats the migration, or finds it done. `evolution.compare` decides what may change.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
 def read_earlier_settings(state: StageState) -> dict[str, Any]:
-    """Return what a state remembers of former configs."""
+    """Return what a state remembers of earlier configs."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
 @singledispatch
 def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
-    """Return the operator with what a state remembers of former configs."""
+    """Return the operator with what a state remembers of earlier configs."""
     raise_unregistered(operator, "slackwater.evolution.migrate.restore_earlier_settings")
 
 
@@ -60,7 +60,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 
 @singledispatch
 def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
-    """Return the operator as it continues a state that is migrated to it."""
+    """Return the operator as it continues a state that was migrated to it."""
     raise_unregistered(operator, "slackwater.evolution.migrate.adopt_migrated_state")
 
 
@@ -77,7 +77,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 def former_window(operator: WindowOperator, state: StageState) -> WindowOperator:
     """Return the window that a state was written for, with the aggregations of this operator.
 
-    It is the window of this operator if the state does not describe one. Raises ConfigError for a description that
+    If the state does not describe a window, return the window of this operator. Raises ConfigError if the description
     cannot be read.
     """
     window, emission = described_window(state) or operator.window, commit_from_config.stored_emission(state)
@@ -92,8 +92,9 @@ def former_window(operator: WindowOperator, state: StageState) -> WindowOperator
 
 
 def described_window(state: StageState) -> Window | None:
-    """Return the window that a state describes, without its aggregations, whose classes may not exist any more; None if it
-    describes none.
+    """Return the window that a state describes, or None.
+
+    Its aggregations are omitted: their classes may not exist any more.
     """
     if "window" not in state.described:
         return None
@@ -102,7 +103,7 @@ def described_window(state: StageState) -> Window | None:
 
 
 def with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
-    """Return the former window with the aggregations that are in both the state and the config, as the state holds them."""
+    """Return the old window with the aggregations that both state and config have, in the form stored in the state."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_stored_accumulators(former, state).aggs
     return replace(former, aggs=tuple(a for a in aggs if fingerprints.get(a.name) == a.fingerprint()))
@@ -110,9 +111,9 @@ def with_common_aggregations(former: WindowOperator, state: StageState) -> Windo
 
 @dataclass(frozen=True)
 class StageMigration:
-    """One stage on its way from a commit to the next.
+    """A stage on its way from one commit to the next.
 
-    `rows` and `before` are as `read_stage` returns them; empty for a join.
+    `rows` and `before` are those returned by `read_stage`; they are empty for a join.
     """
 
     operator: Operator
@@ -186,7 +187,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    """Return the counts of the rows of each shard for the commit."""
+    """Return the row counts of each shard for the commit."""
     raise_unregistered(operator, "slackwater.evolution.migrate.StageMigration")
 
 
@@ -206,12 +207,10 @@ def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) 
 
 
 def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> bool:
-    """Return whether something is to be emitted even if no row comes and the watermark does not move."""
+    """Return whether something has to be emitted even if no row arrives and the watermark does not move."""
     if operator.updates:
         return migration.state.waiting or (migration.rewritten and migration.rows.height > 0)
-    fragments = migration.rows["__kind"].is_in(
-        [FRAGMENT, EMITTED_FRAGMENT]
-    )  # sessions only; panes have been handled above
+    fragments = migration.rows["__kind"].is_in([FRAGMENT, EMITTED_FRAGMENT])  # only sessions; panes were handled above
     return bool((fragments & (migration.rows["__due"] <= migration.state.watermark_us)).any())
 
 
@@ -220,7 +219,7 @@ def _write_buffers(
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """Write the join buffers to another number of shards, and return the segments of each shard.
 
-    Rows that have expired under the former allowed lateness stay expired.
+    Rows that expired under the old allowed lateness stay expired.
     """
     state, epoch = migration.state, migration.epoch
     gone = state.watermark_us - commit_from_config.stored_emission(state)["retain_us"] + operator.allowed_us
@@ -247,7 +246,7 @@ def _write_buffers(
 
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """Read the whole state of a stage as this operator continues it. It changes nothing."""
+    """Read the entire state of a stage, for this operator to continue. Nothing is changed."""
     raise_unregistered(operator, "slackwater.evolution.migrate.read_stage")
 
 

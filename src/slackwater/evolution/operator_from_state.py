@@ -17,8 +17,8 @@ from slackwater.state.commit import Commit, StageState
 def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
     """Restore the operator of one stage. Raises StateError if the state lacks it or contradicts itself.
 
-    An operator that is not a window is restored as far as its stored rows need it: it can read and rewrite them, but a
-    join cannot run. `trusting`: accept contradictions.
+    Operators other than windows are only restored as far as their stored rows require: a join, for example, can read
+    and rewrite its rows, but not run. `trusting`: accept contradictions.
     """
     stage = commit.stages[number]
     operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
@@ -35,15 +35,15 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
 def matches_description(logic: Operator, stage: StageState) -> bool:
     """Return whether the stored rows match the description.
 
-    They do not in a commit that rewrote them for another config.
+    They do not match in a commit that rewrote them for another config.
     """
     return bool(commit_from_config.stored_emission(stage) == logic.emission)
 
 
 def find_contradiction(operator: Operator, state: StageState) -> str:
-    """Return how the fingerprint of a stage contradicts its description; empty if it does not.
+    """Describe how the fingerprint of a stage contradicts its description; empty if it does not.
 
-    `operator`: as described.
+    `operator`: the operator from the description.
     """
     wrote, described = dict(state.fingerprint), operator.fingerprint
     wrong = [key for key in described if wrote.get(key) != described[key]]
@@ -53,7 +53,8 @@ def find_contradiction(operator: Operator, state: StageState) -> str:
 def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
     """Restore the window of a state from its description. Raises StateError if there is none or it contradicts itself.
 
-    It may name classes of aggregations. They are not imported because of that (ConfigError): a config has to name them.
+    The description may name aggregation classes. They are not imported for that reason alone (ConfigError): a config
+    has to name them.
     """
     stage = commit.stages[number]
     if "window" not in stage.described:

@@ -3,8 +3,8 @@
 config                               state       continues
 name = "visits"                      visits      visits
 name = "calls", formerly = "rings"   rings       rings, which is called "calls" from then on
-name = "calls", formerly = "rings"   calls       calls: an earlier start carried out the rename
-name = "logins"                                  nothing: it begins empty
+name = "calls", formerly = "rings"   calls       calls: an earlier start did the rename
+name = "logins"                                  nothing: it starts empty
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from slackwater.state.migrations import UNNAMED
 class StageMatch:
     """The result of matching stages.
 
-    `matched`: for each stage of the config the stage that it continues; None for a new one. `removed`: stages that no
-    stage continues. `renamed`: former names by current name. `problems`: by stage, why its match is unclear.
+    `matched`: for each stage of the config, the stage that it continues; None for a new stage. `removed`: stages that
+    no stage continues. `renamed`: old names by current name. `problems`: by stage, why its match is unclear.
     """
 
     matched: tuple[StageState | None, ...]
@@ -35,7 +35,7 @@ class StageMatch:
 def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> StageMatch:
     """Match the stages of a config with those of a commit.
 
-    `former_names`: `formerly` of each running stage by name, in order.
+    `former_names`: the `formerly` of each running stage by name, in order.
     """
     state = {s.name: s for s in commit.stages}
     origins: dict[str, str] = {}
@@ -79,9 +79,7 @@ def _problems_of_unnamed(
     removed: tuple[StageState, ...],
     problems: Mapping[str, str],
 ) -> dict[str, str]:
-    """Refuse to drop the state of a [transform], or to begin a [transform] next to named stages: its name is not chosen by
-    a user.
-    """
+    """Reject dropping the state of a [transform], or adding one next to named stages: users do not choose its name."""
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
         how = f'the state is that of [transform], and no stage goes on with it; give formerly = "{TRANSFORM}" to the one that does'

@@ -1,6 +1,6 @@
-"""Compare the marker that a target holds with the markers that a state expects there. Pure.
+"""Compare the marker that a target holds with the markers that a state expects there, as pure functions.
 
-state   … 5 ─ 6 ─ 7                      its commit names the marker of each target: here (state, 7, id of commit 7)
+state   … 5 ─ 6 ─ 7                      its commit records the marker of each target: here (state, 7, id of commit 7)
 target      … 6 ─ 7                      the same marker: continue
 target      … 6 ─ 7 ─ 8 ─ 9              AHEAD: the state is an older copy, and epochs 8 and 9 would be ignored
 target      … 6'─ 7'                     FOREIGN: another history of the state, or another state, wrote there
@@ -22,8 +22,8 @@ AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 class ExpectedMarkers:
     """The markers of one target that fit a commit.
 
-    `is_exact`: the target holds one of these, or nothing if it `may_be_empty`. Otherwise the commit does not name a
-    marker, because an earlier version wrote it or the target has moved. `was_target`: the commit names this location.
+    `is_exact`: the target holds one of these, or nothing if `may_be_empty`. Otherwise the commit has no marker, because
+    an earlier version wrote the commit or the target has moved. `was_target`: the commit records this location.
     """
 
     rollback: TargetMarker  # what the target holds after the rollback of everything newer than the state and of its missing part
@@ -38,7 +38,7 @@ def expected_markers(
 ) -> ExpectedMarkers:
     """Return the markers that a target, or LETTERS, may hold.
 
-    `missing`: its part of this commit may not have reached it.
+    `missing`: whether its part of this commit may not have reached it.
     """
     if name == LETTERS:
         same, markers = commit.letters_to == location, commit.letters_marks
@@ -50,7 +50,7 @@ def expected_markers(
     if not same:
         return ExpectedMarkers(earlier)
     if missing and markers[-1:] == (commit.marker,):
-        # a single marker: nothing was written before, or by an earlier version
+        # a single marker: nothing was written before, or only by an earlier version
         both = len(markers) == 2
         return ExpectedMarkers(markers[0] if both else earlier, markers, not both, both, was_target=True)
     return ExpectedMarkers(
@@ -65,7 +65,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker 
     if any(_is_same(held, marker) for marker in expected.markers):
         return None
     if held.state != commit.lineage:
-        # the commit has the marker from when it began to write to this target, so another state has written since
+        # the commit has the marker from when it first wrote to this target, so another state has written since
         return FOREIGN if expected.was_target else None
     if held.epoch > commit.epoch:
         return AHEAD
@@ -77,7 +77,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker 
 
 
 def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
-    """Compare state and epoch, and the commit where both have one: earlier versions stored none."""
+    """Compare state and epoch, and also the commit if both have one: earlier versions did not store it."""
     commits = one.commit, other.commit
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
@@ -85,7 +85,7 @@ def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
 def branch_off(
     commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
 ) -> Commit:
-    """Return the commit as the first one of a branch, which is another state for the targets.
+    """Return the commit as the first one of a branch, which is a different state for the targets.
 
     `held`: the current marker of each target.
 
@@ -103,7 +103,7 @@ def branch_off(
 
 
 def without_parts(commit: Commit, names: Collection[str]) -> Commit:
-    """Return the commit for targets that never get their parts: they keep the marker from before it."""
+    """Return the commit for targets that will never get their parts: they keep the marker from before it."""
     commit_markers = (commit.marker,)
 
     def markers(name: str, current: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:

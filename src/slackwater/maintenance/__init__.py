@@ -1,4 +1,4 @@
 """State maintenance: sizes, history, verification, compaction and offsets.
 
-None of it runs next to a runner that it would disturb.
+No operation runs while a runner that it would disturb is active.
 """

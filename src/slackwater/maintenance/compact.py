@@ -3,7 +3,7 @@
     shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets and watermark unchanged
     shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
 
-It needs the runner's lock. In a database the expired rows are deleted, and a VACUUM makes their space reusable.
+It takes the runner's lock. In a database, expired rows are deleted, and a VACUUM makes their space reusable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from slackwater.state.protocol import StateStore
 
 @dataclass(frozen=True)
 class CompactionResult:
-    """The sizes of a state before and after."""
+    """The sizes of a state before and after compaction."""
 
     before: Sizes
     after: Sizes
@@ -37,7 +37,7 @@ class CompactionResult:
 def compact_state(store: StateStore) -> CompactionResult:
     """Merge all segments, commit, and collect garbage. Closes the store.
 
-    Raises LockHeldError while a runner is active; StartError or StateError if the state cannot be compacted.
+    Raises LockHeldError while a runner is active, and StartError or StateError if the state cannot be compacted.
     """
     with closing(store):
         before = measure_sizes(store)
@@ -76,7 +76,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """Return the compacted state of a stage, with the same number of shards."""
     compacted = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
-    # changed windows still wait to be emitted
+    # changed windows still have to be emitted
     return compacted.model_copy(update={"waiting": state.waiting})
 
 

@@ -14,8 +14,8 @@ from slackwater.state.protocol import StateStore
 class CommitSummary:
     """One kept commit. Times are microseconds since 1970, UTC.
 
-    The row counts cover the time since the previous commit. They are None if that commit is not kept. `open` counts the
-    open windows of the last stage, or the buffered rows if it is a join.
+    The row counts cover the time since the previous commit. They are None if the previous commit is not kept. `open`
+    counts the open windows of the last stage, or the buffered rows if it is a join.
     """
 
     epoch: int
@@ -30,7 +30,10 @@ class CommitSummary:
 
 
 def commit_history(store: StateStore) -> list[CommitSummary]:
-    """Return the kept commits, oldest first, without damaged ones. It takes no lock. Raises StartError, StateError."""
+    """Return the commits that are kept, oldest first, without damaged ones. Takes no lock.
+
+    Raises StartError, StateError.
+    """
     summaries, commits = list[CommitSummary](), retained_commits(store)
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None

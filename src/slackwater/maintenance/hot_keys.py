@@ -1,4 +1,4 @@
-"""The largest keys of a state, by their rows in it, and by the events that its windows counted."""
+"""The largest keys of a state, by their rows, and by the events that their windows counted."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from slackwater.windows.state_rows import OPEN
 
 @dataclass(frozen=True)
 class HotKey:
-    """A key in the state of a stage (from 0).
+    """A key in the state of a stage (stages are numbered from 0).
 
-    `events` counts those in its open and retained windows; None if no aggregation counts them.
+    `events` is the total count in its open and retained windows; None if no aggregation counts rows.
     """
 
     stage: int
@@ -36,7 +36,7 @@ class HotKey:
 
 
 def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
-    """Return the `count` keys with the most rows, then those with the most events that are not among them.
+    """Return the `count` keys with the most rows, followed by other keys with the most events.
 
     Raises StateError if the state does not describe its window.
     """
@@ -50,7 +50,7 @@ def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
 
 
 def _keys(store: StateStore, snapshot: Snapshot, number: int, count: int) -> Iterator[HotKey]:
-    """Iterate over the candidates of each shard of a stage. A key belongs to one shard only."""
+    """Yield the candidates of each shard of a stage. Each key belongs to exactly one shard."""
     step = restore_operator(snapshot.commit, number)
     for shard in range(snapshot.commit.shards):
         yield from _shard_keys(step, store, snapshot, number, shard, count)

@@ -1,4 +1,4 @@
-"""Count the writes of an object store that a state needs, from the objects that it holds.
+"""Count the object-store writes that a state needs, from the objects that exist.
 
 per shard and epoch   objects whose name begins with the epoch's number, including unreferenced ones
 per commit            lists of files, the manifest, and `published` if the epoch had output
@@ -14,13 +14,13 @@ from slackwater.state.commit import Commit
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """Mean numbers of writes over the kept epochs.
+    """Mean number of writes over the epochs that are kept.
 
     Args:
-        epochs: Number of kept epochs.
+        epochs: Number of epochs that are kept.
         per_shard: Writes of one shard's files in an epoch.
         per_commit: Writes of the driver in an epoch.
-        seconds: Time between two commits; None with fewer than two.
+        seconds: Time between two commits; None if there are fewer than two.
     """
 
     epochs: int
@@ -30,10 +30,10 @@ class RequestCounts:
 
 
 def count_requests(commits: Sequence[Commit], files: Collection[str]) -> RequestCounts | None:
-    """Count the writes of the kept epochs; None without commits.
+    """Count the writes of the epochs that are kept; None if there are no commits.
 
     Args:
-        commits: Kept commits, oldest first.
+        commits: The commits that are kept, oldest first.
         files: Existing objects, such as "segments/000000012-003-….arrow".
     """
     if not commits:

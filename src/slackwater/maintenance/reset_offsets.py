@@ -4,7 +4,7 @@
     --offsets clicks=latest                              one source; or a time, as in clicks=2026-03-01T12:00:00Z
     --offsets '{"clicks": {"topic": {"0": 42}}}'         Kafka: other partitions stay unchanged
 
-Words and times are resolved by the broker, which needs the config. A files source can only restart from its beginning.
+Resolving words and times needs the broker, and thus the config. A files source can only restart from its beginning.
 A table source restarts from its current content or from the next change.
 """
 
@@ -24,7 +24,7 @@ from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offs
 from slackwater.errors import StartError
 from slackwater.state.commit import Commit, SourceRecord
 
-Position = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets per topic and partition
+Position = str | int | Mapping[str, Any]  # a word, a time in µs, or offsets by topic and partition
 _WORDS = ("earliest", "latest")
 _EXPECTED = '"earliest", "latest", a time such as 2026-03-01T12:00:00Z, or {"topic": {"0": 42}}'
 
@@ -41,7 +41,7 @@ class OffsetMove:
 def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | None) -> list[OffsetMove]:
     """Return the new offsets of each source that the arguments name.
 
-    `pipeline`: the config, to resolve words at a broker.
+    `pipeline`: the config, for resolving words with the broker.
 
     Raises StartError, EpochError.
     """
@@ -51,7 +51,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
                 f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
                 "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
             )
-    positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not keep the order of names
+    positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
     return [
         OffsetMove(name, commit.sources[name].offsets, _resolve(commit, name, w, pipeline)) for name, w in positions
     ]
@@ -107,7 +107,7 @@ def _parse_position(name: str, value: Any) -> str | int:
 
 
 def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
-    """Resolve a position to offsets of the kind that the config reads, otherwise of the kind in the state."""
+    """Resolve a position to offsets of the kind that the config reads, or without a config, of the kind in the state."""
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None
@@ -136,11 +136,11 @@ def _resolve_partitions(
     partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
     _check_partitions(where, offsets, partitions.topics)
     moved = {t: {**parts, **offsets.get(t, {})} for t, parts in current.topics.items()}
-    return KafkaOffsets(moved or offsets)  # a source that was never read starts at the given offsets
+    return KafkaOffsets(moved or offsets)  # a source that was never read starts at the specified offsets
 
 
 def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Validate offsets per topic and partition. Raises StartError."""
+    """Validate offsets by topic and partition. Raises StartError."""
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
             raise StartError(

@@ -53,7 +53,7 @@ def check_segment(
 ) -> Iterator[str]:
     """Describe the problems of one shard's rows, in the order of their file. `kind`: the kind of the segment.
 
-    `exact`: the rows were written with the current settings of emission; otherwise checks that depend on these are
+    `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these are
     skipped.
     """
     raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
@@ -111,7 +111,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 
 @singledispatch
 def visible_rows(operator: Operator, state: ShardState) -> pl.DataFrame | None:
-    """Return the rows of a shard that a commit counts; None if it counts only the rows of segments."""
+    """Return the rows of a shard that a commit counts; None if it only counts rows of segments."""
     raise_unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
 
 
@@ -129,7 +129,7 @@ def _(operator: Operator, state: ShardState) -> None:
 
 @singledispatch
 def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    """Describe differences between a commit's counts of a shard and its `rows`."""
+    """Describe differences between a commit's counts for a shard and the shard's `rows`."""
     raise_unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
 
 
@@ -204,15 +204,13 @@ def _(
 
 
 def parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
-    """Return the side of a segment (None if it is unknown), and "+" for ids of matched rows, "-" for ids of evicted
-    rows.
-    """
+    """Return the side of a segment (None if unknown), and "+" for ids of matched rows or "-" for ids of evicted rows."""
     name, suffix = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
     return next((s for s in operator.sides if s.name == name and suffix in ("", "+", "-")), None), suffix
 
 
 def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
-    """Return the keys of both sides with the types in which they are hashed."""
+    """Return the keys of both sides, with the types by which they are hashed."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
 

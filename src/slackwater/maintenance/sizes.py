@@ -19,14 +19,14 @@ from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
 
-HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; mean rows per shard below which no shard is hot
+HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; minimum of mean rows per shard for any shard to be hot
 
 
 @dataclass(frozen=True)
 class ShardSize:
-    """One shard of a stage, both numbered from 0.
+    """One shard of one stage, both numbered from 0.
 
-    In a database `segments` is 0 and `bytes` is None, because only sizes of whole tables are known.
+    In a database, `segments` is 0 and `bytes` is None, because only the sizes of entire tables are known.
     """
 
     stage: int
@@ -38,7 +38,7 @@ class ShardSize:
 
 @dataclass(frozen=True)
 class TableSize:
-    """A table with its indexes. `dead`: Postgres' estimate of the rows that a VACUUM would remove."""
+    """A table with its indexes. `dead`: Postgres' estimate of the number of rows that a VACUUM would remove."""
 
     table: str
     rows: int
@@ -56,18 +56,18 @@ class Sizes:
     shards: list[ShardSize] = field(default_factory=list)
     tables: list[TableSize] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
-    only_kept: tuple[int, int] = (0, 0)  # files that only earlier kept commits reference
+    only_kept: tuple[int, int] = (0, 0)  # files that only earlier commits reference
     outputs: tuple[int, int] = (0, 0)
     waiting: tuple[int, int] = (0, 0)  # those of the outputs that are not published yet
     lists: tuple[int, int] = (0, 0)
-    garbage: tuple[int, int] = (0, 0)  # files without a reference, except those of an epoch in progress
+    garbage: tuple[int, int] = (0, 0)  # unreferenced files, except those of an epoch in progress
     requests: RequestCounts | None = None  # only for an object store
     hot: list[HotKey] = field(default_factory=list)
     hot_shards: list[ShardSize] = field(default_factory=list)  # see `find_hot_shards`
 
 
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
-    """Measure a state without its lock. `hot`: number of keys to report with the most rows, and with the most events.
+    """Measure a state without its lock. `hot`: how many keys to report, by rows and by events each.
 
     Raises StartError if there is no state, StateError if it cannot be read.
     """
@@ -88,7 +88,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
 def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
     """Return the shards with at least twice the mean rows of their stage, largest first: an epoch waits for them.
 
-    Hashes spread keys evenly, so a few keys of such a shard have very many rows. A stage with few rows has no hot
+    Hashes spread keys evenly, so a few keys in such a shard have very many rows. A stage with few rows has no hot
     shards.
     """
     hot: list[ShardSize] = []
@@ -129,7 +129,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
 
 
 def retained_commits(store: StateStore) -> list[Commit]:
-    """Return the kept commits, oldest first. Damaged ones, and those deleted meanwhile, are left out."""
+    """Return the commits that are kept, oldest first. Damaged commits, and those deleted in the meantime, are omitted."""
     commits = []
     for epoch in store.epochs():
         try:
@@ -144,7 +144,7 @@ def retained_commits(store: StateStore) -> list[Commit]:
 
 
 def list_referenced_files(commit: Commit) -> list[str]:
-    """Return the files that a commit refers to, relative to its directory."""
+    """Return the files that a commit references, relative to the state's directory."""
     staged = [o.file for o in (*commit.output, *commit.letters)]
     return [*_segments(commit), *staged, *commit.lists]
 

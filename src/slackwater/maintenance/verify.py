@@ -1,4 +1,4 @@
-"""`slackwater state verify`: checks a state for damage and says how to repair it."""
+"""`slackwater state verify`: checks a state for damage, and says how to repair it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from slackwater.state.protocol import StateStore
 
 
 def verify_state(store: StateStore) -> VerifyReport:
-    """Check everything that the kept commits of a state need, without a lock and without changes.
+    """Check everything that the commits of a state need, without taking a lock or changing anything.
 
-    Raises StartError or StateError only if nothing can be checked, for example without a connection to the database.
+    Only raises StartError or StateError if nothing can be checked, for example if the database is unreachable.
     """
     began = time.monotonic()
     if isinstance(store, FilesStore):

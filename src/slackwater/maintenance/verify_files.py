@@ -1,9 +1,9 @@
-"""Checks of a state directory: every kept manifest, every referenced file, and whether they agree.
+"""Checks of a state directory: every manifest, every referenced file, and whether they are consistent.
 
     manifests ─▶ readable, of this pipeline and epoch, one chain ─▶ referenced files ─▶ bytes ─▶ rows ─▶ counts
     published ─▶ not after the latest epoch                         unpublished outputs, lists of offsets
 
-It takes no lock. Files that a runner deletes meanwhile are not problems: only commits that are still kept at the end
+No lock is taken. Files that a runner deletes in the meantime are not problems: only commits that still exist at the end
 count.
 """
 
@@ -34,7 +34,7 @@ COPY = "a copy of the state directory"
 
 @dataclass
 class _SegmentCheck:
-    """A segment, and the commits that refer to it."""
+    """A segment, and the commits that reference it."""
 
     meta: SegmentMeta
     stage: int
@@ -158,7 +158,7 @@ class _FilesCheck:
         if problem := self.storage.find_damage(file_ref(meta)):
             self.add_problem(path, problem, check.epochs)
             return
-        epoch = check.epochs[-1]  # the newest epoch that refers to it
+        epoch = check.epochs[-1]  # the newest epoch that references it
         for problem in self.row_problems(
             check, self.step(epoch, check.stage), self.manifests[epoch].stages[check.stage]
         ):
@@ -185,7 +185,7 @@ class _FilesCheck:
             yield f"cannot be read as what the commit says it is ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
-        """Check the counts of whole shards in the latest commit, where all segments of the shard are intact."""
+        """Check the latest commit's counts for whole shards, where all segments of the shard are intact."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):
@@ -200,14 +200,14 @@ class _FilesCheck:
                         step, self.store.shard(shard, stage.shards, epoch, metas, number)
                     )
                 except StateError:
-                    continue  # deleted meanwhile
+                    continue  # deleted in the meantime
                 for problem in (
                     row_checks.check_counts(step, everything, stage, shard) if everything is not None else ()
                 ):
                     self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
     def check_outputs(self, epoch: int, published: int | None) -> None:
-        """Check the unpublished outputs of the latest commit. Earlier epochs are always published."""
+        """Check the unpublished outputs of the latest commit. Those of earlier epochs are always published."""
         commit = self.manifests[epoch]
         if published is not None and published >= epoch:
             return
@@ -231,7 +231,7 @@ class _FilesCheck:
             self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
 
     def check_lists(self) -> None:
-        """Check the lists of offsets and of replayed dead letters. The name of a list ends with its checksum."""
+        """Check the lists of offsets and of replayed dead letters. A list's name ends with its checksum."""
         epochs_by_file: dict[str, list[int]] = {}
         for epoch, commit in self.manifests.items():
             for file in commit.lists:
@@ -245,7 +245,7 @@ class _FilesCheck:
 
 
 def verify_files(store: FilesStore) -> VerifyReport:
-    """Check everything that the kept commits need. Damage is reported and raises nothing."""
+    """Check everything that the commits need. Damage is reported, never raised."""
     check = _FilesCheck(store, VerifyReport(store.storage.name, "files"))
     epochs = store.epochs()
     check.read_manifests(epochs)
@@ -278,7 +278,7 @@ def _check_begins(check: _FilesCheck) -> None:
 
 
 def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
-    """Complete the report with remedies, without files that a runner deleted meanwhile."""
+    """Complete the report with remedies, ignoring files that a runner deleted in the meantime."""
     report, stored_epochs = check.report, check.store.epochs()
     deleted = {e for e in epochs if e not in stored_epochs and stored_epochs and e < stored_epochs[0]}
     problems = [p for p in report.problems if not p.epochs or set(p.epochs) - deleted]
@@ -293,7 +293,7 @@ def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
 
 
 def _strip_remedy(message: str) -> str:
-    """Return a message of the store without the name of the file and the remedy."""
+    """Return a message of the store without the file name and the remedy."""
     fact = message.partition("; ")[0]
     return re.sub(r"^(manifest|state file) \S+ ", "", fact)
 

@@ -1,9 +1,9 @@
-"""Checks of a pipeline's tables: the record, the tables that it describes, and every row, in one view of the database.
+"""Checks of a pipeline's tables: the record, the tables it describes, and every row, in one view of the database.
 
     record ─▶ parses ─▶ tables and columns exist ─▶ rows: hashes, kinds, times, positions ─▶ counts
                         unpublished outputs, lists, offsets
 
-It takes no lock: it is one read-only transaction, whose snapshot the readers of the rows share.
+No lock is taken: everything is one read-only transaction, whose snapshot the readers of the rows share.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class _TablesCheck:
             self.add_problem(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
 
     def _check_staged(self, table: TableNames, state: StageState) -> None:
-        """Check that the staged rows that the record names exist."""
+        """Check that the staged rows that the record references exist."""
         expected = {m.file: m.rows for m in state.metas if m.file}
         if not expected:
             return
@@ -190,7 +190,7 @@ class _TablesCheck:
 
     @singledispatchmethod
     def _ordinal_problems(self, operator: Operator, table: TableNames) -> Iterator[str]:
-        """Describe problems in the positions of rows in their units."""
+        """Describe problems in the positions of rows within their units."""
         raise_unregistered(operator, "slackwater.maintenance.verify_postgres")
 
     @_ordinal_problems.register(WindowOperator)
@@ -237,7 +237,7 @@ class _TablesCheck:
 
     @_shard_problems.register
     def _(self, operator: StatelessOperator, state: PostgresShard, stage: StageState, exact: bool) -> Iterator[str]:
-        yield from ()  # `check_stage` reports rows of such a table
+        yield from ()  # `check_stage` reports the rows of such a table
 
     def _count_bad_ordinals(self, table: TableNames) -> Iterator[str]:
         broken = self.fetch_value(
@@ -249,7 +249,7 @@ class _TablesCheck:
 
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:
-    """Check everything that the record needs. Raises StateError, or StartError if the database does not answer."""
+    """Check everything that the record needs. Raises StateError, or StartError if the database is unreachable."""
     tables, location = store.tables, store.location
     report = VerifyReport(tables.pipeline, "postgres")
     try:

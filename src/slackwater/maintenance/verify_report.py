@@ -1,4 +1,4 @@
-"""The result of a check of a state."""
+"""The result of checking a state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class Problem:
     """One problem of a state.
 
     Args:
-        place: file or table with the problem.
-        epochs: kept commits that it affects.
+        place: the file or table with the problem.
+        epochs: the commits that it affects.
         remedy: what to do.
     """
 
@@ -27,7 +27,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What was checked, and the problems. `sound`: the last commit without a problem."""
+    """What was checked, and the problems. `sound`: the last commit without problems."""
 
     pipeline: str
     store: str
@@ -42,7 +42,7 @@ class VerifyReport:
 
 
 def advice_text(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
-    """Return the remedy for a problem. `copy` names the backup in it."""
+    """Return the remedy for a problem. `copy` is the name of the backup that it mentions."""
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
         return f"only {which} of the kept ones need it, a run goes on without; restore it from {copy}, or leave it"

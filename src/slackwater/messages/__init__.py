@@ -1,7 +1,9 @@
-"""Families of messages: what they mean and what to do. The pages in `docs/messages/` are generated from them and from the sources.
+"""Families of messages: what they mean and what to do.
 
-A message belongs to the first family of its class (or of a base class) with a pattern that is in its text. A family without
-patterns takes all other messages of its class. So a new message needs a new family only if no family fits.
+The pages in `docs/messages/` are generated from them and from the sources.
+
+A message belongs to the first family of its class (or of a base class) with a pattern that matches its text. A family
+without patterns takes all remaining messages of its class. So a new message only needs a new family if no family fits.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ PAGES: Mapping[str, Sequence[MessageFamily]] = {
     "docs/messages/run.md": epochs.FAMILIES,
     "docs/messages/warnings.md": warnings.FAMILIES,
 }
-FAMILIES: Sequence[MessageFamily] = tuple(chain.from_iterable(PAGES.values()))  # the first that fits counts
+FAMILIES: Sequence[MessageFamily] = tuple(chain.from_iterable(PAGES.values()))  # the first family that matches wins
 
 
 def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
@@ -35,7 +37,7 @@ def find_family(kinds: Sequence[str], text: str) -> MessageFamily | None:
 
 
 def find_page(kinds: Sequence[str], text: str) -> str | None:
-    """Return the page and heading about a message; None if its class has no family."""
+    """Return the page and heading about a message, or None if its class has no family."""
     match = find_family(kinds, text)
     if match is None:
         return None

@@ -12,14 +12,14 @@ STATE = ("StateError",)
 
 @dataclass(frozen=True)
 class MessageFamily:
-    """Messages with one meaning.
+    """Messages with the same meaning.
 
     Args:
         title: the heading on the page.
         kinds: names of error classes, or `WARNING`.
         means: what the messages mean.
         do: what to do.
-        patterns: regular expressions, one of which is in the text of each message.
+        patterns: regular expressions, one of which matches the text of each message.
     """
 
     title: str

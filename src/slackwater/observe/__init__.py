@@ -2,8 +2,8 @@
 
     sw.run(pipeline, observers=[open_telemetry(), open_lineage()])
 
-Each needs the extra of its name. They send from separate threads. A system that cannot be reached causes one warning, and
-never stops or slows a run.
+Each needs the extra of the same name. They send from separate threads. An unreachable system causes one warning, and
+never stops or slows down a run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _log(level: str, line: str) -> None:
 
 
 def open_telemetry(notice: Notice = _log) -> Observer:
-    """Return an observer that sends metrics by OTLP over HTTP, as the variables of the OpenTelemetry SDK say.
+    """Return an observer that sends metrics by OTLP over HTTP, configured by the OpenTelemetry SDK's variables.
 
     Raises StartError.
     """
@@ -33,7 +33,7 @@ def open_telemetry(notice: Notice = _log) -> Observer:
 
 
 def open_lineage(notice: Notice = _log) -> Observer:
-    """Return an observer that sends OpenLineage events, by the transport that the client's configuration names.
+    """Return an observer that sends OpenLineage events by the transport that the client's configuration selects.
 
     Raises StartError.
     """

@@ -1,4 +1,4 @@
-"""OpenLineage datasets of the sources and targets of a pipeline: namespace and name by OpenLineage's naming rules."""
+"""OpenLineage datasets for a pipeline's sources and targets: namespace and name, by OpenLineage's naming rules."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _(connection: IcebergConnection, target: Target) -> Dataset | None:
 
 
 def _in_catalog(connection: IcebergConnection, name: str) -> Dataset:
-    """Return the dataset of a table: namespace is the catalog's address, as in Spark's listener, else its kind."""
+    """Return the dataset of a table: the namespace is the catalog's address, as in Spark's listener, or its kind."""
     address = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if rest else address, name

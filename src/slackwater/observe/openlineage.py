@@ -1,9 +1,9 @@
-"""Run events of OpenLineage: one run per start, START, then RUNNING with every commit, then COMPLETE or FAIL.
+"""OpenLineage run events: one OpenLineage run per start, with START, then RUNNING after commits, then COMPLETE or FAIL.
 
     commits ─▶ summed while an event is being sent ─▶ one event ─▶ the client's transport
 
-Every commit is in exactly one event. Commits that come while an event is being sent, or within a second of it, share the
-next one. Commits that could not be sent are part of a later event. Column lineage is left out: it would have to be derived
+Every commit is in exactly one event. Commits during the sending of an event, or within a second of it, share the next
+one. Commits that could not be sent become part of a later event. Column lineage is omitted: it would have to be derived
 through SQL, aggregation and state.
 """
 
@@ -46,7 +46,7 @@ from slackwater.observe.warn_once import WarnOnce, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
-PAUSE_SECONDS = 1.0  # between two events of one run
+PAUSE_SECONDS = 1.0  # between two events of a run
 LAST_SECONDS = 5.0  # time limit for the last events
 AWAY_SECONDS = 0.2  # the time limit if the latest attempt failed
 _LOGGERS = ("urllib3.connectionpool", "openlineage.client.transport.http")
@@ -55,7 +55,7 @@ _NAMESPACE = "OPENLINEAGE_NAMESPACE"
 
 @attr.define
 class CommitsRunFacet(RunFacet):
-    """The commits of an event, and the watermark after them (µs UTC)."""
+    """The commits in an event, and the watermark after them (µs UTC)."""
 
     firstEpoch: int  # noqa: N815
     lastEpoch: int  # noqa: N815
@@ -68,7 +68,7 @@ class CommitsRunFacet(RunFacet):
 
 @dataclass
 class _Commits:
-    """Sum of commits that are not sent yet."""
+    """The sum of commits that have not been sent yet."""
 
     first: int
     last: int
@@ -87,7 +87,7 @@ def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
 
 
 class OpenLineage(Observer):
-    """Observer that sends OpenLineage events from a separate thread."""
+    """An observer that sends OpenLineage events from a separate thread."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
@@ -115,7 +115,7 @@ class OpenLineage(Observer):
             logging.getLogger(name).addFilter(self._is_from_other_thread)
 
     def _is_from_other_thread(self, record: logging.LogRecord) -> bool:
-        """Filter log lines of the HTTP client in the sending thread, since failures are reported once."""
+        """Filter out log lines of the HTTP client in the sending thread, since failures are reported once."""
         return record.thread != self._thread.ident
 
     def on_schema(self, columns: RunSchema) -> None:
@@ -207,7 +207,7 @@ class OpenLineage(Observer):
             source_datasets = datasets.source_datasets(self._pipeline, source)
             facets = _schema(self._columns.sources.get(source.name, ()))
             statistics: dict[str, Any] = {}
-            if commits is not None and len(source_datasets) == 1:  # of several topics only the sum is known
+            if commits is not None and len(source_datasets) == 1:  # if there are several topics, only the sum is known
                 rows = commits.read.get(source.name, 0)
                 statistics["inputStatistics"] = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(
                     rowCount=rows, producer=PRODUCER
@@ -251,7 +251,7 @@ def _schema(fields: Sequence[Field]) -> dict[str, Any]:
 
 
 def _client() -> OpenLineageClient:
-    """Return a client with the configuration of OpenLineage. Raises StartError."""
+    """Create a client with OpenLineage's own configuration. Raises StartError."""
     _remember_keys()
     log = logging.getLogger("openlineage.client.client")
     log.addFilter(_not_the_console)

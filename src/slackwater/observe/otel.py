@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics with the names and values of the Prometheus metrics, sent by the SDK's OTLP exporter.
+"""OpenTelemetry metrics, with the names and values of the Prometheus metrics, sent by the SDK's OTLP exporter.
 
 The SDK's variables configure endpoint, interval and headers: OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_EXPORTER_OTLP_HEADERS,
 OTEL_METRIC_EXPORT_INTERVAL, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES and others.
@@ -37,7 +37,7 @@ _LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 
 class OpenTelemetry(Observer):
-    """Observer that exports metrics from a separate thread, regularly and at the end of the run."""
+    """An observer that exports metrics from a separate thread, periodically and at the end of the run."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         seconds = _interval()
@@ -78,7 +78,7 @@ class OpenTelemetry(Observer):
         self._metrics.on_commit(status)
         for phase, seconds in {**status.phases, "total": status.seconds}.items():
             self._phases.record(seconds, {"pipeline": status.pipeline, "phase": phase})
-        if status.pipeline not in self._registered:  # after the first status all metric families exist
+        if status.pipeline not in self._registered:  # all metric families exist after the first status
             self._registered.add(status.pipeline)
             self._create_instruments()
 
@@ -93,7 +93,7 @@ class OpenTelemetry(Observer):
     # -- export -----------------------------------------------------------------------------------------------------
 
     def _create_instruments(self) -> None:
-        """Create an instrument for each metric family that has none yet."""
+        """Create an instrument for each metric family that does not have one yet."""
         for family in self._metrics.collect():
             if family.name in self._families or family.type == "histogram":
                 continue
@@ -119,7 +119,7 @@ class OpenTelemetry(Observer):
 
 
 class _Exporter(OTLPMetricExporter):
-    """OTLP exporter whose failures are reported once; the SDK's exporter logs several lines at each attempt."""
+    """An OTLP exporter that reports failures once; the SDK's exporter logs several lines for each attempt."""
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._why: object = ""
@@ -130,7 +130,7 @@ class _Exporter(OTLPMetricExporter):
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
-        """Take the reason of a failure from a log line, which comes with the first of several attempts."""
+        """Extract the reason of a failure from a log line, which accompanies the first of several attempts."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
@@ -154,18 +154,18 @@ class _Exporter(OTLPMetricExporter):
         return result
 
     def quit(self) -> None:
-        """End an attempt that is in progress."""
+        """Abort an attempt that is in progress."""
         super().shutdown()
 
     def shutdown(self, timeout_millis: float = 30_000, **more: Any) -> None:
-        """Do nothing, since `quit` has shut the exporter down."""
+        """Do nothing, since `quit` has already shut down the exporter."""
 
 
 _exporting = threading.local()  # `by`: the exporter to which log lines of this thread belong
 
 
 def _capture_failures(record: logging.LogRecord) -> bool:
-    """Filter the log lines of the SDK's exporter: pass lines of our exporters to them, and let other lines through."""
+    """Filter the log lines of the SDK's exporter: hand lines of our exporters to them, and let other lines through."""
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:
         return True
@@ -174,7 +174,7 @@ def _capture_failures(record: logging.LogRecord) -> bool:
 
 
 def _interval() -> float:
-    """Return the seconds between two exports. Raises StartError for a wrong OTEL_METRIC_EXPORT_INTERVAL."""
+    """Return the seconds between two exports. Raises StartError if OTEL_METRIC_EXPORT_INTERVAL is invalid."""
     text = os.environ.get(_INTERVAL, "60000")
     try:
         milliseconds = float(text)

@@ -1,4 +1,4 @@
-"""Warn once about a system that cannot be reached, not at every attempt."""
+"""Warn once about an unreachable system, rather than at every attempt."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from slackwater.secrets import mask_secrets
 
 
 class WarnOnce:
-    """Reporter of an outage: one warning at the first failure, and one notice when the system works again.
+    """Reports an outage: one warning at the first failure, and one notice when the system works again.
 
     Args:
-        notice: gets the level and the text.
+        notice: receives the level and the text.
         activity: what failed, for the text.
         consequence: what the failure means, for the text.
     """
@@ -39,7 +39,7 @@ class WarnOnce:
 
 
 def error_reason(error: object, depth: int = 8) -> str:
-    """Return the first line of the innermost error: HTTP libraries wrap the error of the system several times."""
+    """Return the first line of the innermost error: HTTP libraries wrap a system's errors several times."""
     innermost = error
     for _ in range(depth):
         if isinstance(innermost, OSError) and innermost.strerror:

@@ -35,7 +35,7 @@ def init(
         bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows of the sample.")
     ] = False,
 ) -> None:
-    """Write a first config with comments that passes check. With a sample of the data, also write a test."""
+    """Write a first config with comments that passes check. Given a sample of the data, also write a test."""
     from slackwater.cli.init import InitOptions, init_file
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
@@ -64,7 +64,10 @@ def run_tests(
         bool, typer.Option("--update", help="Replace the expected results in the files by the actual ones.")
     ] = False,
 ) -> None:
-    """Run the tests of a pipeline, tests/*.toml. Exit code 0: all pass; 1: a test fails; 2: a test or its config is wrong."""
+    """Run the tests of a pipeline, tests/*.toml.
+
+    Exit code 0: all pass; 1: a test fails; 2: a test or its config is invalid.
+    """
     from slackwater.cli.test import test_path
 
     if code := test_path(path, update):
@@ -98,7 +101,7 @@ def plan(
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show what the next start of a config would keep, migrate or refuse. Exit code 1 if it would refuse."""
+    """Show what the next start of a config would keep, migrate or reject. Exit code 1 if the start would fail."""
     from slackwater.cli.plan import plan_file
 
     plan_file(file, as_json)

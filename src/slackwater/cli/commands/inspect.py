@@ -42,7 +42,7 @@ def show(
         str | None, typer.Option(metavar="NAME", help="Only this target, if the pipeline has several.")
     ] = None,
 ) -> None:
-    """Print the published results of a pipeline from its targets, in the order of the windows, without Spark."""
+    """Print the published results of a pipeline from its targets, ordered by window, without Spark."""
     from slackwater.cli.show import ShowOptions, show_file
 
     show_file(file, ShowOptions(limit, as_json, as_csv, where, tuple(columns or ()), sql), follow, target)
@@ -61,7 +61,7 @@ def why(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times in microseconds UTC.")] = False,
 ) -> None:
-    """Explain why there is no output yet: the watermark, what holds it, and what closes next."""
+    """Explain why there is no output yet: the watermark, what holds it, and which windows close next."""
     from slackwater.cli.why import why_file
 
     why_file(file, key or [], as_json, stage)

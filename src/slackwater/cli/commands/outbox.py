@@ -22,7 +22,7 @@ def outbox_show(
         int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
     ] = 10,
 ) -> None:
-    """Show the epoch that waits to be published and its rows. Takes no lock."""
+    """Show the epoch that is waiting to be published and its rows. Takes no lock."""
     from slackwater.cli.outbox import show_file
 
     show_file(file, limit)
@@ -55,7 +55,7 @@ def outbox_skip(
 
 @group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def outbox_set_aside() -> None:
-    """The former name of `skip`."""
+    """The old name of `skip`."""
     from slackwater.errors import StartError
 
     raise StartError("outbox set-aside is now called outbox skip")
