@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import re
 import sys
 from pathlib import Path
 
 import pytest
 from docgen import pictures, reference
-from docgen.sources import CLASSES, ROOT, Message, messages, mistakes
+from docgen.sources import CLASSES, ROOT, SOURCES, Message, messages, mistakes, shown
 from tests.support.pages import anchors
 
 from slackwater.cli import main as cli
@@ -56,6 +58,17 @@ def test_every_family_has_a_unique_heading_and_a_message() -> None:
     assert len(set(names)) == len(names)
     unused = {f.title for f in FAMILIES} - {m.family.title for m in FOUND if m.family}
     assert not unused, f"no message is of {unused}: remove them from slackwater/messages/"
+
+
+def test_the_page_of_frequent_errors_quotes_what_is_printed() -> None:
+    trees = [ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")]
+    texts = "\n".join(shown(n) for tree in trees for n in ast.walk(tree) if isinstance(n, ast.JoinedStr | ast.Constant))
+    rows = [line for line in (ROOT / "docs" / "errors.md").read_text().splitlines() if line.startswith("| `")]
+    quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert len(quotes) > 15
+    for quote in quotes:
+        fragments = [re.escape(fragment.strip()) for fragment in quote.split("…")]
+        assert re.search(".*".join(fragments), texts), f"docs/errors.md quotes {quote!r}, which is not in the sources"
 
 
 def test_an_error_has_a_link_to_its_docs() -> None:

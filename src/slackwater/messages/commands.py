@@ -38,7 +38,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The backfill is not possible",
         START,
         "The range, the source or the target of a backfill does not allow it. Nothing was written.",
-        "See [backfill](backfill.md).",
+        "See [fill a target from history](backfill.md).",
         (
             "backfill",
             "is not before --to",
@@ -58,7 +58,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The condition cannot be evaluated",
         START,
         "The condition in `--where` (`where=`) is not supported on a state, or takes too long.",
-        "See [looking](state/query.md) for the supported conditions.",
+        "See [query the state](state/query.md) for the supported conditions.",
         ("^where: ",),
     ),
     MessageFamily(
@@ -105,7 +105,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The report to another system is not configured",
         START,
         "`--otel` or `--openlineage` is set, but its configuration has no destination, or cannot be read.",
-        "See [watching it](monitoring.md).",
+        "See [monitor a pipeline](monitoring.md).",
         ("OPENLINEAGE|--openlineage", "expected milliseconds above 0"),
     ),
     MessageFamily(

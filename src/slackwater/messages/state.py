@@ -145,7 +145,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("StateError", "StartError", "EpochError"),
         "The bucket of the state does not exist, denies access, or could not be reached for a minute. Committed "
         "epochs are safe. The next start finds a commit whose response was lost.",
-        "Do what the message says, and start again: [in an object store](state/object-store.md).",
+        "Do what the message says, and start again: [keep the state in an object store](state/object-store.md).",
         (
             "there is no bucket",
             "no credentials were found",
