@@ -375,7 +375,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     (two / "a.csv").write_text("a\n1\n")
     (two / "b.json").write_text("")
     for where, by, message in (
-        (readable, [], "what tells rows apart is not known of files and tables alone; name the columns: --by"),
+        (readable, [], "files and tables alone do not define which columns identify a row; name them with --by"),
         (readable, ["--by", "usr"], 'there is no column "usr"; there are: user, window_start'),
         (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
         (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
@@ -393,6 +393,8 @@ def test_what_cannot_be_compared_is_told_in_one_line(
 
 def test_identities_that_do_not_fit() -> None:
     one, other = ResultOutput("A", sessions(), ("user",)), ResultOutput("B", sessions(), ("user", "window_start"))
-    with pytest.raises(StartError, match="A tells rows apart by user, B by user, window_start; name the columns: --by"):
+    with pytest.raises(
+        StartError, match="A identifies rows by user, B by user, window_start; name the columns with --by"
+    ):
         compare_outputs(one, other)
     assert compare_outputs(one, ResultOutput("B", sessions())).by == ("user",)

@@ -287,4 +287,4 @@ def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     output = capsys.readouterr().out
     assert output.startswith('"q" begins with epoch 1: 2 state rows, ')
     assert 'to continue from there, use the same config with name = "q" and another target' in output
-    assert 'warning: source "queue" goes on by Spark\'s checkpoint only' in output
+    assert 'warning: source "queue" continues from Spark\'s checkpoint only' in output

@@ -86,7 +86,7 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
     with store.peek() as snapshot:
         hottest = hot_keys(store, snapshot, 9)
         assert sorted(str(k.key["user"]) for k in hottest) == ["None", "x", "y", "z"]
-        with pytest.raises(StateError, match="is of a nth; only windows can be looked into"):
+        with pytest.raises(StateError, match="is of a nth; only windows can be inspected"):
             restore_window(snapshot.commit)
     compact_state(make())
     assert counts_by_user(make) == {"x": 4, "y": 1, "z": 1, None: 1}
@@ -138,6 +138,6 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
             "the state alone tells it"
         )
     with pytest.raises(
-        StartError, match="--key: no row waits, they come out in the epoch that reads them; leave it out"
+        StartError, match="--key: no row waits, because rows are emitted in the epoch that reads them; leave it out"
     ):
         why(pipeline, make(), 1, ["user=x"])

@@ -160,7 +160,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
         right_prefix="r_",
     )
     place.ran([RowsInput({"a": [row(0)], "b": []})], join, sources=("a", "b"))
-    with pytest.raises(StateError, match="the state in epoch 0 is of a join; only windows can be looked into"):
+    with pytest.raises(StateError, match="the state in epoch 0 is of a join; only windows can be inspected"):
         sw.open_state(place.where).scan()
 
 
@@ -231,7 +231,7 @@ def test_earlier_epochs(place: Place) -> None:
         assert view.fetch("k")["n"].to_list() == [newest + 1]
         for epoch in epochs:
             assert view.as_of(epoch).fetch("k").select("n", "_epoch").rows() == [(epoch + 1, epoch)]
-        with pytest.raises(StateError, match="epoch 99 is not kept; there is"):
+        with pytest.raises(StateError, match="epoch 99 is not kept; available"):
             view.as_of(99)
         assert epochs == ([newest] if place.where.startswith("postgres") else list(range(epochs[0], newest + 1)))
         with (
@@ -330,7 +330,7 @@ def test_commands(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert say("get", place.where, "usr=k") == [
         '1 error: law: key: "usr" is not a key of this window; did you mean "user"?'
     ]
-    assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; there is")
+    assert say("get", place.where, "user=k", "--at", "77")[0].startswith("1 error: epoch 77 is not kept; available")
 
 
 def test_a_key_of_two_columns_over_http(place: Place) -> None:

@@ -163,7 +163,7 @@ path = "{state}"
     [
         (["{"], "--offsets: found {, which is not JSON (Expecting property name"),
         (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?'),
-        (["old=earliest", "old=earliest"], '--offsets: source "old" is given twice'),
+        (["old=earliest", "old=earliest"], '--offsets: source "old" is named twice'),
         (["old=latest"], '--offsets: source "old": it reads files, which have no offsets to continue at; expected "earliest"'),
         (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": it reads files'),
         (["events=soon"], '--offsets: source "events": found "soon", expected "earliest", "latest", a time such as 2026-'),
@@ -207,8 +207,8 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
     source_records = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
     begun(make, sources=source_records)
     assert ask("events=latest").startswith(
-        'error: p: source "queue" goes on by Spark\'s checkpoint only, which then holds the places of all sources; their '
-        "offsets cannot be reset"
+        'error: p: source "queue" continues from Spark\'s checkpoint only, which then holds the offsets of all sources, so they '
+        "cannot be reset"
     )
 
 

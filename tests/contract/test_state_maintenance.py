@@ -156,7 +156,7 @@ def test_each_problem_names_the_file_and_what_to_do(directory: Place, tmp_path: 
         text,
     )
     assert re.search(
-        rf"{home / old}: is truncated; only epochs? .* of the kept ones needs? it, a run goes on without; ", text
+        rf"{home / old}: is truncated; it is needed only by epochs? .*, and a run continues without it; ", text
     )
     assert "copy of 3.json: is not a manifest; move it elsewhere; nothing reads it" in text
     last = text.splitlines()[-1]
@@ -191,7 +191,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
     resealed(home / "manifests" / f"{CUT - 1:09d}.json", edit)
     problems = [*map(str, verify_state(store).problems)]
     for pattern in (
-        rf"{meta.file}: holds \d+ rows? whose hash is not that of their key, first row 0; restore it from .*no kept commit is",
+        rf"{meta.file}: holds \d+ rows? whose hash does not match their key, first row 0; restore it from .*no kept commit is",
         r"its rows have close -?\d+, the commit says -?\d+; ",
         r"manifests/000000011.json: shard 1 holds \d+ keys with \d+ open intervals, the commit says \d+ with \d+; ",
     ):
@@ -221,7 +221,7 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     assert list(row_checks.check_segment(logic, "", frame, 0, 2)) == []
     problems = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in problems) if message else problems == []
-    assert any("that are not of shard 1" in text for text in row_checks.check_segment(logic, "", frame, 1, 2))
+    assert any("that do not belong to shard 1" in text for text in row_checks.check_segment(logic, "", frame, 1, 2))
     assert list(row_checks.check_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
@@ -229,7 +229,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
     for case, change, message in (
         ("hopping", {"__start": 1}, "that start where no pane does"),
         ("hopping", {"__due": 1}, "that are due when their pane is not"),
-        ("join", {"__kh": 2}, "whose hash is not that of their key"),
+        ("join", {"__kh": 2}, "whose hash does not match their key"),
     ):
         home = Place(str(tmp_path / case), lambda home=tmp_path / case: FilesStore(home, NAME))  # type: ignore[misc]
         home.run(case, 0, CUT)
@@ -239,7 +239,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
         assert list(row_checks.check_segment(step, meta.kind, frame, 0, 2)) == []
         assert any(message in text for text in row_checks.check_segment(step, meta.kind, wrong, 0, 2))
-    assert list(row_checks.check_segment(step, "middle", frame, 0, 2)) == ["rows of a kind that no join has: 'middle'"]
+    assert list(row_checks.check_segment(step, "middle", frame, 0, 2)) == ["rows of an unknown kind: 'middle'"]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
@@ -255,17 +255,17 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? whose rows are not numbered"),
         ("DELETE FROM slackwater_state_law WHERE unit = (SELECT min(unit) FROM slackwater_state_law WHERE kind <> 2)",
          r"shard \d: \d+ keys with \d+ open intervals, the commit says \d+ with \d+"),
-        ("UPDATE slackwater_state_law SET u = 'zz' WHERE u = 'a'", r"\d+ rows? whose hash is not that of their key"),
+        ("UPDATE slackwater_state_law SET u = 'zz' WHERE u = 'a'", r"\d+ rows? whose hash does not match their key"),
         ("UPDATE slackwater_state_law SET epoch = 99 WHERE ordinal = 0", r"\d+ rows of another pipeline, or of an epoch after 11"),
         ('ALTER TABLE slackwater_state_law DROP COLUMN "n.n" CASCADE', r'column "n.n" is missing, expected bigint'),
         ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
         ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
         ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 3; install a newer"),
-        ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is noted as published, the latest is 11"),
+        ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is recorded as published, but the latest is 11"),
         ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
-        ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark is not that of its record"),
+        ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark differs from that of its record"),
         ("INSERT INTO slackwater_offsets VALUES ('law', 'x', '0', '5', now(), false, 1, 11)",
          r"source 'x', partition '0': found offset 5, the record has None"),
     ], keep=4),
@@ -480,7 +480,8 @@ def test_compact_overtakes_no_epoch_that_waits(directory: Place, tmp_path: Path)
     directory.run("sessions", 0, CUT)
     directory.make().mark_published(CUT - 2)
     with pytest.raises(
-        StateError, match="law: epoch 11 is committed and not yet published, and no commit may overtake it; start"
+        StateError,
+        match="law: epoch 11 is committed but not yet published, and must be published before another commit; start",
     ):
         compact_state(directory.make())
     assert directory.make().epochs()[-1] == CUT - 1

@@ -109,7 +109,7 @@ class Story:
 
     def back(self, test: LocalPipeline, rng: random.Random, down: str, present: bool) -> bool:
         """The target is there again, for the same process or for a new one; a config without it may not start before."""
-        waits = f"epoch {test.epoch} was committed and not yet published"
+        waits = f"epoch {test.epoch} is committed but not yet published"
         if down == "some" and rng.random() < 0.5:
             with pytest.raises(StartError, match=waits):
                 test.restart(pipeline(self.seed, False))

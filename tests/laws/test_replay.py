@@ -156,7 +156,7 @@ def test_what_reaches_the_cap_is_left(late: str) -> None:
 def test_what_is_not_stored_cannot_be_put_together_and_a_new_session_can(agg: str) -> None:
     spec = sessions(Aggregation(agg="count", as_="n"), Aggregation(agg=agg, column="f", as_="x"))
     result = run_local(spec, [rows_at(0), rows_at(100), rows_at(2), rows_at(50), Replay(), Replay()], SCHEMA)
-    why = f'its window left the state, and what it was aggregated from is not stored for "x" ({agg})'
+    why = f'its window left the state, and the accumulators of "x" ({agg}) are not stored'
     assert [r.remaining for r in result.replays] == [{why: 1}, {why: 1}]
     assert [r.applied for r in result.replays] == [1, 0]
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
@@ -170,7 +170,7 @@ def test_sessions_whose_rows_bring_their_gaps_are_left_where_they_are_stored() -
     result = run_local(spec, [*script, Replay()], {"u": "string", "gap": "bigint"})
     assert counts(result) == [(0, 3, 1), (50, 53, 1), (100, 103, 1)]
     assert list(result.replays[0].remaining) == [
-        "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
+        "its session left the state, and the last event of a session with a gap per row is not stored"
     ]
 
 
@@ -215,7 +215,7 @@ def test_a_target_that_only_adds_rows_cannot_be_corrected() -> None:
 
 def test_a_policy_that_carries_no_origin_cannot_replay_late_rows() -> None:
     letters = run_local(sessions(), [rows_at(0), rows_at(100), rows_at(2)], SCHEMA).letters
-    with pytest.raises(StartError, match=r'late_data = "drop" does not carry where a row came from'):
+    with pytest.raises(StartError, match=r'late_data = "drop" does not track the origin of a row'):
         run_local(sessions(late_data="drop"), [rows_at(0), Replay()], SCHEMA, letters=letters)
 
 

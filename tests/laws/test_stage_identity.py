@@ -138,13 +138,13 @@ def test_a_plan_says_what_becomes_of_each_stage() -> None:
     replaced = plan(one, [BASE, Kept("s1", ("a",))])
     assert replaced['stage "s0"'][:2] == ("migrated", "warning")
     assert "it is removed" in replaced['stage "s0"'][2]
-    assert "new stage and begins empty" in replaced['stage "s1"'][2]
-    assert "renamed (s0), say so with formerly" in replaced['stage "s1"'][2]
+    assert "new stage, which begins empty" in replaced['stage "s1"'][2]
+    assert "renamed stage of the state (s0), set formerly" in replaced['stage "s1"'][2]
     renamed = plan(one, [BASE, Kept("s1", ("a",), formerly="s0")])
-    assert renamed == {'stage "s1"': ("compatible", "info", "it is renamed, and goes on with its state")}
+    assert renamed == {'stage "s1"': ("compatible", "info", "it is renamed, and keeps its state")}
     reads = plan(one, [BASE, Kept("s0", ("b",))])
     assert reads["stages[1].from"][:2] == ("compatible", "warning")
-    assert "reads another source: windows that are open stay" in reads["stages[1].from"][2]
+    assert "reads another source: open windows keep the rows" in reads["stages[1].from"][2]
     unknown = plan(one, [BASE, Kept("s1", ("a",), formerly="s00")])
     assert unknown['stage "s1"'][0] == "rebuild"
     assert (
@@ -203,7 +203,7 @@ def test_a_transform_becomes_a_stage_by_its_name() -> None:
     with LocalPipeline(transform(), {"user": "string"}, capture_losses=False) as test:
         test.pipe({s: [{"user": "u", "ts": 0}] for s in "ab"})
         with pytest.raises(
-            StateError, match='no stage goes on with it; give formerly = "transform" to the one that does'
+            StateError, match='no stage continues it; set formerly = "transform" in the stage that does'
         ):
             test.restart(described([BASE, later]))
         test.restart(described([replace(BASE, formerly="transform"), later]))

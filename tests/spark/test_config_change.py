@@ -80,7 +80,7 @@ def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: R
     (notice,) = [(level, line) for level, line in runner.notices if "config has" in line]
     assert notice[0] == "warning"
     assert notice[1].startswith("transform.sql: state has text ")
-    assert notice[1].endswith("rows from the next start on go through it; those in the state stay")
+    assert notice[1].endswith("it applies to rows read after the next start; rows in the state do not change")
     assert "p3pper" not in notice[1]
     assert files_with("p3pper", runner) == []
 

@@ -74,9 +74,9 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ("[[steps]]\nrows = 3", "steps[0].rows: found 3, expected a list of rows"),
         ("[[steps]]\nrows = [3]", "steps[0].rows[0]: found 3, expected a table, or the text of a record as it is"),
         ("[[steps]]\nrows.events = [3]", "steps[0].rows.events[0]: found 3, expected a table"),
-        ("[[steps]]\nrows.evnts = []", 'steps[0].rows.evnts: there is no such source; did you mean "events"?'),
-        ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl"; expected a file, a path from this test'),
-        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: given next to rows; one thing happens per step"),
+        ("[[steps]]\nrows.evnts = []", 'steps[0].rows.evnts: is not a source of the pipeline; did you mean "events"?'),
+        ('[[steps]]\nfiles = ["gone.jsonl"]', 'gone.jsonl" does not exist; expected a file, relative to this test'),
+        ('[[steps]]\nrows = []\nquiet = "1h"', "steps[0].quiet: cannot be combined with rows; a step does one thing"),
         ("[[steps]]\nrestart = { shard = 3 }", 'steps[0].restart.shard: unknown key; did you mean "shards"?'),
         ("[[steps]]\nrows = []\n[expect]\nletters = []", 'expect.letters: unknown key; did you mean "bad"?'),
         ("[[steps]]\nrows = []\n[expect]\nrows = [1]", "expect.rows[0]: found 1, expected a table"),
@@ -84,14 +84,14 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ("[[steps]]\nrows = []\n[expect]\nrows.clicks = 1", "expect.rows.clicks: found 1, expected a list of rows"),
         (
             "[[steps]]\nrows = []\n[expect]\nrows.hours = []",
-            "expect.rows.hours: there is no such target; expected one of transform",
+            "expect.rows.hours: is not a target of the pipeline; expected one of transform",
         ),
         (
             "[[steps]]\nrows = []\n[expect]\nstages.hours = []",
-            "expect.stages.hours: there is no such stage; this pipeline is one [transform], whose rows are the target's",
+            "expect.stages.hours: is not a stage of the pipeline; this pipeline is one [transform], whose rows are the target's",
         ),
         ("[[steps]]\nrows = []\n[expect]\nstages = []", "expect.stages: found [], expected a list of rows per stage"),
-        ('pipeline = "gone.toml"\n[[steps]]\nrows = []', "pipeline: there is no"),
+        ('pipeline = "gone.toml"\n[[steps]]\nrows = []', 'gone.toml" does not exist; expected the TOML of a pipeline'),
         ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a moment'),
     ],
 )
@@ -358,8 +358,8 @@ def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
     assert list(raised.value.problems) == [
-        f"{file}: expect.rows: rows of which target? write rows.visits or one of rows.hours",
-        f'{file}: expect.stages.vists: there is no such stage; did you mean "visits"?',
+        f"{file}: expect.rows: names no target; write rows.visits or one of rows.hours",
+        f'{file}: expect.stages.vists: is not a stage of the pipeline; did you mean "visits"?',
     ]
 
 
@@ -406,7 +406,7 @@ def build_pipeline(**more: Any) -> sw.Pipeline:
 def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
         LocalPipeline(build_pipeline(**more))
-    assert f"clicks: this SQL would not be run: {sql}; give session=" in str(raised.value)
+    assert f"clicks: this SQL needs Spark: {sql}; give session=" in str(raised.value)
 
 
 def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
@@ -431,8 +431,8 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
     ("rows", "said"),
     [
         ({"evnts": []}, 'there is no source "evnts"; there are: in'),
-        (["broken"], "needs Spark to be read: give session="),
-        ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, and a given row has another value'),
+        (["broken"], "only Spark can read: give session="),
+        ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has another value'),
     ],
 )
 def test_invalid_given_rows_are_reported(rows: Any, said: str) -> None:

@@ -79,18 +79,18 @@ def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
     assert code == 0
     assert [line.split()[0] for line in lines] == ["migrated", "migrated", "compatible", "law:"]
     assert lines[0] == (
-        "migrated    gap: state has 10m, config has 20m: 4 open and retained sessions reach to their last event + 20m; those "
-        "that now touch are joined at once, and what closed stays closed"
+        "migrated    gap: state has 10m, config has 20m: 4 open and retained sessions now reach to their last event + 20m; those "
+        "that now touch are merged at once, and closed sessions stay closed"
     )
     assert lines[1] == (
-        'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows count it for rows read after '
-        "the next start only: without such rows it is NULL, a count 0, a list empty (the types of its columns are found out at the start); "
+        'migrated    aggregation "revenue": state has none, config has sum(amount): 4 open windows compute it only from rows read after '
+        "the next start: without such rows it is NULL, a count 0, a list empty (the start determines the types of its columns); "
         "a table needs the column"
     )
     assert lines[2].startswith("compatible  lateness: state has 1m, config has 2m: the watermark stays at 2024-03-01T")
     assert (
         lines[3]
-        == "law: state in epoch 2: 3 changes, 2 of them migrated in a separate epoch: the next start carries them out"
+        == "law: state in epoch 2: 3 changes, 2 of them migrated in a separate epoch: the next start applies them"
     )
 
 
@@ -162,7 +162,7 @@ def test_the_rows_of_a_removed_stage_are_dropped() -> None:
     two = one.model_copy(update={"stages": (one.stages[0], other)})
     (change,) = compare.compare_config(toml.loads(SESSION), two).changes
     assert (change.key, change.after, change.verdict, change.level) == ('stage "other"', None, "migrated", "warning")
-    assert "are forgotten, open windows with them" in change.how
+    assert "and open windows; its published results stay" in change.how
 
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
@@ -170,7 +170,7 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
     commit = latest()
     bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
     compared = compare.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
-    with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state was written by a version"):
+    with pytest.raises(StateError, match="gap: state has 10m, config has 20m: the state does not describe its window"):
         compared.check()
     assert compare.compare_config(toml.loads(SESSION), bare).changes == ()
 
@@ -182,7 +182,7 @@ def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Sa
     code, lines = say(SESSION.replace("group_by", 'window_end_column = "until"\ngroup_by'))
     assert code == 1
     assert lines[-1].endswith(
-        "was committed and not yet published, and the config has changed since (columns); start once with the former config, "
+        "is committed but not yet published, and the config has changed since (columns); start once with the previous config, "
         "then change it"
     )
     assert say(SESSION)[0] == 0

@@ -150,7 +150,7 @@ def test_a_changed_config_waits_until_the_previous_one_published(tmp_path: Path)
     target.down = False
     renamed = window(window_start_column="begin")
     with pytest.raises(
-        StartError, match=r"epoch 1 was committed and not yet published, and the config has changed since .columns"
+        StartError, match=r"epoch 1 is committed but not yet published, and the config has changed since .columns"
     ):
         driver(tmp_path, target, renamed)
     driver(tmp_path, target).store.close()

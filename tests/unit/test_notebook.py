@@ -109,7 +109,7 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
     with sw.open_state(file) as view:
         said = words(parse_html(view))
-    assert "the answer takes longer than" in said
+    assert "the query takes longer than" in said
 
 
 def test_each_displayed_class_has_a_picture() -> None:

@@ -141,7 +141,7 @@ def test_an_append_only_target_gets_superseded_rows_as_rows(tmp_path: Path) -> N
 def test_a_target_that_stopped_upserting_waits_until_the_previous_config_published(tmp_path: Path) -> None:
     commit_unpublished(tmp_path, upserts=True)
     with pytest.raises(
-        StartError, match=r"committed and not yet published, and the config has changed since \(upserts\)"
+        StartError, match=r"committed but not yet published, and the config has changed since \(upserts\)"
     ):
         start(tmp_path, RecordingTarget(upserts=False))
 

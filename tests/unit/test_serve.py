@@ -188,9 +188,9 @@ def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
 @pytest.mark.parametrize(
     ("bound", "value", "status", "message"),
     [
-        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: ask for fewer"),
-        ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; ask for fewer windows"),
-        ("SCAN_SECONDS", 0.0, 400, "where: the answer takes longer than 0 seconds; ask for the windows of one key"),
+        ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: request fewer"),
+        ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; request fewer windows"),
+        ("SCAN_SECONDS", 0.0, 400, "where: the query takes longer than 0 seconds; request the windows of one key"),
     ],
 )
 def test_an_answer_is_limited_in_size(

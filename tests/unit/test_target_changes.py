@@ -68,23 +68,21 @@ def test_plan_reports_what_happens_to_each_target(test: Any) -> None:
     commit = test._driver.state
     assert lines(build_pipeline(HOURS, MINUTES), commit) == []
     assert lines(build_pipeline(HOURS), commit) == [
-        'target "minutes": state has minutes, config has none: it gets nothing more; what is out stays where it is'
+        'target "minutes": state has minutes, config has none: it gets no more output; earlier output stays where it is'
     ]
     more = build_pipeline(HOURS, MINUTES, target("more", "minutes", "more"))
     assert lines(more, commit) == [
-        'target "more": state has none, config has more: it gets what stage "minutes" emits after epoch 0, and nothing from '
+        'target "more": state has none, config has more: it gets the results of stage "minutes" after epoch 0, and none from '
         "before"
     ]
     renamed = build_pipeline(HOURS, target("minutes", "minutes", "other"))
-    assert lines(renamed, commit) == [
-        'target "minutes": state has minutes, config has other: it is called so from now on'
-    ]
+    assert lines(renamed, commit) == ['target "minutes": state has minutes, config has other: it is renamed']
     moved = build_pipeline(target("elsewhere"), MINUTES)
-    goes = "what comes out after epoch 0 goes there; what is out stays where it is"
+    goes = "output after epoch 0 goes there; earlier output stays where it is"
     assert lines(moved, commit) == [f'target "hours": state has hours, config has elsewhere: {goes}']
     turned = build_pipeline(HOURS, target("minutes", "hours", "minutes"))
     assert lines(turned, commit) == [
-        'target "minutes" from: state has minutes, config has hours: it gets what that stage emits after epoch 0'
+        'target "minutes" from: state has minutes, config has hours: it gets the results of that stage after epoch 0'
     ]
 
 
@@ -107,8 +105,8 @@ def test_from_one_to_several_and_back(tmp_path: Path) -> None:
         commit = test._driver.state
         assert {n: t.writer for n, t in commit.targets.items()} == {"hours": "p"}
         assert lines(build_pipeline(HOURS, MINUTES), commit) == [
-            'target "minutes": state has none, config has minutes: it gets what stage "minutes" emits after epoch 0, and '
-            "nothing from before"
+            'target "minutes": state has none, config has minutes: it gets the results of stage "minutes" after epoch 0, and '
+            "none from before"
         ]
         test.restart(build_pipeline(HOURS, MINUTES))
         test.pipe(rows(121))
@@ -130,7 +128,7 @@ def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp
     commit, store = test._driver.state, test._driver.store
     assert commit.recipients == ["hours", "minutes"] and store.delivered_targets() == {"hours"}
     assert json.loads((tmp_path / "p" / "reached").read_text().splitlines()[0]) == {"epoch": 1, "targets": ["hours"]}
-    waits = r"epoch 1 was committed and not yet published, and the config has changed since \(target \"minutes\"\)"
+    waits = r"epoch 1 is committed but not yet published, and the config has changed since \(target \"minutes\"\)"
     for other in (build_pipeline(HOURS), build_pipeline(HOURS, target("moved", "minutes")), build_pipeline(HOURS, MINUTES.model_copy(update={"name": "m"}))):  # fmt: skip
         comparison = compare.compare_config(other, commit, missing=commit.missing(store.delivered_targets()))
         assert not comparison.startable and comparison.waits is not None and 'target "minutes"' in comparison.waits

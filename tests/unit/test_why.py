@@ -22,7 +22,7 @@ from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import Quiet, RowsInput, run_local
 
 NO_HISTORY = (
-    '  late rows are unknown: rows that come late are not kept (late_data = "drop"); late_data = "dlq" keeps them',
+    '  late rows are unknown: they are not kept (late_data = "drop"); late_data = "dlq" keeps them',
     "  published results: none",
 )
 

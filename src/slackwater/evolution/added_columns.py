@@ -40,7 +40,7 @@ def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
     """Return the change for columns added to a join. They do not require rewriting the state."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
-    how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL there, and stay as they are stored"
+    how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL in new columns, with no rewrite"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
     return KeyChange(f"{prefix}columns", plural(had, "column"), has, COMPATIBLE, how, location="the join")
 
@@ -80,5 +80,5 @@ def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Typ
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'
         it = "it" if len(new) == 1 else "them"
-        how = f"a table that lacks {it} gets {it}, with NULL in the rows that are there; files and messages have {it} from then on"
+        how = f"a table without {it} gets {it}, with NULL in existing rows; new files and messages contain {it}"
         yield KeyChange(f"{label} columns", None, f"new: {_shown(new)}", COMPATIBLE, how, location="the result")

@@ -18,66 +18,66 @@ def gap_text(before: int, after: int, open_: int) -> str:
     """Return the sentence for a changed gap, in milliseconds."""
     if after > before:
         return (
-            f"{open_:,} open and retained sessions reach to their last event + {show_duration(after)}; those that now touch "
-            "are joined at once, and what closed stays closed"
+            f"{open_:,} open and retained sessions now reach to their last event + {show_duration(after)}; those that now touch "
+            "are merged at once, and closed sessions stay closed"
         )
     return (
-        f"{open_:,} open and retained sessions stay what they are and reach to their last event + {show_duration(after)}; "
-        "those that the watermark has passed by that close in the next epoch"
+        f"{open_:,} open and retained sessions keep their rows and now reach to their last event + {show_duration(after)}; "
+        "those that the watermark has then passed close in the next epoch"
     )
 
 
 def emission_text(rows: int) -> str:
-    return f"{rows:,} state rows are rewritten; windows that are gone stay gone"
+    return f"{rows:,} state rows are rewritten; windows that left the state are not restored"
 
 
 def _lateness(before: Any, after: Any, state: StageState) -> str:
     watermark = format_iso(state.watermark_us)
     if after > before:
         return f"the watermark stays at {watermark} until events are {show_duration(after)} ahead of it"
-    return f"the watermark goes on from {watermark} with the next rows"
+    return f"the watermark continues from {watermark} with the next rows"
 
 
 def _allowed(before: Any, after: Any, state: StageState) -> str:
-    return "windows that are gone stay gone; those that are open or retained are kept as long as it says now"
+    return "windows that left the state are not restored; open and retained windows are kept for the new time"
 
 
 def _same(text: str) -> Text:
     return lambda before, after, state: text
 
 
-_NEXT = "it holds from the next start on"
+_NEXT = "it applies from the next start on"
 _COLUMNS = "results have other columns from the next start on; a table must have them"
 BY_KEY: Mapping[str, Text] = {
-    "event_time_column": _same("rows from the next start on bring their time so; windows there are stay"),
-    "event_time_unit": _same("rows from the next start on bring their time so; windows there are stay"),
-    "event_time_zone": _same("rows from the next start on bring their time so; windows there are stay"),
-    "max_jump_ms": _same(
-        "what the sources bring from the next start on is followed by it; the watermark stays where it is"
-    ),
-    "time_mode": _same("rows from the next start on bring their time so; windows there are stay"),
+    "event_time_column": _same("it applies to rows read after the next start; existing windows do not change"),
+    "event_time_unit": _same("it applies to rows read after the next start; existing windows do not change"),
+    "event_time_zone": _same("it applies to rows read after the next start; existing windows do not change"),
+    "max_jump_ms": _same("it applies to rows read after the next start; the watermark does not move"),
+    "time_mode": _same("it applies to rows read after the next start; existing windows do not change"),
     "lateness_ms": _lateness,
-    "source_idleness_ms": _same("quiet times that were counted go on by it"),
-    "idle_close_ms": _same("quiet times that were counted go on by it"),
-    "max_future_ms": _same("rows from the next start on are judged by it"),
-    "late_data": _same("rows that come late from the next start on; windows that are gone stay gone"),
+    "source_idleness_ms": _same("it applies to silences that have already begun"),
+    "idle_close_ms": _same("it applies to silences that have already begun"),
+    "max_future_ms": _same("it applies to rows read after the next start"),
+    "late_data": _same(
+        "it applies to rows that are late after the next start; windows that left the state are not restored"
+    ),
     "allowed_lateness_ms": _allowed,
     "on_state_cap": _same(_NEXT),
     "crash_recovery": _same(_NEXT),
     "emit": _same(
-        "open windows come out by it; to and from updates, tumbling and hopping windows in the state come out again"
+        "it applies to open windows; a change to or from updates emits tumbling and hopping windows in the state again"
     ),
     "emit_interval_ms": _same(_NEXT),
     "emit_metadata": _same(_COLUMNS),
-    "max_groups_per_window": _same("it bounds what is open from the next epoch on; nothing that is there is dropped"),
+    "max_groups_per_window": _same("it limits groups from the next epoch on; existing groups are not dropped"),
     "window_start_column": _same(_COLUMNS),
     "window_end_column": _same(_COLUMNS),
     "left_source": _same(_NEXT),
     "right_source": _same(_NEXT),
     "left_prefix": _same(_COLUMNS),
     "right_prefix": _same(_COLUMNS),
-    "event_time": _same("pairs that come out from the next start on have it"),
-    "max_rows_per_key": _same("it bounds what waits from the next epoch on"),
+    "event_time": _same("it applies to pairs that are emitted after the next start"),
+    "max_rows_per_key": _same("it limits waiting rows from the next epoch on"),
 }
 
 

@@ -172,7 +172,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
             f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'
         )
     added = [c for c in new if c not in old]
-    return [f'source "{source}": columns that are new since the first start: {", ".join(added)}'] if added else []
+    return [f'source "{source}": new columns since the first start: {", ".join(added)}'] if added else []
 
 
 def schema_types(schema: str) -> dict[str, str]:

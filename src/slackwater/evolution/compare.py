@@ -77,24 +77,26 @@ def _compare_stages(pipeline: Pipeline, commit: Commit, pairs: StageMatch) -> It
         if name in pairs.problems:
             yield KeyChange(f'stage "{name}"', ", ".join(before), kind, REBUILD, pairs.problems[name])
         elif state is None:
-            how = "it is a new stage and begins empty, with what comes from the next start on"
+            how = "it is a new stage, which begins empty with rows read after the next start"
             if pairs.removed:
-                how += f"; if it is one of the state, renamed ({', '.join(s.name for s in pairs.removed)}), say so with formerly"
+                how += f"; if it is a renamed stage of the state ({', '.join(s.name for s in pairs.removed)}), set formerly"
             yield KeyChange(f'stage "{name}"', None, kind, REBUILD if moved else MIGRATED, moved or how)
         elif name in pairs.renamed:
-            how = "it is renamed, and goes on with its state"
+            how = "it is renamed, and keeps its state"
             yield KeyChange(
                 f'stage "{name}"', pairs.renamed[name], name, REBUILD if moved else COMPATIBLE, moved or how
             )
         elif moved and before.index(name) != number:
-            yield KeyChange(f'stage "{name}"', f"place {before.index(name) + 1}", f"place {number + 1}", REBUILD, moved)
+            yield KeyChange(
+                f'stage "{name}"', f"position {before.index(name) + 1}", f"position {number + 1}", REBUILD, moved
+            )
     for name in pairs.problems.keys() - pipeline.stage_pipelines.keys():  # the [transform] of the state
         yield KeyChange(f'stage "{name}"', name, None, REBUILD, pairs.problems[name])
     for state in pairs.removed:
         if state.name in pairs.problems:
             continue
         rows = sum(m.rows for m in state.metas)
-        how = f"it is removed: its {plural(rows, 'state row')} are forgotten, open windows with them; what it emitted stays"
+        how = f"it is removed with its {plural(rows, 'state row')} and open windows; its published results stay"
         verdict = REBUILD if moved else MIGRATED
         yield KeyChange(f'stage "{state.name}"', plural(rows, "row"), None, verdict, moved or how, "warning")
 
@@ -104,12 +106,12 @@ def _compare_inputs(sub_pipeline: Pipeline, commit: Commit, state: StageState, p
     before, now = list(state.clocks), [s.name for s in sub_pipeline.sources]
     if not prefix or not before or {*before} == {*now}:
         return
-    how, level = "it reads these from the next start on; what it read so far stays", "info"
+    how, level = "it reads these from the next start on; rows that it has read stay", "info"
     if gone := [n for n in before if n not in now]:
         level = "warning"
         how = (
-            f"it reads another source: windows that are open stay, with the rows of {' and '.join(gone)} in them, and what it reads from "
-            "the next start on is added; to begin empty, give the stage another name"
+            f"it reads another source: open windows keep the rows of {' and '.join(gone)}, and rows read after "
+            "the next start are added; to begin empty, give the stage another name"
         )
     yield KeyChange(f"{prefix}from", ", ".join(before), ", ".join(now), COMPATIBLE, how, level)
 
@@ -136,12 +138,12 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
     sources = commit.sources
     for source in pipeline.sources:
         if sources and source.name not in sources:
-            how = "it is read from its own beginning (starting_offsets), and holds the watermark until it is heard or counts as idle"
+            how = "it is read from its start (starting_offsets), and holds the watermark until it returns a row or counts as idle"
             yield KeyChange(
                 f'source "{source.name}"', None, restore_written_path(source.query or "given"), COMPATIBLE, how
             )
     for name in sources.keys() - {s.name for s in pipeline.sources}:
-        how = "its clock and where it goes on are forgotten; what was read of it stays in the windows"
+        how = "its clock and offsets are removed from the state; rows that were read from it stay in the windows"
         yield KeyChange(f'source "{name}"', plural(commit.clocks[name].rows, "row"), None, COMPATIBLE, how)
     store = pipeline.state_store
     new_shards = shards or (store.shards if store else None)
@@ -166,9 +168,9 @@ def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterat
 
     for key, now in commit_from_config.sql_hashes(pipeline).items():
         if (was := hashes.get(key, now)) != now:
-            how = "rows from the next start on go through it; those in the state stay"
+            how = "it applies to rows read after the next start; rows in the state do not change"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how, "warning")
     for key, now in commit_from_config.query_hashes(pipeline).items():
         if (was := hashes.get(key, "")) not in ("", now):  # a DataFrame has none
-            how = "it is read from the next start on; files, and offsets of topics, that the state knows are not read again"
+            how = "it is read from the next start on; files and offsets of topics that the state has recorded are not read again"
             yield KeyChange(prefix + key, short(was), short(now), COMPATIBLE, how)

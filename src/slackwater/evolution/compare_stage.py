@@ -60,7 +60,11 @@ class StageComparison:
         was, now = kind_name(wrote.get("kind")), find_type_by_step(self.step).name
         if was != now:
             has_rows = find_type_by_step(ROWS).name != was
-            how = f"{self.rows:,} state rows are of a {was}" if has_rows else "the rows that were read so far are gone"
+            how = (
+                f"{self.rows:,} state rows belong to a {was}"
+                if has_rows
+                else "the rows that were read so far are no longer available"
+            )
             yield self.change("kind", was, now, REBUILD, how)
         elif isinstance(self.step, Join):
             yield from self._join(self.step)
@@ -79,7 +83,7 @@ class StageComparison:
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
                 lost = True
-                how = f"{self.rows:,} state rows are counted by the former windows and cannot be divided again"
+                how = f"{self.rows:,} state rows are aggregated by the previous windows and cannot be split"
                 yield self.change(key, wrote.get(key), getattr(new, key), REBUILD, how)
         yield from self._keys(new)
         if not lost:
@@ -108,10 +112,14 @@ class StageComparison:
         is_described = bool(self.state.described)
         if gap != after and isinstance(gap, str) and isinstance(after, str):
             yield self.change(
-                "gap_ms", gap, after, COMPATIBLE, "rows bring it from the next start on; what was read keeps its own"
+                "gap_ms",
+                gap,
+                after,
+                COMPATIBLE,
+                "it applies to rows read after the next start; earlier rows keep their gaps",
             )
         elif gap != after and (isinstance(gap, str) or isinstance(after, str)):
-            how = f"what the {self.rows:,} state rows reach to was kept in another form: by row, or by one gap for all"
+            how = f"the ends of {self.rows:,} state rows are stored in another form: per row, or by one gap for all"
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
             yield self._if_described(
@@ -120,7 +128,7 @@ class StageComparison:
         if cap == above:
             return
         if int(above or 0) < int(cap or 0):
-            how = f"{self.open:,} open sessions may be longer by now, and what was counted together cannot be cut"
+            how = f"{self.open:,} open sessions may already be longer, and aggregated rows cannot be split"
             yield self.change("max_session_duration_ms", cap, above, REBUILD, how)
         else:
             how = f"{self.open:,} open sessions may grow to it; those that were cut stay cut"
@@ -130,7 +138,7 @@ class StageComparison:
         """Return a migration if the state describes the window that its rows were written for, else a rebuild."""
         if is_described:
             return self.change(key, before, after, MIGRATED, how)
-        why = "the state was written by a version, or for a class of your own, that does not let it describe its window"
+        why = "the state does not describe its window, because of the version that wrote it or of a custom aggregation"
         return self.change(key, before, after, REBUILD, why)
 
     def _aggregations(self, new: Window, old: Window | None) -> Iterator[KeyChange]:
@@ -143,26 +151,26 @@ class StageComparison:
             if spec.as_ not in was:
                 yield self._added_aggregation(label, spec, now, is_described)
             elif was[spec.as_] == (former := _fingerprint(spec, columns, is_former=True)) and former != now:
-                how = f"{self.rows:,} state rows hold rounded sums; what comes is added to these without loss"
+                how = f"{self.rows:,} state rows hold rounded sums; new values are added to them without loss"
                 yield self.change(label, was[spec.as_], now, MIGRATED, how)
             elif now != was[spec.as_] and (now is not None or is_described):
-                how = f"{self.rows:,} state rows hold the former; give the new one another name to start it next to the windows there are"
+                how = f"{self.rows:,} state rows hold the previous one; give the new one another name to add it to the existing windows"
                 yield self.change(label, was[spec.as_], now or spec.call, REBUILD, how)
             elif (before := policies.get(spec.as_, spec.on_overflow)) != spec.on_overflow:
-                how = "results from the next start on that do not fit their type"
+                how = "it applies to results after the next start that do not fit their type"
                 yield self.change(f"{label} on_overflow", before, spec.on_overflow, COMPATIBLE, how)
         for name in was.keys() - {a.as_ for a in new.aggregations}:
-            how = f"it is taken out of {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
+            how = f"it is removed from {self.rows:,} state rows; a table keeps the column, and new rows leave it empty"
             yield self._if_described(f'aggregation "{name}"', was[name], None, is_described, how)
 
     def _added_aggregation(self, label: str, spec: Aggregation, now: str | None, is_described: bool) -> KeyChange:
         problem = _neutral_problem(spec)
         if problem is not None:
-            how = f"{problem}: the {self.open:,} open windows could not begin with it"
+            how = f"{problem}: the {self.open:,} open windows cannot begin with it"
             return self.change(label, None, now or spec.call, REBUILD, how)
-        kind = "" if now is not None else " (the types of its columns are found out at the start)"
+        kind = "" if now is not None else " (the start determines the types of its columns)"
         how = (
-            f"{self.open:,} open windows count it for rows read after the next start only: without such rows it is NULL, a count 0, a list empty"
+            f"{self.open:,} open windows compute it only from rows read after the next start: without such rows it is NULL, a count 0, a list empty"
             f"{kind}; a table needs the column"
         )
         return self._if_described(label, None, now or spec.call, is_described, how)
@@ -196,10 +204,10 @@ class StageComparison:
         wrote = self.state.fingerprint
         now = _join_fingerprint(new, wrote) if self.operator is None else self.operator.fingerprint
         why = {
-            "outer": "whether a row found a partner was not kept of the other side",
-            "bounds_us": "rows outside of the former bounds are gone, and pairs within the new ones were not looked for",
-            "keys": "rows were put together by the former keys",
-            "columns": "rows in the state have the former columns",
+            "outer": "the state does not record for the other side whether a row found a partner",
+            "bounds_us": "rows outside the previous bounds left the state, and pairs within the new bounds were not searched",
+            "keys": "rows were joined by the previous keys",
+            "columns": "rows in the state have the previous columns",
         }
         for key, how in why.items():
             if key == "columns" and (came := added_columns.added_side_columns(wrote.get(key), now[key])) is not None:
@@ -229,7 +237,7 @@ class StageComparison:
 
         Changes in `STATE_KEYS` or in the fingerprint need a rebuild; all other changes are compatible.
         """
-        data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the former"
+        data, rows = self.state.described.get("step"), f"{plural(self.rows, 'state row')} of the previous step"
         old = None if data is None else type(new).parse_partial(dict(data), "state", "", [])
         changed_keys = set[str]()
         for key in type(new).PARSERS if old is not None else ():
@@ -238,14 +246,14 @@ class StageComparison:
                 continue
             changed_keys.add(key)
             if key in new.STATE_KEYS:
-                yield self.change(key, before, after, REBUILD, f"{rows} cannot be read as any of the new one")
+                yield self.change(key, before, after, REBUILD, f"{rows} cannot be read by the new one")
             else:
-                how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it holds from the next start on"
+                how = BY_KEY[key](before, after, self.state) if key in BY_KEY else "it applies from the next start on"
                 yield self.change(key, before, after, COMPATIBLE, how)
         now = {} if self.operator is None else self.operator.fingerprint
         for key in now if not changed_keys & {*new.STATE_KEYS} else ():
             if now[key] != self.state.fingerprint.get(key):
-                why = f"{rows} cannot be read as any of the new one"
+                why = f"{rows} cannot be read by the new one"
                 yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
 
 

@@ -123,18 +123,18 @@ def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, st
         return
     now = configured_targets(pipeline)
     before = with_current_names(commit, pipeline.former_names, list(now)).targets
-    goes = f"what comes out after epoch {commit.epoch} goes there; what is out stays where it is"
+    goes = f"output after epoch {commit.epoch} goes there; earlier output stays where it is"
     gone, new = [n for n in before if n not in now], [n for n in now if n not in before]
     for name in gone:
         same = [n for n in new if _same(before[name], now[n])]
         if same:
             new.remove(same[0])
-            yield f'target "{name}"', name, same[0], "it is called so from now on"
+            yield f'target "{name}"', name, same[0], "it is renamed"
             continue
-        how = "it gets nothing more; what is out stays where it is"
+        how = "it gets no more output; earlier output stays where it is"
         yield f'target "{name}"', location_name(before[name].place), None, how
     for name in new:
-        how = f'it gets what stage "{now[name].stage}" emits after epoch {commit.epoch}, and nothing from before'
+        how = f'it gets the results of stage "{now[name].stage}" after epoch {commit.epoch}, and none from before'
         yield f'target "{name}"', None, location_name(now[name].place), how
     for name, after in now.items():
         if (was := before.get(name)) is None:
@@ -143,7 +143,12 @@ def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, st
         if was.place != after.place:
             yield label, location_name(was.place), location_name(after.place), goes
         if was.stage != after.stage:
-            yield f"{label} from", was.stage, after.stage, f"it gets what that stage emits after epoch {commit.epoch}"
+            yield (
+                f"{label} from",
+                was.stage,
+                after.stage,
+                f"it gets the results of that stage after epoch {commit.epoch}",
+            )
     if commit.letters_to != (letters := letter_location(pipeline)):
         yield "dead_letter", location_name(commit.letters_to), location_name(letters), goes
 
@@ -208,6 +213,6 @@ def changed_destinations(
 
 def describe_pending(epoch: int, changed: Sequence[str]) -> str:
     return (
-        f"epoch {epoch} was committed and not yet published, and the config has changed since ({', '.join(changed)}); "
-        "start once with the former config, then change it"
+        f"epoch {epoch} is committed but not yet published, and the config has changed since ({', '.join(changed)}); "
+        "start once with the previous config, then change it"
     )

@@ -84,7 +84,7 @@ class ConfigComparison:
         how = f"{migrated} of them migrated in a separate epoch" if migrated else "all compatible"
         if count == 1:
             how = "migrated in a separate epoch" if migrated else "compatible"
-        return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start carries {'them' if count > 1 else 'it'} out"
+        return f"{state}: {count} change{'s' if count > 1 else ''}, {how}: the next start applies {'them' if count > 1 else 'it'}"
 
     def check(self) -> None:
         """Raise StateError if the state cannot be used with this config."""

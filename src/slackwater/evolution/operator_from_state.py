@@ -28,7 +28,7 @@ def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False)
         return operator_type.from_state(commit.pipeline, stage)
     except (KeyError, TypeError, ValueError, IndexError):
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it is of"
+            f"{commit.pipeline}: the state in epoch {commit.epoch} does not say which {operator_type.name} it belongs to"
         ) from None
 
 
@@ -61,8 +61,8 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
         operator_type = find_type_by_kind(stage.fingerprint.get("kind"))
         description = None if operator_type is None or operator_type.from_state is None else f"a {operator_type.name}"
         raise StateError(
-            f"{commit.pipeline}: the state in epoch {commit.epoch} is of {description or 'a window that the state does not describe'}; "
-            + ("only windows can be looked into" if description else "name the config's file instead")
+            f"{commit.pipeline}: the state in epoch {commit.epoch} belongs to {description or 'a window that the state does not describe'}; "
+            + ("only windows can be inspected" if description else "name the config's file instead")
         )
     with without_imports():
         window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")

@@ -45,7 +45,7 @@ def match_stages(former_names: Mapping[str, str | None], commit: Commit) -> Stag
             origins[name] = name
             if former in state and former not in former_names:
                 problems[name] = (
-                    f'the state has both "{name}" and "{former}", and only one of them can go on as "{name}"; remove formerly to go on '
+                    f'the state has both "{name}" and "{former}", and only one of them can continue as "{name}"; remove formerly to continue '
                     f'with "{name}", or rename one of them in a separate start'
                 )
         elif former in state and former not in former_names:
@@ -82,13 +82,11 @@ def _problems_of_unnamed(
     """Reject dropping the state of a [transform], or adding one next to named stages: users do not choose its name."""
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
-        how = f'the state is that of [transform], and no stage goes on with it; give formerly = "{TRANSFORM}" to the one that does'
+        how = f'the state is that of [transform], and no stage continues it; set formerly = "{TRANSFORM}" in the stage that does'
         return {TRANSFORM: how}
     if list(former_names) == [TRANSFORM] and TRANSFORM not in before and len(removed) == len(before) and not problems:
         listed = ", ".join(f'"{n}"' for n in before)
-        return {
-            TRANSFORM: f"the state has the stages {listed}; name the one that [transform] goes on with: formerly = …"
-        }
+        return {TRANSFORM: f"the state has the stages {listed}; name the one that [transform] continues: formerly = …"}
     return {}
 
 

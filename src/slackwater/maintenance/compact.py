@@ -45,7 +45,7 @@ def compact_state(store: StateStore) -> CompactionResult:
         assert latest is not None, "it was there before"
         if latest.staged and store.published_epoch() < latest.epoch:
             raise StateError(
-                f"{latest.pipeline}: epoch {latest.epoch} is committed and not yet published, and no commit may overtake it; "
+                f"{latest.pipeline}: epoch {latest.epoch} is committed but not yet published, and must be published before another commit; "
                 "start the pipeline once, then compact"
             )
         steps = [_stage_operator(latest, number) for number in range(len(latest.stages))]
@@ -90,5 +90,5 @@ def _vacuum(store: PostgresStore, stages: int) -> None:
                 db.execute(f"VACUUM (ANALYZE) {name}")
     except psycopg.Error as error:
         raise StateError(
-            f"the state is compacted, and its tables {store.location} could not be vacuumed: {client.error_reason(error)}"
+            f"the state is compacted, but its tables {store.location} could not be vacuumed: {client.error_reason(error)}"
         ) from None

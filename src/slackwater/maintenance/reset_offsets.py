@@ -48,8 +48,8 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
     for name, source in commit.sources.items():
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
-                f'{commit.pipeline}: source "{name}" goes on by Spark\'s checkpoint only, which then holds the places of all '
-                "sources; their offsets cannot be reset: give the pipeline a new name or state path to start over"
+                f'{commit.pipeline}: source "{name}" continues from Spark\'s checkpoint only, which then holds the offsets of all '
+                "sources, so they cannot be reset: give the pipeline a new name or state path to start over"
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
     return [
@@ -76,7 +76,7 @@ def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tup
             if name not in names:
                 raise StartError(f'--offsets: the state has no source "{name}"{suggestion_or_list(name, names)}')
             if name in positions:
-                raise StartError(f'--offsets: source "{name}" is given twice')
+                raise StartError(f'--offsets: source "{name}" is named twice')
             positions[name] = position if isinstance(position, Mapping) else _parse_position(name, position)
     return list(positions.items())
 

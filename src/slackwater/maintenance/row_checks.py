@@ -178,7 +178,7 @@ def _(
     """Describe problems of buffered rows of one side, or of row ids (`left+`, `left-`)."""
     side, suffix = parse_side(operator, kind)
     if side is None:
-        yield f"rows of a kind that no join has: {kind!r}"
+        yield f"rows of an unknown kind: {kind!r}"
         return
     rows = rows if suffix else side.add_missing_columns(rows)
     misfits = list(_schema_problems(rows, dict(row_references().schema) if suffix else side.schema))
@@ -187,7 +187,7 @@ def _(
         return
     kh, ts, id_ = (rows[c].to_numpy() for c in ("__kh", "__ts", "__id"))
     if suffix:
-        yield from _count_problem(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+        yield from _count_problem(shard_of(kh, shards) != shard, f"that do not belong to shard {shard}")
         yield from _count_problem(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
     yield from _check_hashes(rows, side.keys, shared_keys(operator), shard, shards)
@@ -200,7 +200,7 @@ def _(
 def _(
     operator: StatelessOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    yield f"{plural(rows.height, 'row')}, and this stage keeps none"
+    yield f"found {plural(rows.height, 'row')}, expected none in this stage"
 
 
 def parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
@@ -263,8 +263,8 @@ def _check_hashes(
 ) -> Iterator[str]:
     kh = rows["__kh"].to_numpy()
     renamed = rows.select(pl.col(k.name).alias(s.name) for k, s in zip(keys, shared, strict=True)) if keys else rows
-    yield from _count_problem(kh != _hashes(renamed, shared), "whose hash is not that of their key")
-    yield from _count_problem(shard_of(kh, shards) != shard, f"that are not of shard {shard}")
+    yield from _count_problem(kh != _hashes(renamed, shared), "whose hash does not match their key")
+    yield from _count_problem(shard_of(kh, shards) != shard, f"that do not belong to shard {shard}")
 
 
 def _hashes(rows: pl.DataFrame, keys: Sequence[Field]) -> Int64s:

@@ -116,8 +116,8 @@ class _FilesCheck:
             self.add_problem(self.path(published), problem, (published,))
         published_before = [e for e, m in self.manifests.items() if m.staged and e != epochs[-1]] if epochs else []
         if published_before and published < published_before[-1]:
-            problem = f"says epoch {published}, and epoch {published_before[-1]} was published before epoch {epochs[-1]} was committed"
-            remedy = "restore it; else the next start publishes the latest epoch again, which a target that knows its last one ignores"
+            problem = f"says epoch {published}, but epoch {published_before[-1]} was published before epoch {epochs[-1]} was committed"
+            remedy = "restore it; otherwise the next start publishes the latest epoch again, which a target that stores its last epoch ignores"
             self.add_problem(path, problem, (-1,), remedy)
         return published
 
@@ -138,7 +138,7 @@ class _FilesCheck:
         if (check.meta, check.stage, check.shard, check.shards) == (meta, stage, shard, shards):
             check.epochs.append(epoch)
         else:
-            problem = f"says of {meta.file} something else than the manifest of epoch {check.epochs[0]}"
+            problem = f"describes {meta.file} differently from the manifest of epoch {check.epochs[0]}"
             self.add_problem(self.path(epoch), problem, (epoch,))
 
     def step(self, epoch: int, stage: int) -> Operator | None:
@@ -182,7 +182,7 @@ class _FilesCheck:
         except StateError as error:
             yield _strip_remedy(str(error))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
-            yield f"cannot be read as what the commit says it is ({type(error).__name__})"
+            yield f"cannot be read as the commit describes it ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
         """Check the latest commit's counts for whole shards, where all segments of the shard are intact."""

@@ -71,9 +71,9 @@ class _TablesCheck:
         if epoch != commit.epoch:
             self.add_problem(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
         if commit.watermark_us != NO_WATERMARK and watermark != client.to_datetime(commit.watermark_us):
-            self.add_problem(place, "its watermark is not that of its record")
+            self.add_problem(place, "its watermark differs from that of its record")
         if published > commit.epoch:
-            self.add_problem(place, f"epoch {published} is noted as published, the latest is {commit.epoch}")
+            self.add_problem(place, f"epoch {published} is recorded as published, but the latest is {commit.epoch}")
         expected = {(s, p): o for s, r in commit.sources.items() for p, o in offset_rows(r.offsets).items()}
         stored = {
             (source, partition): offset
@@ -85,7 +85,7 @@ class _TablesCheck:
             if stored.get(name) != expected.get(name):
                 problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, the record has {expected.get(name)}"
                 self.add_problem(
-                    t.offsets, problem, "a start goes on from the record; the next commit writes this table again"
+                    t.offsets, problem, "a start continues from the record; the next commit writes this table again"
                 )
 
     def check_outputs(self, commit: Commit, published: int) -> None:
@@ -147,7 +147,7 @@ class _TablesCheck:
         except (EpochError, StateError) as error:
             self.add_problem(table.state, str(error).removeprefix("state could not be read: "))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
-            self.add_problem(table.state, f"cannot be read as what the record says it is ({type(error).__name__})")
+            self.add_problem(table.state, f"cannot be read as the record describes it ({type(error).__name__})")
 
     def _check_staged(self, table: TableNames, state: StageState) -> None:
         """Check that the staged rows that the record references exist."""
@@ -245,7 +245,7 @@ class _TablesCheck:
             " OR max(ordinal) <> count(*) - 1) x"
         )
         if broken:
-            yield f"{broken:,} units whose rows are not numbered 0, 1, …: rows of them are missing"
+            yield f"{broken:,} units whose rows are not numbered 0, 1, …: some rows are missing"
 
 
 def verify_postgres(store: PostgresStore) -> VerifyReport:

@@ -45,7 +45,7 @@ def advice_text(problem: Problem, kept_epochs: Sequence[int], sound: int | None,
     """Return the remedy for a problem. `copy` is the name of the backup that it mentions."""
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"
-        return f"only {which} of the kept ones need it, a run goes on without; restore it from {copy}, or leave it"
+        return f"it is needed only by {which}, and a run continues without it; restore it from {copy}, or leave it"
     if sound is None:
         return f"restore it from {copy}; no kept commit is sound"
     if kept_epochs and sound == kept_epochs[-1]:

@@ -89,7 +89,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "no table is named",
             "its target is",
             "cannot be looked at",
-            "tells? rows apart",
+            "identif(y a row|ies rows)",
             "there is no column",
             "expected a table of dead letters",
         ),

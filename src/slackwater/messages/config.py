@@ -23,12 +23,12 @@ FAMILIES: Sequence[MessageFamily] = (
         "Correct the rows or the schema of the test. In Python pass a Spark session as `session=`: "
         "[testing](testing.md).",
         (
-            "a given row has",
+            "a row of the test has",
             r"declares no schema; give schema=",
             "give session=",
             "tests cannot write it yet",
             "a test cannot make its rows",
-            "alone needs schema=",
+            "without a pipeline needs schema=",
         ),
     ),
 )

@@ -52,7 +52,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "was written for another",
             "does not describe its window",
             "does not say which",
-            "only windows can be looked into",
+            "only windows can be inspected",
             "its columns changed since",
             "the config has changed since",
             "was rewritten for another way to emit",

@@ -131,11 +131,11 @@ def _choose_identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None)
     identities = [side.identity for side in (a, b) if side.identity is not None]
     if not identities:
         raise StartError(
-            "what tells rows apart is not known of files and tables alone; name the columns: --by user_id,window_start"
+            "files and tables alone do not define which columns identify a row; name them with --by user_id,window_start"
         )
     if len(identities) == 2 and set(identities[0]) != set(identities[1]):
         raise StartError(
-            f"{a.label} tells rows apart by {', '.join(identities[0])}, {b.label} by {', '.join(identities[1])}; name the columns: --by"
+            f"{a.label} identifies rows by {', '.join(identities[0])}, {b.label} by {', '.join(identities[1])}; name the columns with --by"
         )
     return list(identities[0])
 

@@ -48,7 +48,7 @@ def parse_condition(where: str, columns: Iterable[str]) -> pl.Expr:
         written = _validated_sql(where, list(columns))
         return pl.sql_expr(written)
     except RecursionError:
-        raise _condition_error("too many things are within each other", "ask in several steps") from None
+        raise _condition_error("it is nested too deeply", "split it into several conditions") from None
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise _condition_error(_first_line(error)) from None
 
@@ -62,7 +62,7 @@ def _validated_sql(where: str, columns: list[str]) -> str:
     try:
         tree = sqlglot.parse_one(where, into=exp.Condition, dialect="postgres")
     except errors.SqlglotError as error:
-        raise _condition_error(f"{format_value(where)} cannot be read ({_parser_message(error)})") from None
+        raise _condition_error(f"{format_value(where)} cannot be parsed ({_parser_message(error)})") from None
     _check_depth(tree)
     for node in tree.walk():
         _check_node(node, columns)
@@ -75,17 +75,21 @@ def _check_size(where: str) -> None:
     from sqlglot import errors
 
     if len(where) > CHARS:
-        raise _condition_error(f"{len(where)} characters; at most {CHARS} are read", "ask in several steps")
+        raise _condition_error(
+            f"found {len(where)} characters, expected at most {CHARS}", "split it into several conditions"
+        )
     try:
         count = len(sqlglot.tokenize(where, dialect="postgres"))
     except errors.SqlglotError:
         raise _condition_error(
-            f"{format_value(where)} cannot be read: a quote is not closed, or a sign means nothing"
+            f"{format_value(where)} cannot be parsed: it has an unclosed quote or an invalid character"
         ) from None
     if not count:
         raise _condition_error("is empty")
     if count > TOKENS:
-        raise _condition_error(f"{count} words and signs; at most {TOKENS} are read", "ask in several steps")
+        raise _condition_error(
+            f"found {count} words and signs, expected at most {TOKENS}", "split it into several conditions"
+        )
 
 
 def _check_depth(tree: exp.Expr) -> None:
@@ -96,7 +100,7 @@ def _check_depth(tree: exp.Expr) -> None:
     while nodes:
         node, depth = nodes.pop()
         if depth > DEPTH:
-            raise _condition_error(f"more than {DEPTH} things are within each other", "ask in several steps")
+            raise _condition_error(f"it is nested more than {DEPTH} levels deep", "split it into several conditions")
         chain = node.this if isinstance(node, exp.Binary) else None
         nodes += [(part, depth + (part is not chain)) for part in node.iter_expressions()]
 
@@ -116,17 +120,17 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
         return
     if isinstance(node, exp.Column):
         if node.args.get("table") is not None:
-            raise _condition_error(f"{format_value(node.sql())} is a column of a table; name the column alone")
+            raise _condition_error(f"{format_value(node.sql())} is qualified by a table; name only the column")
         if isinstance(node.this, exp.Star) or node.name not in columns:
             raise _condition_error(
                 f"unable to find column {format_value(node.name)}{suggestion_or_list(node.name, columns)}", ""
             )
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:
-            raise _condition_error(f"a number of more than {DIGITS} digits", "")
+            raise _condition_error(f"found a number of more than {DIGITS} digits, expected at most {DIGITS}", "")
     elif isinstance(node, exp.In):
         if {k for k, v in node.args.items() if v} - {"this", "expressions"}:
-            raise _condition_error("IN is followed by values in brackets here, not by a query", "")
+            raise _condition_error("IN takes a list of values in parentheses here, not a query", "")
     elif isinstance(node, exp.DataType):
         if node.this.name not in (*_TYPES, "TIMESTAMPTZ") or node.expressions:
             raise _condition_error(f"CAST to {node.sql()[:40]} is not allowed; expected one of {', '.join(_TYPES)}", "")
@@ -134,7 +138,7 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
         construct = node.name if isinstance(node, exp.Anonymous) else getattr(type(node), "sql_name", lambda: "")()
         construct = construct or type(node).__name__.upper()
         raise _condition_error(
-            f"{construct[:40]} is not allowed here; there are {_OPERATORS}, and the functions {', '.join(FUNCTIONS)}",
+            f"{construct[:40]} is not allowed here; expected {_OPERATORS}, or the functions {', '.join(FUNCTIONS)}",
             "",
         )
 
@@ -155,12 +159,12 @@ def _condition_error(
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or ["it cannot be answered"])[0][:300]
+    return (str(error).strip().splitlines() or ["it cannot be evaluated"])[0][:300]
 
 
 def _parser_message(error: errors.SqlglotError) -> str:
     """Return the message of a parser error with its position."""
     problems = getattr(error, "errors", None) or [{}]
     description, column = str(problems[0].get("description") or "it is not a condition"), problems[0].get("col")
-    fact = "something is missing" if "<class" in description else description.rstrip(". ")
+    fact = "it is incomplete" if "<class" in description else description.rstrip(". ")
     return f"{fact}{f', at character {column}' if column else ''}"

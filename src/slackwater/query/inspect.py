@@ -48,7 +48,7 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
     unknown = [c for a in window.aggregations if (c := a.column) and c not in columns]
     if unknown:
         raise StateError(
-            f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not know the columns "
+            f"{pipeline.name}: the state in epoch {commit.epoch} does not describe its window, and does not contain the columns "
             f"{', '.join(unknown)}; change the config back, or start the pipeline once"
         )
     return commit_from_config.with_stored_accumulators(compile_window(pipeline, columns), state)

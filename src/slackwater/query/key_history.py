@@ -66,7 +66,9 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
     """Return the spellings of a key in dead letters, one for each stage's key types. Raises StartError, StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
-            raise StateError(f"{pipeline.name}: there is no state yet, which knows the types of keys; leave out --key")
+            raise StateError(
+                f"{pipeline.name}: there is no state yet, which would give the types of keys; leave out --key"
+            )
         key_frames = _key_frames(pipeline, snapshot.commit, key)
     return {frame.select(group_key(operator.keys)).item() for operator, frame in key_frames.values()}
 
@@ -115,7 +117,7 @@ def _late_rows(
     late_data = getattr(stage_pipeline.transform.step, "late_data", "drop")
     if late_data != "dlq" or pipeline.dead_letter is None:
         how = "not kept" if late_data == "drop" else "used"
-        return (), False, f'rows that come late are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
+        return (), False, f'they are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
         letter_filter = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
         letters = with_attempts(pipeline, newest_letters(pipeline, letter_filter))

@@ -24,4 +24,4 @@ def failure_text(store: StateStore, pipeline: str) -> str | None:
         return f"the last run, begun {format_iso(run.started_us)}, {KILLED}; what it had not committed is read again at the next start"
     if run.outcome != "failed" or run.ended_us is None:
         return None
-    return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error is noted').removeprefix(f'{pipeline}: ')}"
+    return f"the last run failed at {format_iso(run.ended_us)}: {(run.error or 'no error was recorded').removeprefix(f'{pipeline}: ')}"

@@ -97,7 +97,7 @@ class _RequestPool:
         async def handle(request: Request) -> Response:
             if self._open >= MOST_RUNNING + MOST_WAITING:
                 return _error_response(
-                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} questions are open; ask again later"
+                    HTTPStatus.SERVICE_UNAVAILABLE, f"{self._open} requests are open; try again later"
                 )
             self._open += 1
             try:
@@ -129,7 +129,7 @@ def _answer_request(
     except SlackwaterError as error:
         return _error_response(HTTPStatus.BAD_REQUEST, str(error))
     except BaseException as error:  # a panic of Polars is not an Exception
-        log.exception("a question failed")
+        log.exception("a request failed")
         return _error_response(
             HTTPStatus.INTERNAL_SERVER_ERROR, f"internal error: {type(error).__name__}; the log has more"
         )
@@ -146,7 +146,7 @@ def _parse_query(query: str) -> dict[str, str]:
 def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
     if windows.height > MOST_ROWS:
         raise _TooLargeError(
-            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} are sent: ask for fewer"
+            f"the answer has {plural(windows.height, 'window')}; at most {MOST_ROWS} are sent: request fewer"
         )
     if windows.estimated_size() > MOST_BYTES:
         raise _too_large_error()
@@ -166,7 +166,7 @@ def _rows_response(windows: pl.DataFrame, as_arrow: bool) -> Response:
 
 
 def _too_large_error() -> StartError:
-    return _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB; ask for fewer windows")
+    return _TooLargeError(f"the answer is larger than {MOST_BYTES >> 20} MiB; request fewer windows")
 
 
 def _json_response(status: HTTPStatus, body: bytes) -> Response:

@@ -139,7 +139,7 @@ class StateView(NotebookRepr):
                     selected.append(part)
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
-                            f"where: the answer takes longer than {timeout_s:g} seconds; ask for the windows of one key"
+                            f"where: the query takes longer than {timeout_s:g} seconds; request the windows of one key"
                         )
                 if limit is not None:
                     selected = [logic.sorted_output(pl.concat(selected)).head(limit)]
@@ -149,7 +149,7 @@ class StateView(NotebookRepr):
         """Return a view of an earlier commit. Raises StateError if the store no longer has it (see `epochs`)."""
         if _whole_number(epoch, "epoch", -1) not in (epochs := self.epochs()):
             available = f"epochs {epochs[0]} to {epochs[-1]}" if epochs else "no state"
-            raise StateError(f"epoch {epoch} is not kept; there is: {available}")
+            raise StateError(f"epoch {epoch} is not kept; available: {available}")
         return StateView(self._store, epoch)
 
     def epochs(self) -> list[int]:

@@ -111,13 +111,11 @@ def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl
 def unmergeable_reason(operator: WindowOperator) -> str | None:
     """Return why stored windows cannot be merged with more rows; None if they can."""
     if operator.ends:
-        return (
-            "its session left the state, and of a session whose rows bring their own gaps the last event is not stored"
-        )
+        return "its session left the state, and the last event of a session with a gap per row is not stored"
     lost = from_results.find_unrestorable_aggregations(operator.aggs)
     if not lost:
         return None
-    return f"its window left the state, and what it was aggregated from is not stored for {', '.join(lost)}"
+    return f"its window left the state, and the accumulators of {', '.join(lost)} are not stored"
 
 
 def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:

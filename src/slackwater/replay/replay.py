@@ -40,14 +40,16 @@ Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter`
 
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
-GONE = "no row with its event time comes out of the SQL any more"
-NO_ROW = "its source gives no row for it"
-DROPPED = 'it is late by now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
-NO_GAP = "rows without a usable gap are known behind the SQL only, which may have made several of one; send them again"
-UNFIT = "rows that the target or the state cannot hold are known behind the SQL only; correct them and send them again"
-RESULT = "results that their target did not take, set aside by outbox skip; they are not rows of a source"
+GONE = "the SQL no longer returns a row with its event time"
+NO_ROW = "its source returns no row for it"
+DROPPED = 'it is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
+NO_GAP = (
+    "rows without a usable gap are found only after the SQL, which may have made several rows of one; send them again"
+)
+UNFIT = "rows that the target or the state cannot hold are found only after the SQL; correct them and send them again"
+RESULT = "results that their target did not accept, set aside by outbox skip; they are not rows of a source"
 _NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
-UNCLEAR = "the SQL makes several rows of it, and which of them were late is not known"
+UNCLEAR = "the SQL makes several rows of it, and it is unknown which of them were late"
 
 
 @dataclass
@@ -219,8 +221,8 @@ def check_late(driver: Driver) -> None:
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
-            f'{driver.pipeline.name}: there are letters of late rows, and late_data = "{driver.pipeline.transform.step.late_data}" does not '
-            'carry where a row came from through the SQL; set it back to "dlq" or "reopen", or choose others by --reason'
+            f'{driver.pipeline.name}: there are letters of late rows, but late_data = "{driver.pipeline.transform.step.late_data}" does not '
+            'track the origin of a row; set it back to "dlq" or "reopen", or choose others by --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
     marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
@@ -339,7 +341,7 @@ def _(operator: IntervalJoinOperator) -> pl.Expr:
 @_all_late_together.register
 def _(operator: ImmediateOperator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters are of another one; choose "
+        f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters belong to another one; choose "
         "others by --reason"
     )
 

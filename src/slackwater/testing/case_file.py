@@ -208,7 +208,7 @@ class CaseStep(Spec):
             both = [*has_input, *alone]
             yield (
                 both[1] if both[0] == "rows" and len(both) > 1 and both[1] != "files" else both[-1],
-                (f"given next to {both[0]}; one thing happens per step: write another [[steps]]"),
+                (f"cannot be combined with {both[0]}; a step does one thing: write another [[steps]]"),
             )
 
 
@@ -352,7 +352,7 @@ def tested_config(case: Path, named: Any) -> Path:
         path = case.parent / named
         if not path.is_file():
             raise ConfigError(
-                [f'{case}: pipeline: there is no "{path}"; expected the TOML of a pipeline, a path from this file']
+                [f'{case}: pipeline: "{path}" does not exist; expected the TOML of a pipeline, relative to this file']
             )
         return path
     home = case.parent.parent

@@ -100,16 +100,16 @@ class CaseTest:
                 for source, entries in getattr(step, key).items():
                     location = f"{self.path}: steps[{i}].{key}"
                     if source == ONLY and len(source_names) > 1:
-                        yield f"{location}: rows of which source? write {key}.{show_key(source_names[0])} or one of {', '.join(source_names[1:])}"
+                        yield f"{location}: names no source; write {key}.{show_key(source_names[0])} or one of {', '.join(source_names[1:])}"
                     elif source not in (ONLY, *source_names):
-                        yield f"{location}.{show_key(source)}: there is no such source{suggestion_or_list(source, source_names)}"
+                        yield f"{location}.{show_key(source)}: is not a source of the pipeline{suggestion_or_list(source, source_names)}"
                     for name in entries if key == "files" else ():
                         if not (self.path.parent / name).is_file():
-                            yield f'{location}: there is no "{self.path.parent / name}"; expected a file, a path from this test'
+                            yield f'{location}: "{self.path.parent / name}" does not exist; expected a file, relative to this test'
             if step.restart is not None and step.restart.pipeline is not None:
                 config = self.path.parent / step.restart.pipeline
                 if not config.is_file():
-                    yield f'{self.path}: steps[{i}].restart.pipeline: there is no "{config}"; expected the TOML of a pipeline'
+                    yield f'{self.path}: steps[{i}].restart.pipeline: "{config}" does not exist; expected the TOML of a pipeline'
 
         yield from self._unknown_names()
 
@@ -123,9 +123,9 @@ class CaseTest:
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
                 names_text = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
-                yield f"{location}: rows of which target? write rows.{show_key(targets[0])} or one of {names_text}"
+                yield f"{location}: names no target; write rows.{show_key(targets[0])} or one of {names_text}"
             elif name not in (ONLY, *targets):
-                yield f"{location}.{show_key(name)}: there is no such target{suggestion_or_list(name, targets)}"
+                yield f"{location}.{show_key(name)}: is not a target of the pipeline{suggestion_or_list(name, targets)}"
         for name in self.case.expect.stages:
             if name not in stages:
                 more = (
@@ -133,7 +133,7 @@ class CaseTest:
                     if stages
                     else "; this pipeline is one [transform], whose rows are the target's"
                 )
-                yield f"{self.path}: expect.stages.{show_key(name)}: there is no such stage{more}"
+                yield f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline{more}"
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -208,14 +208,18 @@ class CaseTest:
         for name, rows in expect.rows.items():
             target = test.pipeline.per_target.get(name or first)
             if target is None:
-                raise ConfigError([f"{self.path}: expect.rows.{show_key(name)}: there is no such target at the end"])
+                raise ConfigError(
+                    [f"{self.path}: expect.rows.{show_key(name)}: is not a target of the pipeline at the end"]
+                )
             actual = result.tables[name or first]
             differences[f"rows.{name}" if name else "rows"] = _compare_table(
                 rows, actual, test.identity_of(str(target.target.from_))
             )
         for name, rows in expect.stages.items():
             if name not in result.stages:
-                raise ConfigError([f"{self.path}: expect.stages.{show_key(name)}: there is no such stage at the end"])
+                raise ConfigError(
+                    [f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline at the end"]
+                )
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []
         for letter in result.letters:

@@ -309,7 +309,7 @@ class LocalPipeline:
     def _describe(self, described: Pipeline | Window | Join) -> None:
         if not isinstance(described, Pipeline):
             if self._schema is None:
-                raise StartError('a window or a join alone needs schema={"column": "type"}: the columns of its rows')
+                raise StartError('a window or join without a pipeline needs schema={"column": "type"} of its rows')
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = with_watched_stages(described, self._extra_stages)
         self.pipeline = pipeline = with_captured_losses(described) if self._capture_losses else described
@@ -393,7 +393,7 @@ class LocalPipeline:
     def _only_source(self) -> str:
         if len(self.source_names) > 1:
             names = ", ".join(self.source_names)
-            raise ConfigError([f"{self.pipeline.name}: rows of which source? There are {names}: give {{source: rows}}"])
+            raise ConfigError([f"{self.pipeline.name}: found no source, expected {{source: rows}} for one of {names}"])
         return self.source_names[0]
 
 

@@ -50,7 +50,7 @@ def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError for a pipeline with SQL, or with a column `ts` that is not only the event time."""
     if unsupported := find_sql(pipeline, columns):
         raise StartError(
-            f"{pipeline.name}: this SQL would not be run: {'; '.join(unsupported)}; give session=, a Spark session, "
+            f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; give session=, a Spark session, "
             "or test a pipeline without it"
         )
     for source, source_fields in columns.items():
@@ -83,8 +83,8 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
-            f'{pipeline.name}: source "{source}" has a column "ts" that is not only the event time, which is read with Spark '
-            "alone: give session="
+            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which needs Spark: '
+            "give session="
         )
 
 
@@ -114,7 +114,7 @@ def build_frame(
             columns.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
-                f'source "{source}": column "{name}" is {field.type}, and a given row has another value ({_first_line(error)})'
+                f'source "{source}": column "{name}" is {field.type}, but a row of the test has another value ({_first_line(error)})'
             ) from None
     return pl.DataFrame(columns)
 

@@ -104,7 +104,7 @@ class StubSource:
             return row
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
-                f'source "{self.name}": a given row has "{unknown[0]}"{suggestion_or_list(unknown[0], columns)}; '
+                f'source "{self.name}": a row of the test has "{unknown[0]}"{suggestion_or_list(unknown[0], columns)}; '
                 "declare it in the schema, or correct the row"
             )
         if self.spec.format == "text":
