@@ -1,1 +1,1 @@
-"""The work of `slackwater init`: read a sample of the data, find times and keys in it, and write a commented config."""
+"""The work behind `slackwater init`: read a data sample, find times and keys in it, and write a commented config."""

@@ -1,4 +1,4 @@
-"""Proposals for a config, taken from a sample: the event time, the keys, and a column to sum."""
+"""Proposals for a config, derived from a sample: the event time, the keys, and a column to sum."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS = ("BIGINT", "INT", "DOUBLE", "FLOAT")
 
 
 def time_columns(sample: Sample) -> list[TimeColumn]:
-    """Return the columns that may be the event time, the most likely one first."""
+    """Return the columns that could be the event time, most likely first."""
     candidates = []
     for path, values in _paths(sample):
         column = _time_column(path, values, len(sample.rows))
@@ -51,7 +51,7 @@ def _paths(sample: Sample) -> Iterator[tuple[tuple[str, ...], list[Any]]]:
 
 
 def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, int, Any] | None:
-    """Return the column that looks most like a time, to explain why none is usable.
+    """Return the column that looks most like a time, for explaining why none is usable.
 
     Returns its name, its first row without a valid time, and the value of that row. `name` restricts the search to
     one column. None if no column is named like a time or contains one.
@@ -87,7 +87,7 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
     if all(isinstance(v, str) for v in present):
         times = [text_time_us(v) for v in present]
         parsed = tuple(t for t in times if t is not None)
-        # a struct field must be a time in every row; else it stays a text
+        # a struct field must be a time in every row; otherwise it remains a string
         required_share = 0.9 if len(path) == 1 else 1.0
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
         first_unusable = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
@@ -117,7 +117,7 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """A column that may be a key."""
+    """A column that could be a key."""
 
     name: str
     values: int  # number of distinct values
@@ -125,7 +125,7 @@ class KeyColumn:
 
 
 def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
-    """Return the columns that may be a key, the most likely one first.
+    """Return the columns that could be a key, most likely first.
 
     A key is set in nearly all rows, and several rows have the same value.
     """
@@ -149,7 +149,7 @@ def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
 
 
 def measure_column(sample: Sample, *taken: str) -> str | None:
-    """Return a column of numbers that is worth summing; None if there is none."""
+    """Return a numeric column that is worth summing; None if there is none."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
             continue
@@ -160,7 +160,7 @@ def measure_column(sample: Sample, *taken: str) -> str | None:
 
 
 def with_time(sample: Sample, time: TimeColumn | None) -> Sample:
-    """Declare the event time of a sample as TIMESTAMP if it is a text in JSON or CSV."""
+    """Declare the event time of a sample as TIMESTAMP if it is a string in JSON or CSV."""
     if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
         return sample
     return replace(sample, columns={**sample.columns, time.name: "TIMESTAMP"})

@@ -1,4 +1,4 @@
-"""Renders a commented config as TOML, from a sample and the user's choices."""
+"""Renders a commented TOML config from a sample and the user's choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHAPES = {
 
 @dataclass(frozen=True)
 class DraftSide:
-    """A source of the config: its query, format and columns, and its time and key columns."""
+    """One source of the config: its query, format and columns, and its time and key columns."""
 
     name: str
     query: str
@@ -44,7 +44,7 @@ class DraftSide:
 
 @dataclass(frozen=True)
 class ConfigDraft:
-    """The choices that the config is rendered from."""
+    """The choices from which the config is rendered."""
 
     name: str
     kind: str
@@ -55,12 +55,12 @@ class ConfigDraft:
     length_ms: int = 300_000
     measure: str | None = None
     other_keys: tuple[str, ...] = ()
-    drops_bad: str = ""  # why bad rows are dropped, else ""
-    keeps_late: str = ""  # why late rows become dead letters, else ""
+    drops_bad: str = ""  # why bad rows are dropped, or ""
+    keeps_late: str = ""  # why late rows become dead letters, or ""
 
 
 def toml_string(text: str) -> str:
-    """Return a text as a TOML string."""
+    """Format a text as a TOML string."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -133,7 +133,7 @@ def _transform(draft: ConfigDraft) -> str:
 
 
 def _letters(draft: ConfigDraft) -> str:
-    """Return the table [dead_letter], commented out if no row would go there."""
+    """Return the [dead_letter] table, commented out if no row would go there."""
     lines = [
         "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
         'connection = "files"',
@@ -184,7 +184,7 @@ def _window(draft: ConfigDraft, side: DraftSide) -> str:
 
 
 def _columns(kind: str, keys: Sequence[str]) -> str:
-    """Return a comment that lists the columns of a result besides its aggregations."""
+    """Return a comment that lists the columns of a result other than its aggregations."""
     times = ("window_start", "window_end")
     if kind != "session":
         return f"# columns of a result: {', '.join((*times, *keys))}, and those of the aggregations"
@@ -206,7 +206,7 @@ def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
 def draft_side(
     sample: Sample, config_directory: Path, name: str, time: TimeColumn | None, keys: Sequence[str], topic: str | None
 ) -> DraftSide:
-    """Return a source over the files of a sample, or over a topic with records like them.
+    """Return a source for the files of a sample, or for a topic with similar records.
 
     Args:
         sample: the rows that the schema was inferred from.
@@ -235,7 +235,7 @@ def draft_side(
 
 
 def lateness_note(disorder: OutOfOrderness | None) -> str:
-    """Return a comment that says how the lateness was chosen."""
+    """Return a comment that explains how the lateness was chosen."""
     if disorder is None:
         return "rows may be this much out of order"
     if not disorder.most_us:
@@ -243,13 +243,13 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
     most = format_span(disorder.most_us)
     if disorder.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
-    share = math.floor(disorder.in_time * 10_000 + 1e-6) / 100  # never more than it is
+    share = math.floor(disorder.in_time * 10_000 + 1e-6) / 100  # never more than the actual share
     note = f"keeps {share:g} % of the sample, where rows are out of order by up to {most}"
     return f"{note}: a clock in it may be wrong, see max_jump" if disorder.in_time < 0.5 else note
 
 
 def disorder_lines(disorder: OutOfOrderness) -> list[str]:
-    """Return lines that describe how far the rows of a sample lie behind the newest row before them."""
+    """Return lines that describe how far rows of a sample lag behind the newest row before them."""
     if not disorder.most_us:
         return [lateness_note(disorder)]
     quantiles = (
@@ -266,14 +266,14 @@ def disorder_lines(disorder: OutOfOrderness) -> list[str]:
 
 
 def late_rows(disorder: OutOfOrderness | None) -> str:
-    """Return how many rows the proposed lateness does not keep, as text; empty if none."""
+    """Describe how many rows the proposed lateness does not keep; empty if none."""
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"
 
 
 def format_span(us: int) -> str:
-    """Return a duration (µs) in the largest unit that gives a number of two digits."""
+    """Format a duration (µs) in the largest unit that gives a two-digit number."""
     seconds = us / 1e6
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:

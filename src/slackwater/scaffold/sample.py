@@ -1,4 +1,4 @@
-"""The first rows of a user's files: JSON lines, CSV or Parquet, compressed or not. Read without Spark."""
+"""The first rows of a user's files (JSON lines, CSV or Parquet, compressed or not), read without Spark."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 from slackwater.scaffold.types import TypeStats, ddl_of_polars, distinct_ignoring_case, parse_cell
 
-ROWS = 100_000  # at most
+ROWS = 100_000  # maximum number of rows
 _CHARACTERS = 64_000_000
-_LINE = 20_000_000  # characters, the longest text that Spark reads
+_LINE = 20_000_000  # characters; the longest text that Spark reads
 _SUFFIXES = {"json": "json", "jsonl": "json", "ndjson": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 _SHOWN = 60  # characters of a value in a message
 _SEPARATORS = (",", "\t", ";", "|", " ")
@@ -31,7 +31,7 @@ class Sample:
     """The rows of a sample, in the order in which a run reads them, and their format and columns."""
 
     path: Path
-    query: str  # the `query` of a run: the file, or a glob over the directory
+    query: str  # the `query` for a run: the file, or a glob over the directory
     format: str
     columns: Mapping[str, str]  # name -> type, as Spark's DDL
     rows: list[dict[str, Any]]
@@ -42,14 +42,12 @@ class Sample:
     first_bad: str = ""  # describes the first line that cannot be decoded
 
     def row_location(self, row: int) -> str:
-        """Return the position of a row: its line in the file, or its number."""
+        """Return the location of a row: its line in the file, or its number."""
         return f"line {self.lines[row]:,}" if self.lines else f"row {row + 1:,}"
 
 
 def read_sample(path: Path) -> Sample:
-    """Read a sample of a file, or of the files of a directory. Raises StartError with one line if that is not
-    possible.
-    """
+    """Read a sample from a file, or from the files of a directory. Raises a one-line StartError if that fails."""
     try:
         files, query = _files(path)
         first = files[0]
@@ -91,7 +89,7 @@ def _files(path: Path) -> tuple[list[Path], str]:
 
 
 def _format(file: Path) -> str | None:
-    """Return the format that magic bytes or the suffix give; None if the content must decide."""
+    """Return the format implied by magic bytes or the suffix; None if the content must decide."""
     with file.open("rb") as stream:
         if stream.read(4) == b"PAR1":
             return "parquet"
@@ -112,7 +110,7 @@ def _lines(files: list[Path]) -> Iterator[str]:
 
 
 def abbreviate_value(value: object) -> str:
-    """Return a value as one line of JSON of limited length."""
+    """Format a value as one line of JSON of limited length."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -182,7 +180,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     header = _is_header(table[0])
     if header and several:
         table = [table[0], *(r for r in table[1:] if r != table[0])]
-        line_numbers = list(range(1, len(table) + 1))  # with several files, messages name no line
+        line_numbers = list(range(1, len(table) + 1))  # with several files, messages do not give lines
     names = _column_names(table[0] if header else [f"c{i + 1}" for i in range(width)])
     first_body_row = 1 if header else 0
     numbered_body = list(zip(line_numbers[first_body_row:], table[first_body_row:], strict=True))
@@ -215,7 +213,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
 def _is_header(row: list[str]) -> bool:
     """Return whether a row is a header: distinct names, none of which is a number, a flag or a date.
 
-    Names may be empty, as that of an index column is.
+    Names may be empty, like that of an index column.
     """
     names = [c.strip() for c in row if c.strip()]
     plain = all(isinstance(parse_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)

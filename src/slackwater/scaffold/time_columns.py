@@ -1,6 +1,6 @@
-"""Candidates for the event time column, their unit, and how far rows are out of order.
+"""Candidates for the event-time column, their units, and how far rows are out of order.
 
-Texts are times by the rule of `core.text_times`. Numbers are times if nearly all lie between 1990 and 2100 in one
+Strings are times by the rule of `core.text_times`. Numbers are times if nearly all are between 1990 and 2100 in one
 unit. The ranges of the units do not overlap.
 """
 
@@ -29,25 +29,23 @@ def find_time_unit(values: Sequence[int | float]) -> str | None:
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column that may be the event time. `times_us`: the times of the rows that have one, in the order of the
-    sample.
-    """
+    """A column that could be the event time. `times_us`: the times of the rows that have one, in sample order."""
 
     name: str  # the value of `event_time_column`
     unit: str | None  # for integers
     times_us: tuple[int, ...]
     rows: int  # in the sample
-    zoned: bool = True  # False: texts without a zone
+    zoned: bool = True  # False: strings without a zone
     first_bad: int | None = None  # the first row of the sample without a usable time
 
     @property
     def missing(self) -> int:
-        """The number of rows without a usable time. They would be bad rows."""
+        """The number of rows without a usable time, which would be bad rows."""
         return self.rows - len(self.times_us)
 
     @property
     def score(self) -> float:
-        """A score that ranks candidates: first by name, then by the share of rows with a time, then by their order."""
+        """A score to rank candidates: by name, then by the share of rows with a time, then by their order."""
         in_order = sum(a <= b for a, b in zip(self.times_us, self.times_us[1:], strict=False))
         share = in_order / max(1, len(self.times_us) - 1)
         name = self.name.rpartition(".")[2]
@@ -58,7 +56,7 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class OutOfOrderness:
-    """How far rows lie behind the newest row before them, and the lateness that keeps ENOUGH of them.
+    """How far rows lag behind the newest row before them, and the lateness that keeps ENOUGH of them.
 
     `most_us`: the maximum distance (µs). `p50_us`, `p99_us`, `p999_us`: quantiles of the distance (µs).
     """
@@ -78,7 +76,7 @@ class OutOfOrderness:
 
 
 def measure_disorder(times_us: Sequence[int]) -> OutOfOrderness:
-    """Measure how far rows are out of order, and choose a lateness. `times_us`: event times in the order of reading."""
+    """Measure how far rows are out of order, and choose a lateness. `times_us`: event times in reading order."""
     newest, behind = None, []
     for time_us in times_us:
         newest = time_us if newest is None or time_us > newest else newest

@@ -23,7 +23,7 @@ class TypeStats:
     fields: dict[str, TypeStats] = field(default_factory=dict)
     items: TypeStats | None = None
     digits: int = 0
-    times: bool = True  # every text so far is a date with a time of day
+    times: bool = True  # every string so far is a date with a time of day
 
     def add(self, value: Any) -> None:
         if value is None:
@@ -49,7 +49,7 @@ class TypeStats:
                 self.items.add(inner)
 
     def ddl(self) -> str:
-        """Return the narrowest type that fits all values. STRING fits anything."""
+        """Return the narrowest type that fits all values. STRING fits everything."""
         kinds = self.kinds
         if kinds == {"boolean"}:
             return "BOOLEAN"
@@ -78,7 +78,7 @@ class TypeStats:
 
 
 def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
-    """Return the names without those that differ from an earlier one by case only. Spark cannot distinguish them."""
+    """Drop names that differ from an earlier one only in case, which Spark cannot distinguish."""
     first_spelling: dict[str, str] = {}
     for name in names:
         first_spelling.setdefault(name.casefold(), name)
@@ -91,7 +91,7 @@ def quote_name(name: str) -> str:
 
 
 def parse_cell(text: str | None) -> Any:
-    """Return the value that a CSV cell spells. A number with leading zeros stays a text."""
+    """Parse a CSV cell to the value it spells. A number with leading zeros remains a string."""
     if text is None or text == "":
         return None
     if _WHOLE.fullmatch(text):
@@ -102,7 +102,7 @@ def parse_cell(text: str | None) -> Any:
 
 
 def ddl_of_polars(kind: Any) -> str | None:
-    """Return the type that Spark reads from Parquet for a Polars type; None if Spark cannot read it."""
+    """Return the type as which Spark reads a Polars type from Parquet; None if Spark cannot read it."""
     import polars as pl
 
     simple = {

@@ -1,1 +1,1 @@
-"""Systems that results go to, each with the marker of its last epoch; knows no state and no Spark."""
+"""The systems that results go to, each with a marker of its last epoch. This package knows neither state nor Spark."""

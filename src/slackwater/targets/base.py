@@ -19,9 +19,9 @@ class TargetTable:
     Args:
         writer: The name of the marker (writer, last epoch) that a target keeps with its rows.
         fields: The columns, in order.
-        identity: The columns that identify a row. A row replaces the one with an equal identity, NULL being equal to
-            NULL. None if rows are only added (dead letters).
-        state: The state that the epochs belong to. A marker of another state is ignored, because the pipeline was
+        identity: The columns that identify a row. A row replaces the row with an equal identity; NULL equals NULL.
+            None if rows are only added (dead letters).
+        state: The state that the epochs belong to. Markers of other states are ignored, because the pipeline was
             started over.
         new: Columns that this state has not written yet. `open` adds them if they are missing; other missing columns
             are an error.
@@ -39,19 +39,19 @@ class TargetTable:
 
 
 def columns_text(fields: Iterable[Field]) -> str:
-    """Return a list of columns for a message."""
+    """Format a list of columns for a message."""
     return ", ".join(f'"{f.name}" ({f.type})' for f in fields)
 
 
 class TargetWriter(Protocol):
-    """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must change nothing.
+    """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must have no effect.
 
     A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows beyond it become bad rows
     before the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
-    upserts: bool  # whether a row replaces the one with an equal identity, and superseded rows are deleted
+    upserts: bool  # whether a row replaces the row with an equal identity, and superseded rows are deleted
     description: str  # for messages, as in "delivery to {description}"; never contains a secret
 
     def open(self) -> None:
@@ -64,12 +64,12 @@ class TargetWriter(Protocol):
         Args:
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
-            superseded: The identities of superseded rows, maybe empty; for sessions it also has `session_id`. None of
-                them is in `rows`. Only a target that upserts gets it.
+            superseded: The identities of superseded rows, possibly empty; for sessions it also has `session_id`.
+                None of them is in `rows`. Only passed to a target that upserts.
             commit: The id of the epoch's commit, a part of the marker.
 
         Raises:
-            PublishError: The target did not take the epoch. It stays pending.
+            PublishError: The target did not accept the epoch, which stays pending.
         """
         ...
 
@@ -87,10 +87,10 @@ class TargetWithMarker(Protocol):
         """Return the last marker of this writer, whichever state wrote it. None if there is none, or the rows are gone.
 
         Args:
-            state: The state that asks.
-            expected: Markers of this state that may be in the target.
-            fence: Also end what an earlier process of this writer left unfinished. Only for the holder of the state's
-                lock.
+            state: The state on whose behalf the marker is read.
+            expected: The markers of this state that may be in the target.
+            fence: Also abort what an earlier process of this writer left unfinished. Only for the holder of the
+                state's lock.
 
         Raises:
             StartError: The target cannot be read.
@@ -104,7 +104,7 @@ class TargetWithMarker(Protocol):
 
 @runtime_checkable
 class ReadableTarget(Protocol):
-    """A target that can return its rows, so that windows which are no longer in the state can be corrected."""
+    """A target that can return its rows, so that windows that are no longer in the state can be corrected."""
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
         """Return the rows that match a row of `ranges`: equal keys, and the time `column` between `__low` and `__high`.

@@ -1,4 +1,4 @@
-"""The console: prints each epoch's rows as a table. At least once, because printed rows cannot be withdrawn."""
+"""The console: prints each epoch's rows as a table. At least once, because printed rows cannot be taken back."""
 
 from __future__ import annotations
 

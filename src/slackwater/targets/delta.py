@@ -29,9 +29,9 @@ from slackwater.state.commit import TargetMarker
 from slackwater.targets.base import TargetTable
 
 _DELETE_FLAG = "__gone"
-_RECENT_COMMITS = 100  # commits that are searched for ours; a table may have other writers
+_RECENT_COMMITS = 100  # how many commits are searched for ours; a table may have other writers
 _SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
-_DATAFUSION = {  # types for which the log has the least and greatest value of every file
+_DATAFUSION = {  # types for which the log has the minimum and maximum of every file
     "tinyint": "Int8",
     "smallint": "Int16",
     "int": "Int32",
@@ -56,7 +56,7 @@ class DeltaTarget:
             path: The path or URL of the table.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            storage_options: Options of the object store, passed through.
+            storage_options: Options of the object store, passed through unchanged.
         """
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -77,14 +77,14 @@ class DeltaTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it does not exist, else add new columns and check the others. Raises StartError."""
+        """Create the table if it does not exist; otherwise add new columns and check the others. Raises StartError."""
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
                 DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
             self._delta = delta = DeltaTable(self._path, storage_options=self._options)
             missing = [f.name for f in self._table.missing([f.name for f in delta.schema().fields])]
             differences = "; ".join(self._differences(delta, missing))
-            if missing and not differences:  # changes only the log; no data file is written
+            if missing and not differences:  # only changes the log; no data file is written
                 delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
         except Exception as error:  # the library has no base class; some errors are plain Exceptions
             raise StartError(
@@ -124,7 +124,7 @@ class DeltaTarget:
     ) -> TargetMarker | None:
         """Return the last marker of this writer.
 
-        The transactions of a commit identify state and commit only by hashes, which are compared with the `expected`
+        A commit's transactions identify state and commit only by hashes, which are compared with the `expected`
         markers.
         """
         try:
@@ -154,7 +154,7 @@ class DeltaTarget:
         return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
 
     def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
-        """Return the writer's last marker from recent commits, else that of `state`, whose commits may be older."""
+        """Return the writer's last marker from recent commits, or else that of `state`, whose commits may be older."""
         writer = self._table.writer
         own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
         if (commit := next(own_commits, None)) is not None:
@@ -202,7 +202,7 @@ class DeltaTarget:
             ) from error
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
+        """Return the rows in these ranges; see `targets.base.ReadableTarget`."""
         fields = {f.name: f.polars for f in self._table.fields}
         keys = [c for c in self._table.identity or () if c != column]
         kind = pa.timestamp("us", tz="UTC")
@@ -232,8 +232,9 @@ class DeltaTarget:
     def _merge(
         self, delta: DeltaTable, rows: pl.DataFrame, superseded: pl.DataFrame | None, marker: CommitProperties
     ) -> None:
-        """Upsert `rows` and delete `superseded` in one commit. Both are in one source frame, with a column that marks
-        the latter.
+        """Upsert `rows` and delete `superseded` in one commit.
+
+        Both are in one source frame, in which a column marks the rows to delete.
         """
         columns = {_quote_name(f.name): f"s.{_quote_name(f.name)}" for f in self._table.fields}
         both = rows if superseded is None else pl.concat([rows, superseded], how="diagonal")
@@ -264,7 +265,7 @@ class DeltaTarget:
         return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
 
     def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
-        """Yield bounds of the written keys, so that files of the table without these keys are skipped."""
+        """Yield bounds of the written keys, so that files of the table without such keys are skipped."""
         kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
         for name in self._table.identity or ():
             column, kind = rows[name].to_physical(), kinds[name]
@@ -274,7 +275,7 @@ class DeltaTarget:
                 yield f"(t.{_quote_name(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
 
     def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
-        """Return the rows with the types of the pipeline and in the column order of the table."""
+        """Convert the rows to the pipeline's types and the table's column order."""
         table: pa.Table = rows.to_arrow().cast(self._arrow)
         return table.select([f.name for f in delta.schema().fields])
 
@@ -298,12 +299,12 @@ class DeltaTarget:
 
 
 def _number(text: str) -> int:
-    """Return a hash of a text that fits into the version number of a transaction."""
+    """Return a hash of a string that fits into the version number of a transaction."""
     return xxhash.xxh3_64_intdigest(text.encode()) >> 1
 
 
 def _types(schema: Schema) -> dict[str, str]:
-    """Return the column names and types in Spark's spelling."""
+    """Return the column names, and the types in Spark's spelling."""
     return {f.name: _spark_type(f.type) for f in schema.fields}
 
 

@@ -44,7 +44,7 @@ class FilesTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Text formats write years with four digits. Parquet holds any time."""
+        """Return the limits: text formats write years with four digits, Parquet can store any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -87,8 +87,8 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
-        """Return whether this state's files up to `rollback` still exist and can be distinguished from those of another
-        state.
+        """Return whether this state's files up to `rollback` still exist and are distinguishable from other states'
+        files.
         """
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
@@ -98,9 +98,9 @@ class FilesTarget:
         return bool(marker.get("infix", "") != own_infix and last in self._folder.names())
 
     def put_newer_aside(self, rollback: TargetMarker) -> str:
-        """Move the files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
+        """Move files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
 
-        Returns the directory. It can be repeated after a crash. Raises StartError.
+        Returns the directory. Can be repeated after a crash. Raises StartError.
         """
         marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
         newer = [name for name in self._files() if self._is_newer(name, rollback.epoch, own_infix, marker)]
@@ -114,9 +114,7 @@ class FilesTarget:
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
-        """Return whether a file was written after an epoch of this state: by this state or by the one that wrote the
-        marker.
-        """
+        """Return whether a file was written after an epoch of this state, by it or by the state that wrote the marker."""
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
         assert written is not None, "names of `_files`"
         infix = written[1] or ""
@@ -153,7 +151,7 @@ class FilesTarget:
         return f"{description}, up to epoch {marker['epoch']}" if marker["epoch"] >= 0 else description
 
     def put_aside(self) -> str | None:
-        """Move all files of this writer to a directory that readers ignore, the marker last.
+        """Move all files of this writer, and finally the marker, to a directory that readers ignore.
 
         Returns the directory; None if there are no files. Raises StartError.
         """
@@ -185,7 +183,7 @@ class FilesTarget:
                 return
             before = self._read_marker()
             ours = before.get("state", "") == self._table.state
-            # Files of a previous state stay. The names of this state's files contain its id.
+            # Files of a previous state are kept. The names of this state's files contain its id.
             infix = before.get("infix", "") if ours else f"{self._table.state[:8]}-"
             name = f"{self._table.writer}-{infix}{epoch:09d}.{'jsonl' if self._format == 'json' else self._format}"
             self._folder.write(name, lambda path: self._write(path, rows))
@@ -213,14 +211,12 @@ class FilesTarget:
 
 
 def text_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return times as ISO 8601 and bytes as hexadecimal text, also in arrays and structs, for formats without these
-    types.
-    """
+    """Convert times to ISO 8601 and bytes to hexadecimal, also when nested, for formats without these types."""
     return rows.with_columns(apply_to_scalars(pl.col(c), t, _to_text).alias(c) for c, t in rows.schema.items())
 
 
 def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return arrays and structs as JSON text, for formats that have neither."""
+    """Convert arrays and structs to JSON text, for formats that have neither."""
     nested = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
         pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in nested

@@ -3,10 +3,10 @@
     commit of epoch 12
       add-snapshot …                                            the rows; for a correction also the rewritten files
       set-properties {"slackwater/user-sessions/…": "12"}       the marker; a property, because snapshots expire
-      assert-ref-snapshot-id main = …                           refuses the commit if the table changed meanwhile
+      assert-ref-snapshot-id main = …                           fails the commit if the table has changed
 
 `append` only adds rows. `merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes
-superseded ones, by rewriting the files that contain them. A commit is sent once. If its answer is lost, the table is
+superseded ones, by rewriting the files that contain them. A commit is sent once. If the response is lost, the table is
 loaded to find out whether it succeeded.
 """
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("slackwater")
 
 _TRIES, _PAUSE_S = 6, 0.1  # the pause doubles with each attempt
-_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are held in memory
-_DAYS = 32  # the most days to filter one by one; more days are filtered as one range
+_BUFFERED_ROWS = 1_000_000  # rows of rewritten files that are kept in memory
+_DAYS = 32  # the maximum number of days to filter one by one; more days are filtered as one range
 _DAY_US = 86_400_000_000
 _MAIN = "main"
 
@@ -57,7 +57,7 @@ class IcebergTarget:
             name: The name of the table, with its namespace.
             mode: "merge" (needs an identity) or "append".
             table: The columns and the writer.
-            day_of: The time column by whose days a new table is partitioned.
+            day_of: The time column by whose days new tables are partitioned.
         """
         if mode == "merge" and not table.identity:
             raise StartError(
@@ -78,7 +78,7 @@ class IcebergTarget:
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
-        """Create the table if it does not exist, else add new columns and check the others. Raises StartError."""
+        """Create the table if it does not exist; otherwise add new columns and check the others. Raises StartError."""
         try:
             table = self._tables.load(self._name)
             if table is None:
@@ -91,7 +91,7 @@ class IcebergTarget:
             if missing and not different:
                 iceberg.add_columns(missing, table)
                 table = self._tables.load(self._name)
-        except Exception as error:  # catalogs raise what their clients do
+        except Exception as error:  # catalogs raise the exceptions of their clients
             raise self._open_error(error) from error
         if different:
             raise StartError(
@@ -119,7 +119,7 @@ class IcebergTarget:
     ) -> TargetMarker | None:
         try:
             table = self._tables.load(self._name)
-        except Exception as error:  # catalogs raise what their clients do
+        except Exception as error:  # catalogs raise the exceptions of their clients
             raise self._open_error(error) from error
         snapshot = None if table is None else table.current_snapshot()
         if table is None or snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] == "0":
@@ -132,7 +132,7 @@ class IcebergTarget:
     def writers(self) -> list[str]:
         try:
             table = self._tables.load(self._name)
-        except Exception as error:  # catalogs raise what their clients do
+        except Exception as error:  # catalogs raise the exceptions of their clients
             raise self._open_error(error) from error
         names = () if table is None else table.properties
         return sorted(n.removeprefix("slackwater/").removesuffix("#last") for n in names if n.endswith("#last"))
@@ -154,7 +154,7 @@ class IcebergTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Publish an epoch.
 
-        The first attempt uses the loaded table. If that is outdated, the catalog refuses the commit and the table is
+        The first attempt uses the loaded table. If that is outdated, the catalog rejects the commit, and the table is
         reloaded.
         """
         failed: Exception | None = None
@@ -165,7 +165,7 @@ class IcebergTarget:
                 if tries < _TRIES:
                     self._commit_once(table, epoch, rows, superseded, commit)
                     return
-            except Exception as error:  # refused, or the answer was lost: the reloaded table shows which
+            except Exception as error:  # rejected, or the response was lost: the reloaded table shows which
                 failed, self._table = error, None
                 if isinstance(error, ValueError | TypeError | pa.ArrowException) and not isinstance(error, OSError):
                     break
@@ -180,10 +180,10 @@ class IcebergTarget:
     def _commit_once(
         self, table: Table, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None, commit: str
     ) -> None:
-        """Send one commit, once.
+        """Send one commit, without retries.
 
-        The library's own commit would be repeated. If the repetition is refused, the library deletes the files,
-        although they belong to the table if the first commit succeeded. Files of failed attempts are not deleted.
+        PyIceberg's own commit retries. If a retry is rejected, it deletes the data files, although they belong to the
+        table if the first attempt succeeded. Here, files of failed attempts are not deleted.
         """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
@@ -197,7 +197,7 @@ class IcebergTarget:
             transaction.append(iceberg.to_table_types(rows, self._columns.fields, table), properties)
         ref = table.metadata.refs.get(_MAIN)
         needed: list[Any] = [r for r in transaction._requirements if not isinstance(r, AssertRefSnapshotId)]
-        # Without rows there is no snapshot. Then a delayed old marker could overwrite a newer one.
+        # Without rows there is no snapshot. A delayed old marker could then overwrite a newer one.
         needed += [AssertTableUUID(uuid=table.metadata.table_uuid)]
         needed += [AssertRefSnapshotId(ref=_MAIN, snapshot_id=None if ref is None else ref.snapshot_id)]
         table._do_commit(updates=transaction._updates, requirements=tuple(needed))
@@ -212,7 +212,10 @@ class IcebergTarget:
         superseded: pl.DataFrame | None,
         properties: Mapping[str, str],
     ) -> bool:
-        """Rewrite the files that contain rows with these identities, and add `rows`. Return False if no file does."""
+        """Rewrite the files that contain rows with these identities, and add `rows`.
+
+        Return False if there is no such file.
+        """
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
         identity, fields = list(self._columns.identity or ()), self._columns.fields
@@ -264,7 +267,7 @@ class IcebergTarget:
 
     @property
     def _time(self) -> str | None:
-        """A time column of the identity, by which files can be skipped."""
+        """A time column in the identity, by which files can be skipped."""
         times = [
             f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
         ]
@@ -301,7 +304,7 @@ class IcebergTarget:
     # -- reading -----------------------------------------------------------------------------------------------------------
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
+        """Return the rows in these ranges; see `targets.base.ReadableTarget`."""
         kinds = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
         if ranges.is_empty():

@@ -1,7 +1,7 @@
-"""Workaround: PyIceberg 0.12 turns NULL lists and maps of structs into empty ones when it writes and reads.
+"""Workaround: PyIceberg 0.12 turns NULL lists and maps of structs into empty ones when writing and reading.
 
-Its visitor rebuilds such arrays from their offsets, without their validity. The patch restores it, for the whole
-process.
+Its visitor rebuilds such arrays from their offsets, without their validity. The patch restores the validity, for the
+entire process.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ class IcebergTables:
         iceberg_null_workaround.patch_visitor()
         catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
         session = getattr(catalog, "_session", None)
-        if session is not None:  # a REST catalog; without a timeout it waits forever for a lost answer
+        if session is not None:  # a REST catalog; without a timeout it would wait forever for a lost response
             for scheme in ("http://", "https://"):
                 session.mount(scheme, _timeout_adapter())
         return catalog
 
     def load(self, table: str) -> Table | None:
-        """Return the current table; None if it does not exist. Retries, because loading changes nothing."""
+        """Return the current table; None if it does not exist. Retries are safe, because loading changes nothing."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         for remaining in reversed(range(_TRIES)):
@@ -81,8 +81,9 @@ class IcebergTables:
         raise AssertionError("the last try returns or raises")
 
     def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
-        """Create a table and its namespace if they do not exist. `day_of`: the time column by whose days it is
-        partitioned.
+        """Create a table and its namespace if they do not exist.
+
+        `day_of`: the time column by whose days the table is partitioned.
         """
         from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
         from pyiceberg.transforms import DayTransform
@@ -108,7 +109,7 @@ def _timeout_adapter() -> Any:
     from requests.adapters import HTTPAdapter
 
     class TimeoutAdapter(HTTPAdapter):
-        """Sends a request once, with a timeout. Whether a commit succeeded is determined from the table, not by a retry."""
+        """Sends a request once, with a timeout. The table, not a retry, shows whether a commit succeeded."""
 
         def send(self, *arguments: Any, **more: Any) -> Any:
             return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
@@ -128,7 +129,7 @@ def schema_of(fields: Sequence[Field]) -> Schema:
 
 
 def add_columns(fields: Sequence[Field], table: Table) -> None:
-    """Add columns to a table, by one metadata commit. It is refused if the columns changed meanwhile."""
+    """Add columns to a table in one metadata commit, which fails if the columns changed in the meantime."""
     with table.update_schema() as change:
         change.union_by_name(schema_of(fields))
 
@@ -173,7 +174,7 @@ def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) ->
 
 
 def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
-    """Return a filter for a time column; both bounds are included."""
+    """Return a filter for a time column; both bounds are inclusive."""
     from pyiceberg import expressions
 
     are: Any = expressions  # the annotations of its classes are too narrow
@@ -187,7 +188,7 @@ def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
 def read_files(
     table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
-    """Yield the rows of the current snapshot, file by file, that match `where`; all columns or some."""
+    """Yield the rows of the current snapshot that match `where`, file by file, with all or some columns."""
     from pyiceberg.expressions import AlwaysTrue
 
     for task in table.scan(where or AlwaysTrue()).plan_files():

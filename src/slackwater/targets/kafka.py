@@ -1,15 +1,15 @@
-"""A Kafka topic: every row is one message; with exactly_once an epoch and its marker are one transaction.
+"""A Kafka topic: every row is one message. With exactly_once, an epoch and its marker are one transaction.
 
     begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or
     none
             └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
 
-The key of a message is the identity of its row, so that a compacted topic keeps one record per window. A superseded
-row is written as its key with a NULL value (a tombstone). With key columns that do not identify windows the topic is
-a log: rows are only added.
+The key of a message is the identity of its row, so that a compacted topic keeps one record per window. A superseded row
+is written as its key with a NULL value (a tombstone). If the key columns do not identify windows, the topic is a log:
+rows are only added.
 
-A process that dies in the middle leaves an open transaction. The next one with the same transactional.id makes the
-broker abort it, and reads the marker, which shows whether that epoch was published.
+A process that dies halfway leaves an open transaction. The next process with the same transactional.id makes the broker
+abort it, and reads the marker, which shows whether that epoch was published.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class KafkaTarget:
             create: Create a topic that does not exist.
             partitions: The partitions of a new topic; by default the broker's setting.
             compact: Create the topic with cleanup.policy = compact.
-            timeout: Bounds every operation on the brokers, in seconds.
-            upserts: Whether `key_columns`, if given, identify rows.
+            timeout: The time limit of each broker operation, in seconds.
+            upserts: Whether `key_columns`, if specified, identify rows.
         """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
@@ -97,12 +97,13 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """JSON holds times with four-digit years, also in the key. The key is limited, because the size of a message is."""
+        """Return the limits: JSON times have four-digit years, also in the key, whose size is limited with the message."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
-        """Connect and find the topic. With exactly_once, abort an open transaction of an earlier process and read the
-        marker.
+        """Connect and find the topic.
+
+        With exactly_once, abort an earlier process's open transaction and read the marker.
         """
         self._drop()
         self._last_error = ""
@@ -133,8 +134,9 @@ class KafkaTarget:
     def read_marker(
         self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
     ) -> TargetMarker | None:
-        """Return the last marker; it exists only with exactly_once. `fence` aborts an open transaction of a process that
-        died.
+        """Return the last marker, which exists only with exactly_once.
+
+        `fence` aborts a dead process's open transaction.
         """
         try:
             admin = AdminClient(self._settings({}))
@@ -157,7 +159,10 @@ class KafkaTarget:
             raise self._connection_error(error) from error
 
     def last_epoch(self) -> int:
-        """Return the last epoch known to be published, -1 for none; with at_least_once only by this process."""
+        """Return the last epoch known to be published, -1 for none.
+
+        With at_least_once, only this process is considered.
+        """
         return self._last
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
@@ -221,7 +226,7 @@ class KafkaTarget:
             self._send(producer, topic, value, key, headers=[*row_headers, *headers], on_delivery=on_delivery)
 
     def _send(self, producer: Producer, *message: Any, **more: Any) -> None:
-        """Produce one message; wait while the client's queue is full."""
+        """Produce one message, waiting while the client's queue is full."""
         end = 0.0
         while True:
             try:
@@ -283,7 +288,10 @@ class KafkaTarget:
             raise self._connection_error(error) from error
 
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the client settings with `more`. They keep the client library quiet; its output is in the errors."""
+        """Return the client settings plus `more`.
+
+        They suppress the client library's logging; its output is in the errors.
+        """
 
         def on_error(error: KafkaError) -> None:
             if error.code() != KafkaError._ALL_BROKERS_DOWN:

@@ -2,7 +2,7 @@
 
     _slackwater_epochs    key "writer|topic"    value "state:epoch"    headers: the commit, the id of the topic with the rows
 
-A marker is a record of the same transaction as the rows.
+A marker is a record in the same transaction as the rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class KafkaMarkers:
     """The marker of one writer and topic.
 
     Args:
-        settings: Returns the client settings with the given ones added.
+        settings: Returns the client settings, with additional ones.
         topic: The topic with the rows.
         writer: The name of the writer.
-        timeout: Bounds every operation on the brokers, in seconds.
+        timeout: The time limit of each broker operation, in seconds.
     """
 
     settings: Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -63,7 +63,7 @@ class KafkaMarkers:
         return f"{marker.state}:{marker.epoch}".encode(), [(k, v.encode()) for k, v in headers.items() if v]
 
     def _topic_id_of(self, admin: AdminClient) -> str:
-        """Return the id of the topic with the rows; empty if unknown. A topic that was created again has another id."""
+        """Return the id of the topic with the rows; empty if unknown. A recreated topic has another id."""
         try:
             answers = admin.describe_topics(TopicCollection([self.topic]), request_timeout=self.timeout)
             return str(answers[self.topic].result(self.timeout).topic_id)
@@ -71,7 +71,7 @@ class KafkaMarkers:
             return ""
 
     def find_topic(self, admin: AdminClient) -> None:
-        """Create the topic of markers if it does not exist. Raises StartError unless it is compacted.
+        """Create the markers topic if it does not exist. Raises StartError unless it is compacted.
 
         Otherwise the broker would delete old markers, and epochs would be published again.
         """
@@ -93,7 +93,7 @@ class KafkaMarkers:
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        """Create a topic. -1 partitions: the broker's setting. The number of replicas is also the broker's setting."""
+        """Create a topic. -1 partitions means the broker's setting, which also determines the number of replicas."""
         future = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
             future.result(self.timeout)
@@ -107,7 +107,7 @@ class KafkaMarkers:
             time.sleep(0.05)
 
     def read(self, admin: AdminClient, committed: bool = False) -> TargetMarker | None:
-        """Return the last committed marker of this writer. None if there is none, or if the topic was created again.
+        """Return the last committed marker of this writer. None if there is none, or if the topic was recreated.
 
         `committed`: do not wait for open transactions.
         """
@@ -116,16 +116,16 @@ class KafkaMarkers:
         return None if last is None else self._parse_marker(last)
 
     def writers(self, admin: AdminClient) -> list[str]:
-        """Return the writers that left a marker of this topic."""
+        """Return the writers that left a marker for this topic."""
         names = (key.decode().rpartition("|") for key in self._last_records(admin, committed=True))
         return sorted(writer for writer, _, topic in names if topic == self.topic)
 
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
         """Return the last committed record of each key.
 
-        Reads to the end of the log, and not only to the last committed record. An open transaction of another
-        pipeline would otherwise hide a later marker of ours. Transaction markers also take offsets, so the client
-        reports when it is done.
+        Reads to the end of the log, not just to the last committed record. Otherwise an open transaction of another
+        pipeline would hide a later marker of ours. Transaction markers also take offsets, so the client reports when it
+        is done.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

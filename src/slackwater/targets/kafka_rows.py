@@ -1,4 +1,7 @@
-"""Convert rows to Kafka messages: a JSON key, a JSON or Avro value, headers. Dead letters keep their original bytes."""
+"""Conversion of rows to Kafka messages: a JSON key, a JSON or Avro value, and headers.
+
+Dead letters keep original bytes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _AVRO: dict[str, Any] = {
     "timestamp_ntz": {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 
-# by column of a dead letter: the name of its header, in the order of the headers
+# by column of a dead letter: the name of its header, in header order
 LETTER_HEADERS = {
     name: f"slackwater-{name.replace('_', '-')}"
     for name in (
@@ -62,7 +65,7 @@ class KafkaRows:
             table: The columns and the writer.
             value_format: "json" or "avro".
             key_columns: The columns of the key; by default the identity. Empty: no key.
-            schema_id: Adds Confluent's frame with this id before Avro values.
+            schema_id: The id for Confluent's frame, which is added before Avro values.
         """
         self._table, self._schema_id = table, schema_id
         self._key_columns = list(table.identity or ()) if key_columns is None else key_columns
@@ -72,14 +75,14 @@ class KafkaRows:
         return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
 
     def messages(self, rows: pl.DataFrame) -> Messages:
-        """Return key, value and own headers of every row, in order."""
+        """Return the key, the value and its own headers for every row, in order."""
         values = self._values(rows)
         if not self._key_columns:
             return ((None, value, []) for value in values)
         return ((k, v, []) for k, v in zip(json_objects(rows.select(self._key_columns)), values, strict=True))
 
     def tombstones(self, superseded: pl.DataFrame) -> Messages:
-        """Return the key of every superseded row without a value, so that a compacted topic deletes the row."""
+        """Return the key of every superseded row with a NULL value, so that a compacted topic deletes the row."""
         return ((key, None, []) for key in json_objects(superseded.select(self._key_columns)))
 
     def _avro_values(self) -> Callable[[pl.DataFrame], list[bytes]]:
@@ -145,7 +148,7 @@ def avro_schema(table: TargetTable) -> dict[str, Any]:
 
 
 def _needs_no_conversion(field: Field) -> bool:
-    """Return whether Avro takes the values of a column without conversion."""
+    """Return whether Avro accepts the values of a column without conversion."""
     return field.is_scalar and field.base not in ("date", "timestamp", "timestamp_ntz")
 
 
@@ -175,9 +178,7 @@ def _avro_type(field: Field, path: str = "") -> Any:
 
 
 def _map_converter(field: Field) -> Callable[[Any], Any] | None:
-    """Return a function that converts lists of entries to maps where the type has maps with text keys. None if it has
-    none.
-    """
+    """Return a function that converts lists of entries to maps with string keys; None if the type contains no such map."""
     if field.entry is not None:
         key, value = field.entry
         inner = _map_converter(value) or (lambda v: v)
@@ -194,7 +195,7 @@ def _map_converter(field: Field) -> Callable[[Any], Any] | None:
 
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
-    """Return every row as a JSON object: times in ISO 8601, bytes in base64, decimals and non-finite floats as strings."""
+    """Convert every row to a JSON object: ISO 8601 times, base64 bytes, decimals and non-finite floats as strings."""
     json_text = object_text(rows.schema, "base64").cast(pl.Binary)
     objects: list[bytes] = rows.select(json_text.alias("json")).to_series().to_list()
     return objects

@@ -1,7 +1,7 @@
 """The directory of a file target: local, or in an object store.
 
                 writing                          marker                                          reading back
-Directory       temporary file, sync, rename     likewise                                        in place
+Directory       temporary file, sync, rename     likewise                                         in place
 Bucket          put                              put if unchanged since the last read            from a local cache
 """
 
@@ -31,7 +31,7 @@ class OutputDirectory(Protocol):
     def full_name(self) -> str: ...
 
     def names(self, within: str = "") -> list[str]:
-        """Return the names of the files in the directory, or in the folder `within`. Empty if it does not exist."""
+        """Return the names of the files in the directory, or in its folder `within`. Empty if that does not exist."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
@@ -41,11 +41,14 @@ class OutputDirectory(Protocol):
     def read(self, name: str) -> bytes | None: ...
 
     def write_marker(self, name: str, content: bytes) -> None:
-        """Overwrite a small file that was read before. Raises PublishError if another runner wrote it meanwhile."""
+        """Overwrite a small file that was read before.
+
+        Raises PublishError if another runner has written it in the meantime.
+        """
         ...
 
     def move(self, names: Sequence[str], to: str) -> None:
-        """Move files to a subfolder, one after the other."""
+        """Move files to a subfolder, one at a time."""
         ...
 
     def local_copy(self) -> Path:
@@ -109,7 +112,7 @@ class LocalDirectory:
 
 @contextmanager
 def _delete_on_failure(path: Path) -> Iterator[None]:
-    """Delete a partly written file if writing fails, such as on a full disk."""
+    """Delete a partially written file if writing fails, such as on a full disk."""
     try:
         yield
     except BaseException:
@@ -140,7 +143,7 @@ class BucketDirectory:
             self.client.put(name, path.read_bytes())
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file. It is requested once; later writes of this process update the cache."""
+        """Return the content of a file. It is requested only once; later writes of this process update the cache."""
         if name not in self._content:
             try:
                 stored = self.client.get(name)
@@ -173,7 +176,7 @@ class BucketDirectory:
         for name, size in sizes.items():
             path = cache.path(name)
             if not path.exists() or path.stat().st_size != size:
-                with suppress(FileNotFoundError):  # deleted meanwhile
+                with suppress(FileNotFoundError):  # deleted in the meantime
                     cache.add(name, self.client.get(name, size).content)
         home = cache.path(".")
         home.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from slackwater.state.commit import TargetMarker
 from slackwater.state.postgres import client
 from slackwater.targets.base import TargetTable, columns_text
 
-# by expected type: wider types of an existing column, which hold all its values
+# by expected type: wider types of an existing column, which can hold all its values
 _WIDER = {
     "text": ("character varying",),
     "real": ("double precision",),
@@ -52,7 +52,7 @@ class PostgresTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """No U+0000 in text, times that Postgres clients can read, and identities that fit into a B-tree entry."""
+        """Return the limits: no U+0000 in text, times that Postgres clients can read, and a maximum size of identities."""
         return ValueLimits(False, YEARS, client.INDEX_BYTES if self._columns.identity else None)
 
     def open(self) -> None:
@@ -92,7 +92,7 @@ class PostgresTarget:
         db.execute(f"CREATE TABLE {self._table} ({columns}{unique})")
 
     def _add_columns(self, db: psycopg.Connection[Any]) -> None:
-        """Add the new columns, in one statement of the transaction. Raises StartError."""
+        """Add the new columns with one statement, within the transaction. Raises StartError."""
         missing = self._columns.missing(client.columns_of(db, self._table))
         if not missing:
             return
@@ -106,8 +106,9 @@ class PostgresTarget:
             ) from None
 
     def describe_previous_output(self) -> str | None:
-        """Describe the output that another state of this writer left in the table; None if there is none. Raises
-        StartError.
+        """Describe the output that another state of this writer left in the table. None if there is none.
+
+        Raises StartError.
         """
         with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
             try:
@@ -175,7 +176,7 @@ class PostgresTarget:
             return [str(error)]
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
-        """Return how the existing table does not fit the rows, one line each; empty if it fits."""
+        """Return the differences between the existing table and the rows, one line each; empty if it fits."""
         actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
@@ -241,7 +242,7 @@ class PostgresTarget:
         superseded: pl.DataFrame | None = None,
         commit: str = "",
     ) -> None:
-        """Publish an epoch inside the caller's transaction. Does nothing if it was published before."""
+        """Publish an epoch within the caller's transaction. Does nothing if it was already published."""
         marked = connection.execute(
             f"INSERT INTO {self._marker} AS m (writer, table_name, state, epoch, commit_id, table_oid, marker_oid)"
             " VALUES (%s, %s, %s, %s, %s, to_regclass(%s)::oid, to_regclass(%s)::oid)"
@@ -279,7 +280,7 @@ class PostgresTarget:
         )
 
     def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
-        """Return the rows in these ranges, see `targets.base.ReadableTarget`."""
+        """Return the rows in these ranges; see `targets.base.ReadableTarget`."""
         fields = {f.name: f.polars for f in self._columns.fields}
         keys = [c for c in self._columns.identity or () if c != column]
         bounds = ranges.with_columns(
@@ -320,9 +321,9 @@ class PostgresTarget:
         client.copy_frame(connection, table, frame)
 
     def _delete(self, connection: psycopg.Connection[Any], identity: Sequence[str], superseded: pl.DataFrame) -> None:
-        """Delete superseded rows, by one DELETE for every set of columns that are NULL together."""
+        """Delete superseded rows, with one DELETE for every set of columns that are NULL together."""
         self._stage(connection, "slackwater_gone", superseded.select(identity))
-        connection.execute("ANALYZE slackwater_gone")  # otherwise the planner does not know the number of rows
+        connection.execute("ANALYZE slackwater_gone")  # otherwise the planner would not know the number of rows
         for same in _match_conditions(superseded.select(identity)):
             connection.execute(f"DELETE FROM {self._table} t USING slackwater_gone g WHERE {' AND '.join(same)}")
 
@@ -333,11 +334,10 @@ class PostgresTarget:
 
 
 def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
-    """Yield the conditions that match rows `t` with equal rows `g`, NULL being equal to NULL.
+    """Yield the conditions that match rows `t` with equal rows `g`, where NULL equals NULL.
 
     There is one list of conditions for all rows with NULL in the same columns, because no index supports IS NOT
-    DISTINCT
-    FROM.
+    DISTINCT FROM.
     """
     if not rows.width:
         yield []
@@ -348,17 +348,16 @@ def _match_conditions(rows: pl.DataFrame) -> Iterator[list[str]]:
 
 
 def _is_wide_enough(actual: str, expected: str) -> bool:
-    """Return whether a column of type `actual` holds every value of type `expected`."""
+    """Return whether a column of type `actual` can hold every value of type `expected`."""
     if actual == expected or (actual == "numeric" and expected.startswith("numeric")):
         return True
     return actual in _WIDER.get(expected, ())
 
 
 def _is_same_table(stored: tuple[int | None, int | None], now: tuple[int | None, int | None]) -> bool:
-    """Return whether a marker belongs to the current table, by the oids of the marker table and of the table with the
-    rows.
+    """Return whether a marker belongs to the current table, by the oids of the marker table and the results table.
 
-    A table that was dropped and created again has another oid. After a dump and restore all tables have other oids,
-    also the marker table. A marker of an earlier version has no oids.
+    A table that was dropped and recreated has another oid. After a dump and restore, all tables have new oids,
+    including the marker table. Markers of earlier versions have no oids.
     """
     return None in stored or stored[0] != now[0] or stored[1] == now[1]

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import slow modules when they are used."""
+    """Import slow modules on first use."""
     if name in ("LocalPipeline", "LocalResult"):
         from slackwater.testing import pipeline
 

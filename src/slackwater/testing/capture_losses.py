@@ -1,4 +1,4 @@
-"""Changes a pipeline for a test: rows that it would drop become dead letters, and the results of its stages can be read."""
+"""Changes to a pipeline for tests: rows that it would drop become dead letters, and stage results become readable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from slackwater.config.transform import Stage, Transform
 from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits, find_value_limits
 from slackwater.operators.base import Operator
 
-WATCHED = "~"  # prefix of the names of targets that only a test has
+WATCHED = "~"  # prefix for the names of targets that only a test has
 
 
 def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
-    """Return the limits of values that each target and the configured state store can hold. `operators`: by stage."""
+    """Return the limits of values for each target and the configured state store. `operators`: by stage."""
     from slackwater.runner.components import create_target_writers
 
     store = pipeline.state_store
@@ -31,7 +31,7 @@ _T = TypeVar("_T", Transform, Stage)
 
 
 def _keep_losses(stage: _T) -> _T:
-    """Turn the late and bad rows of a stage that reads sources into dead letters instead of dropping them."""
+    """Turn late and bad rows of a stage that reads sources into dead letters instead of dropping them."""
     update: dict[str, Any] = {"on_error": "dlq"} if stage.on_error == "drop" else {}
     if not stage.is_stateless and stage.step.late_data == "drop":
         step = stage.step.model_copy(update={"late_data": "dlq"})
@@ -57,7 +57,7 @@ def with_captured_losses(pipeline: Pipeline) -> Pipeline:
 
 
 def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
-    """Return the pipeline with a target for each of these stages that has none, so that a test can read its results."""
+    """Return the pipeline with a target for each of these stages that has none, so that tests can read their results."""
     unwatched = [
         n
         for n in dict.fromkeys(stages)

@@ -1,6 +1,6 @@
-"""A pipeline test as TOML: the input, step by step, and the expected results.
+"""A pipeline test in TOML: the input, step by step, and the expected results.
 
-pipeline = "../clicks.toml"       # by default, the TOML above this folder that has the name of this file
+pipeline = "../clicks.toml"       # by default, the TOML file of the same name above this folder
 
 [[steps]]                         # one epoch: rows of the only source, or rows.SOURCE = [...]
 rows = [{ user_id = "u1", ts = 2024-03-01T09:00:00Z }, "a broken line"]
@@ -40,7 +40,7 @@ _PAGE = "docs/testing.md#a-test-as-a-file"
 _ROW = {"anyOf": [{"type": "object"}, {"type": "string"}]}
 _ROWS: dict[str, Any] = {"type": "array", "items": _ROW}
 _NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or flush"
-ONLY = ""  # stands for the only source or target
+ONLY = ""  # represents the only source or target
 
 
 @with_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
@@ -133,7 +133,7 @@ def _parse_time(value: Any) -> dt.datetime:
 
 
 class CaseRestart(Spec):
-    """A restart over the same state, with another number of shards or another config."""
+    """A restart with the same state, and with another number of shards or another config."""
 
     shards: int | None = None
     pipeline: str | None = None
@@ -213,9 +213,9 @@ class CaseStep(Spec):
 
 
 class Expectation(Spec):
-    """The expected state at the end.
+    """The rows that a test expects once all its steps have run.
 
-    Columns that no expected row names are not compared. A column that a row omits, but another row names, is NULL.
+    A column that no expected row names is not compared. If only some rows name a column, the others expect NULL in it.
     """
 
     rows: Mapping[str, tuple[dict[str, Any], ...]] = Field(default_factory=dict)
@@ -316,8 +316,8 @@ def is_case(path: Path) -> bool:
 def find_cases(path: Path) -> list[Path]:
     """Return the tests at a path.
 
-    A test stands for itself, a config for its tests in `tests` next to it, a folder for those in it or in its `tests`.
-    Raises ConfigError if there are none.
+    A path may be a test, a config (its tests are in `tests` next to it), or a folder with tests in it or in its
+    `tests`. Raises ConfigError if there are none.
     """
     if path.is_dir():
         home = path / "tests" if (path / "tests").is_dir() else path

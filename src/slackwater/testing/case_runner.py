@@ -1,4 +1,4 @@
-"""Runs test files. The rows of all steps pass through Spark at once, then the steps run one after the other."""
+"""Runs test files. The rows of all steps pass through Spark at once; then the steps run one at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CaseResult:
         path: The test file.
         differences: The differences by "rows" ("rows.NAME" with several targets), "stages.NAME", "late" and "bad".
         failed: Why the test failed, if the pipeline stopped or should have stopped.
-        wrong: Whether the test or its config is wrong.
+        wrong: Whether the test or its config is invalid.
         seconds: The duration of the test.
     """
 
@@ -169,7 +169,7 @@ class CaseTest:
             return test.result(), test
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
-        """Prepare the rows of all steps up to the next change of the config with Spark. Return them by step and source."""
+        """Prepare the rows of all steps up to the next config change with Spark. Return them by step and source."""
         from slackwater.testing.sql_frontend import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
@@ -233,7 +233,7 @@ class CaseTest:
         return differences
 
     def actual(self, outcome: CaseResult) -> dict[str, list[dict[str, Any]]]:
-        """Return the actual rows in the form of the test file, with the compared columns only."""
+        """Return the actual rows in the form of the test file, with only the compared columns."""
         return {key: [row_as_toml(row, d.columns) for row in d.actual] for key, d in outcome.differences.items()}
 
 
@@ -267,7 +267,7 @@ def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Silence the log of a run, because tests expect late and bad rows."""
+    """Suppress the log of a run, because tests expect late and bad rows."""
     log = logging.getLogger("slackwater")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -281,7 +281,7 @@ def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
     """Return the local session of all tests: the active one, or a new one that starts fast."""
     import os
 
-    # the session lives for seconds, where the second JIT compiler costs more than it saves
+    # the session lives for seconds, so the second JIT compiler costs more than it saves
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn

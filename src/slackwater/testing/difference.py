@@ -1,4 +1,4 @@
-"""Compares expected with actual rows: which are missing or unexpected, and which differ in which columns."""
+"""Comparison of expected with actual rows: which are missing or unexpected, and which columns differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slackwater.core.text_times import text_time_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_SHOWN = 10  # the number of rows of each kind to show
+_SHOWN = 10  # how many rows of each kind to show
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Difference:
         return bool(self.missing or self.unexpected or self.pairs)
 
     def lines(self, title: str) -> list[str]:
-        """Return a headline and a line per row. `title`: what is compared."""
+        """Return a headline and one line per row. `title`: what is compared."""
         if not self:
             return []
         counts = [
@@ -126,7 +126,8 @@ def _nearest(
 ) -> int | None:
     """Return the index of the row that was probably meant.
 
-    With `needed`, it is equal in these columns. Otherwise, it is equal in more than half of all columns.
+    With `needed`, it is the row that is equal in these columns. Otherwise, it is equal in more than half of all
+    columns.
     """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)
@@ -140,7 +141,7 @@ def _differing(a: Row, b: Row, columns: Sequence[str]) -> list[str]:
 
 
 def equal_values(a: Any, b: Any) -> bool:
-    """Return whether two values are equal. Numbers may differ in type, times in notation."""
+    """Return whether two values are equal. Numbers may differ in type, and times in notation."""
     if a is None or b is None:
         return a is b
     if isinstance(a, bool) or isinstance(b, bool):
@@ -173,7 +174,7 @@ def _time_us(value: Any) -> int | None:
 
 
 def plain_value(value: Any) -> Any:
-    """Return a value in a form that TOML has; None for NULL."""
+    """Convert a value to a form that TOML supports; None for NULL."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC) if value.tzinfo else value
     if isinstance(value, bytes):

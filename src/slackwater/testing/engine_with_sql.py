@@ -1,7 +1,7 @@
-"""An engine for rows of a test: event time and SQL run on Spark (`testing.sql_frontend`), windows and joins in this process.
+"""An engine for tests: event time and SQL run on Spark (`testing.sql_frontend`), windows and joins in this process.
 
-A shard gets the same rows as on Spark. There is no shuffle, no Python worker and no streaming query, so that a test takes
-milliseconds.
+A shard gets the same rows as on Spark. There is no shuffle, no Python worker and no streaming query, so that a test
+takes milliseconds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slackwater.watermark import SourceActivity
 
 @dataclass
 class LazyRows:
-    """Rows of a source that each reading step prepares with its own SQL, once.
+    """Rows of a source. Each step that reads them prepares them once, with its own SQL.
 
     Args:
         input_rows: The rows of the test.
@@ -46,7 +46,7 @@ class LazyRows:
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
     def prepare(self, front: SqlFrontend) -> PreparedRows:
-        """Return the rows as a frontend prepares them."""
+        """Return the rows as prepared by a frontend."""
         if id(front) not in self.prepared:
             self.next_offsets = dict(self.offsets)
             (self.prepared[id(front)],) = front.prepare([self.input_rows], self.next_offsets)
@@ -54,7 +54,7 @@ class LazyRows:
 
     @property
     def timed(self) -> pl.DataFrame:
-        """Return `PreparedRows.timed` of any frontend. The partitions of the rows do not depend on it."""
+        """Return `PreparedRows.timed` of any frontend, since the partitions of the rows do not depend on the frontend."""
         return next(iter(self.prepared.values())).timed
 
 
@@ -63,13 +63,13 @@ Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 
 @dataclass(frozen=True)
 class LocalSqlEngine:
-    """Runs shard tasks one after the other over rows that Spark has prepared."""
+    """Runs shard tasks one at a time over rows that Spark has prepared."""
 
     front: SqlFrontend
     logic: Operator
 
     def _prepare_batch(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:
-        """Prepare the rows of a batch. A batch of dead letters holds DataFrames that are not prepared yet."""
+        """Prepare the rows of a batch. A batch of dead letters contains DataFrames that are not prepared yet."""
         return {name: self._prepare_source(name, rows, clock_us) for name, rows in batch.payload.items()}
 
     def statistics_before_read(self, batch: Batch, clock_us: int) -> Mapping[str, SourceStats]:

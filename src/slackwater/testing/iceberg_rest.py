@@ -75,5 +75,5 @@ class RestCatalog:
             shutil.rmtree(directory, ignore_errors=True)
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """Return the client options. `port`: the port of a proxy; by default, the server's own."""
+        """Return the client options. `port`: the port of a proxy, or by default the server's own."""
         return {"uri": f"http://127.0.0.1:{port or self.port}"}

@@ -1,7 +1,7 @@
-"""The in-process engine for tests: it runs the driver and the shard tasks of a Spark run without Spark.
+"""The in-process engine for tests: it runs the same driver and shard tasks as a Spark run, without Spark.
 
 The payload of a batch is one frame per source, with `ts` (event time in µs; NULL for a bad row) and the columns. If the
-batch lists partitions of a source, `__partition` is the partition of a row.
+batch lists partitions of a source, `__partition` is a row's partition.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from slackwater.windows.state_rows import FAR, Int64s
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """Runs shard tasks one after the other.
+    """Runs shard tasks one at a time.
 
     Args:
         logic: The operator of the step.
@@ -49,7 +49,7 @@ class LocalEngine:
         keeps_late: Whether late rows become dead letters.
         max_future_ms: `max_future_ms` of the step.
         inputs: The names of the step's inputs, by source, if they differ from the source.
-        foresees: Whether statistics are known before rows are read, as from the footers of files.
+        foresees: Whether statistics are known before rows are read, as from file footers.
     """
 
     logic: Operator
@@ -95,7 +95,10 @@ class LocalEngine:
         return rows.filter(self._in_time_range(rows) & (rows["ts"] <= latest))
 
     def _letter_keys(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the keys of rows whose dead letters are written in a second pass; no columns for other operators."""
+        """Return the keys of rows whose dead letters are written in a second pass.
+
+        Other operators have no such columns.
+        """
         if not isinstance(self.logic, PaneOperator):
             return pl.DataFrame()
         return normalize_columns(rows.select(self.logic.key_names), list(self.logic.keys))
@@ -203,7 +206,7 @@ class LocalEngine:
 
 @dataclass(frozen=True)
 class Spans:
-    """The event times of the newest rows of a batch, for the clocks of an epoch. `latest`: later rows do not count (µs)."""
+    """The event times of the newest rows of a batch, for the clocks of an epoch. `latest`: later rows are ignored (µs)."""
 
     frames: Mapping[str, pl.DataFrame]
     latest: Mapping[str, int]
@@ -232,7 +235,10 @@ def _activity(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Sourc
 
 @singledispatch
 def prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    """Return rows of a source in the form that `operator.ingest` takes. On Spark, `spark.shard_columns` does this in SQL."""
+    """Return rows of a source in the form that `operator.ingest` expects.
+
+    On Spark, `spark.shard_columns` does this in SQL.
+    """
     raise_unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
 
 
@@ -243,7 +249,7 @@ def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | N
 
 @singledispatch
 def cast_to_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Cast the columns that the SQL of an epoch selected to the types that the step was bound with."""
+    """Cast the columns selected by an epoch's SQL to the types that the step was bound to."""
     raise_unregistered(operator, "slackwater.testing.local_engine.cast_to_declared")
 
 
@@ -260,7 +266,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return selected columns (`spark.shard_columns`) in the form that `operator.ingest` takes: windows lift their rows."""
+    """Convert selected columns (`spark.shard_columns`) for `operator.ingest`: windows lift their rows."""
     raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 

@@ -1,4 +1,4 @@
-"""Object stores for tests, on loopback: an S3 server (moto), an Azure server (azurite, from npm), and a proxy with network faults.
+"""Object stores for tests, on loopback: an S3 server (moto), an Azure server (azurite, from npm), and a faulty proxy.
 
 with S3.started() as s3, FaultyProxy.in_front_of(s3.port) as proxy:
     FilesStore(s3.bucket("state"), "p", s3.options(proxy.port))
@@ -79,13 +79,13 @@ class S3:
         self.process.wait_for_http("the S3 server", f"http://127.0.0.1:{self.port}/moto-api/")
 
     def bucket(self, name: str) -> str:
-        """Create a bucket. Return a URL in it."""
+        """Create a bucket, and return a URL in it."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/{name}", method="PUT")
         urllib.request.urlopen(request, timeout=60).close()
         return f"s3://{name}/state"
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """Return the connection options. `port`: the port of a proxy; by default, the server's own."""
+        """Return the connection options. `port`: the port of a proxy, or by default the server's own."""
         return {
             "endpoint": f"http://127.0.0.1:{port or self.port}",
             "access_key_id": "AKIASLACKWATERTEST",
@@ -136,7 +136,7 @@ class Azurite:
         return command
 
     def bucket(self, name: str) -> str:
-        """Create a container. Return a URL in it. Raises StartError."""
+        """Create a container, and return a URL in it. Raises StartError."""
         date, version = email.utils.formatdate(usegmt=True), "2021-08-06"
         signed = f"PUT{chr(10) * 12}x-ms-date:{date}\nx-ms-version:{version}\n/{self.ACCOUNT}/{self.ACCOUNT}/{name}\nrestype:container"
         digest = hmac.new(base64.b64decode(self.KEY), signed.encode(), hashlib.sha256).digest()
@@ -151,7 +151,7 @@ class Azurite:
         return f"abfss://{name}@{self.ACCOUNT}.dfs.core.windows.net/state"
 
     def options(self, port: int | None = None) -> dict[str, str]:
-        """Return the connection options. `port`: the port of a proxy; by default, the server's own."""
+        """Return the connection options. `port`: the port of a proxy, or by default the server's own."""
         endpoint = f"http://127.0.0.1:{port or self.port}/{self.ACCOUNT}"
         return {"endpoint": endpoint, "account_name": self.ACCOUNT, "account_key": self.KEY}
 
@@ -161,20 +161,20 @@ class FaultyProxy:
     """An HTTP proxy that injects faults.
 
     Faults:
-        "403", "503", …: The proxy refuses the request with this status.
+        "403", "503", …: The proxy rejects the request with this status.
         "done-403", …: The server handles the request, and the client gets this status.
         "half": Half of the uploaded body arrives.
         "cut": Half of the response arrives.
-        "dropped": The connection closes before the server gets the request.
+        "dropped": The connection closes before the server receives the request.
         "lost": The server handles the request, and the response is lost.
         "slow": The response arrives `pause_s` seconds later.
         "hangs": The server handles the request, and the response never arrives while the proxy is open.
-        "twice": The server gets the request twice, as after a retry, and the client gets the second response.
+        "twice": The server receives the request twice, as after a retry, and the client gets the second response.
 
     Args:
         target: The port of the server.
-        judge: Returns the fault of a request, by method and path; "" for none.
-        revise: Returns the body to send on, by method, path and body of the response.
+        judge: Returns the fault for a request, given its method and path; "" for none.
+        revise: Returns the body to forward, given the method, path and body of the response.
         pause_s: The delay of slow responses.
         seen: All requests so far.
         faults: All injected faults so far.
@@ -217,7 +217,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore closed connections: the client was killed, or it gave up."""
+        """Ignore closed connections: the client was killed, or gave up."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -245,7 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         for _ in range(2 if fault == "twice" else 1):
             connection = http.client.HTTPConnection("127.0.0.1", proxy.target, timeout=SECONDS)
             try:
-                # the server checks no signatures, but returns its own address in responses
+                # the server does not check signatures, but returns its own address in responses
                 connection.request(method, self.path, body or None, dict(self.headers))
                 answer = connection.getresponse()
                 content = answer.read()

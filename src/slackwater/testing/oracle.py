@@ -72,7 +72,7 @@ def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[
 
 
 def session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return session windows. Per key in event-time order, a gap or the cap starts the next session."""
+    """Return session windows. For each key in event-time order, a gap or the cap starts the next session."""
     gap, cap = int(window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
     per_key: dict[Any, list[Row]] = {}
     for row in rows:
@@ -140,7 +140,7 @@ def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
 
 
 def _min_max_by(a: Aggregation, rows: list[Row]) -> Any:
-    """Return the value of the smallest or largest pair of `by` and value. The value may be NULL, `by` may not."""
+    """Return the value of the smallest or largest pair of `by` and value. The value may be NULL, but `by` may not."""
     value, by = a.column or "", a.by or ""
     pairs = [(sort_key(r[by]), sort_key(r[value]), r[value]) for r in rows if r[by] is not None]
     if not pairs:
@@ -185,7 +185,7 @@ def _quantile_index(quantile: float, n: int) -> int:
 
 
 def _sum(values: list[Any]) -> Any:
-    """Return the sum. Floats are added in exact fractions and rounded once; beyond the largest double, it is infinite."""
+    """Return the sum. Floats are added as exact fractions and rounded once; beyond the largest double, it is infinite."""
     if isinstance(values[0], float) and all(map(math.isfinite, values)):
         return _to_float(sum(map(fractions.Fraction, values), fractions.Fraction(0)))
     with decimal.localcontext(prec=100):  # decimals are added in the context, 28 digits by default
@@ -206,8 +206,8 @@ def _average(values: list[Any]) -> Any:
 def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[dict[str, Any]], int, int]:
     """Compute tumbling or hopping windows of one source, epoch by epoch.
 
-    Each row is judged per window against the watermark of the previous epoch. Return the windows, the number of rows that
-    are late for all their windows, and the number of missed (row, window) pairs.
+    For each of its windows, a row is compared with the watermark of the previous epoch. Return the windows, the number
+    of rows that are late for all their windows, and the number of missed (row, window) pairs.
     """
     duration, lateness = (window.duration_ms or 0) * 1000, window.lateness_ms * 1000
     watermark, newest = None, None

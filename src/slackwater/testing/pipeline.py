@@ -1,4 +1,4 @@
-"""Runs a pipeline in one process with a virtual clock. A test decides when rows arrive, time passes or the process crashes.
+"""Runs a pipeline in one process with a virtual clock. The test controls when rows arrive and the process crashes.
 
 The driver, the state store and the operators are those of a run. Sources are scripted, and targets are in memory.
 """
@@ -51,16 +51,16 @@ class LocalPipeline:
 
     Args:
         described: A Pipeline, or a single Window or Join over rows with the event time `ts`.
-        schema: The columns of the rows and their Spark types, for sources that declare none.
-        session: The Spark session that runs event time and SQL. Without it, SQL raises StartError.
+        schema: The columns of the rows and their Spark types, for sources that do not declare them.
+        session: The Spark session that runs event time and SQL. If it is missing, SQL raises StartError.
         shards: The number of shards.
         clock_us: The start of the virtual clock (µs).
         store: Returns the state store at each start. By default, files in `state_dir` or in a temporary directory.
         state_dir: The directory of the state.
         on_publish: Called with the rows of each epoch.
         letters: Dead letters that exist before the run.
-        capture_losses: Whether all late and bad rows become dead letters. Targets then refuse what they could not store.
-        extra_stages: Stages without a target whose results are kept, too.
+        capture_losses: Whether all late and bad rows become dead letters. Targets then reject what they cannot store.
+        extra_stages: Stages without a target whose results are also kept.
 
         >>> import slackwater as sw
         >>> from slackwater.testing import LocalPipeline
@@ -129,7 +129,7 @@ class LocalPipeline:
         )
         self._describe(described)
         self._on_publish = on_publish
-        # all targets so far, by their name in the config and the name that the test chose
+        # all targets so far, by their name in the config and the name chosen by the test
         self._all_targets: dict[tuple[str, str], MemoryTarget] = {}
         self._set_targets("")
         self._start()
@@ -143,10 +143,10 @@ class LocalPipeline:
         partitions: Mapping[str, Sequence[str]] | None = None,
         took_ms: int = 0,
     ) -> None:
-        """Run one epoch with rows of the only source, or by source. A text is a raw record, which may be broken.
+        """Run one epoch with rows of the only source, or by source. A string is a raw record, which may be broken.
 
-        `partitions`: all partitions of each source that has any. A row names its own in "partition", or in "_partition" for
-        Kafka. `took_ms`: how long the epoch takes.
+        `partitions`: all partitions of each source that has any. A row states its partition in "partition", or in
+        "_partition" for Kafka. `took_ms`: how long the epoch takes.
         """
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
@@ -171,7 +171,7 @@ class LocalPipeline:
         self._run_epoch(payload, parts)
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
-        """Prepare rows with Spark for `pipe_prepared`, in the same order; at once if only one step reads sources."""
+        """Prepare rows with Spark for `pipe_prepared`, in the same order; immediately if only one step reads sources."""
         from slackwater.testing.engine_with_sql import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
@@ -202,16 +202,16 @@ class LocalPipeline:
         self._run_epoch(dict(rows), parts)
 
     def quiet(self, ms: int | str) -> None:
-        """Let time pass (milliseconds, or text such as "10m") while all sources return no rows."""
+        """Let time pass (milliseconds, or a string such as "10m") while no source returns rows."""
         length = duration_ms(ms)
         self.now_us += length * 1000
         self._run_with_restart(lambda: self._driver.tick(length * 1000), again=False)
 
     def crash(self, step: str, shards: int | None = None, nth: int = 1) -> None:
-        """Let the next epoch die at this step (see KILL_POINTS). The process then starts again.
+        """Crash the next epoch at this step (see KILL_POINTS). The process then starts again.
 
-        `shards`: the new number of shards. `nth`: die when the step is reached for the nth time, because steps such as
-        `write.before` occur once per target.
+        `shards`: the new number of shards. `nth`: crash when the step is reached for the nth time, because steps such
+        as `write.before` occur once per target.
         """
         if step not in KILL_POINTS:
             raise ValueError(f"unknown step {step!r}, expected one of {KILL_POINTS}")
@@ -220,10 +220,10 @@ class LocalPipeline:
     def restart(
         self, described: Pipeline | Window | Join | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
-        """Stop and start again over the same state, with another config, other shards, or another target (any name).
+        """Stop and start again with the same state, but another config, other shards, or another target (any name).
 
-        Raises what a start raises, for example if the config does not fit the state. Targets keep their rows, also while no
-        config uses them.
+        Raises what a start raises, for example if the config does not fit the state. Targets keep their rows, even
+        while no config uses them.
         """
         self._stop()
         self.shards = shards or self.shards
@@ -248,7 +248,7 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.flush())
 
     def result(self) -> LocalResult:
-        """Return what was published and counted so far."""
+        """Return everything that was published and counted so far."""
         outcome, state = self._result, self._driver.state
         first, *_ = current = list(self._targets.values())
         outcome.rows, outcome.gone, outcome.letters = first.rows, first.gone, self._letter_target.rows
@@ -265,7 +265,7 @@ class LocalPipeline:
         return outcome
 
     def target(self, name: str | None = None) -> MemoryTarget:
-        """Return a target, by default the first one. A test may set its `down`."""
+        """Return a target, by default the first one. A test can set its `down`."""
         return next(iter(self._targets.values())) if name is None else self._targets[name]
 
     @property
@@ -325,11 +325,11 @@ class LocalPipeline:
         for (
             name,
             capacity,
-        ) in capacities.items():  # rows that a target cannot hold are refused before they are aggregated
+        ) in capacities.items():  # rows that a target cannot hold are rejected before they are aggregated
             self._sql_stages[name].capacity = capacity
 
     def _set_targets(self, target_name: str) -> None:
-        """Create the targets of the config, or reuse those of the same name. What they hold survives a crash."""
+        """Create the targets of the config, or reuse those of the same name. Their rows survive a crash."""
         self._target_name = target_name
         self._targets = memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish
@@ -374,7 +374,7 @@ class LocalPipeline:
         self._run_with_restart(lambda: self._driver.run_batch(batch, 0), checkpoints=True)
 
     def _run_with_restart(self, work: Callable[[], object], again: bool = True, checkpoints: bool = False) -> None:
-        """Run work. If it crashes, restart and, with `again`, repeat it, as Spark repeats an unfinished batch."""
+        """Run `work`. If it crashes, restart; with `again`, also repeat it, as Spark repeats an unfinished batch."""
         try:
             work()
             if checkpoints:

@@ -1,4 +1,4 @@
-"""Builds a pipeline around a single step for a test. The test provides sources, target and store."""
+"""Construction of a pipeline around a single step, for tests that provide sources, target and store."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ RENAMED = {"listen": "capture_losses", "watch": "extra_stages"}
 
 
 def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """Return the options of a `LocalPipeline`, with those that a caller gave by a former name.
+    """Return the options of a `LocalPipeline`, converting those that a caller passed under an old name.
 
     Raises:
-        TypeError: a name never was an option.
+        TypeError: a name was never an option.
     """
     for name, value in renamed.items():
         if name not in RENAMED:
@@ -34,9 +34,9 @@ def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]
 
 
 def _default_target(step: StepSpec, upserts: bool) -> Target:
-    """Return the config of a target that behaves like the one of the test.
+    """Return the config of a target that behaves like the target of the test.
 
-    A Delta table cannot have all column names, so that some steps get a topic.
+    Delta tables do not support all column names, so some steps get a topic.
     """
     names = [*step.group_by, *(a.as_ or "" for a in step.aggregations)] if isinstance(step, Window) else []
     if upserts and any(set(" ,;{}()\n\t=") & set(name) for name in names):
@@ -59,7 +59,7 @@ def build_pipeline(
     Args:
         step: The window, join or other step.
         sources: The names of its sources.
-        lateness_ms: The lateness of sources that differs from the step's.
+        lateness_ms: The lateness of sources whose lateness differs from the step's.
         name: The name of the pipeline.
         on_error: What happens to bad rows.
         upserts: Whether the target replaces rows.

@@ -1,4 +1,4 @@
-"""Pytest plugin that collects and runs pipeline tests in TOML files (`docs/testing.md`).
+"""A pytest plugin that collects and runs pipeline tests in TOML files (`docs/testing.md`).
 
 The fixture `slackwater_test` runs one from Python: `slackwater_test("tests/clicks.toml")`.
 """
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class _DiffersError(Exception):
-    """The results differ from what a test expects."""
+    """The results differ from those that the test expects."""
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a TOML file with steps that is in a folder `tests` or named on the command line."""
+    """Collect a TOML file with steps if it is in a folder `tests`, or is named on the command line."""
     if file_path.suffix != ".toml" or not ("tests" in file_path.parts or parent.session.isinitpath(file_path)):
         return None
     if b"[[steps]]" not in file_path.read_bytes():  # cheap, without imports
@@ -53,7 +53,7 @@ class CaseItem(pytest.Item):
 
 
 def check_case(path: Path | str) -> CaseResult:
-    """Run a test file. Raises an error with the differences if the results are not as expected."""
+    """Run a test file. If the results are not as expected, raises an error with the differences."""
     from slackwater.testing import case_runner
 
     test = case_runner.CaseTest.read(Path(path))

@@ -24,7 +24,7 @@ from pathlib import Path
 from slackwater.errors import StartError
 from slackwater.testing.services import SECONDS, Process, free_port
 
-_INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one in PATH runs only as certain users
+_INSTALLED = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the one on PATH only runs as certain users
 
 
 @dataclass
@@ -39,7 +39,7 @@ class RabbitMQ:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[RabbitMQ]:
-        """Yield a running broker and stop it afterwards. Raises StartError if none is installed or it does not answer."""
+        """Yield a running broker and stop it afterwards. Raises StartError if none is installed or it does not respond."""
         if not _INSTALLED.exists():
             raise StartError(f"there is no {_INSTALLED}; expected a RabbitMQ broker: apt-get install rabbitmq-server")
         directory = Path(tempfile.mkdtemp(prefix="slackwater-rabbitmq-"))
@@ -70,7 +70,7 @@ class RabbitMQ:
             "RABBITMQ_NODE_PORT": str(port),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} +sbwt none",
-            "RUNNING_UNDER_SYSTEMD": "true",  # the script then execs the broker, so that both have one process id
+            "RUNNING_UNDER_SYSTEMD": "true",  # the script then execs the broker, so that both have the same process id
         }
         (directory / "plugins").write_text("[].\n")
         (directory / "rabbitmq.conf").write_text(
@@ -89,7 +89,7 @@ class RabbitMQ:
         return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
 
     def start(self) -> None:
-        """Start the broker and wait until it answers."""
+        """Start the broker and wait until it responds."""
         if self.mapper.child is None:
             self.mapper.start()
         self.process.start()

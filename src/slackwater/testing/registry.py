@@ -59,7 +59,7 @@ class SchemaRegistry:
             shutil.rmtree(directory, ignore_errors=True)
 
     def register(self, subject: str, schema: str, kind: str, references: Sequence[dict[str, Any]] = ()) -> int:
-        """Register a new version of a subject. Return the id of its schema. `kind`: AVRO or JSON."""
+        """Register a new version of a subject, and return the id of its schema. `kind`: AVRO or JSON."""
         body = {"schema": schema, "schemaType": kind, "references": list(references)}
         request = urllib.request.Request(
             f"{self.url}/subjects/{subject}/versions",

@@ -25,10 +25,10 @@ class LocalResult(TerminalRepr):
     """What a run published and counted.
 
     Args:
-        rows: All rows that were ever published to the first target, with `_epoch`. Times are in microseconds.
+        rows: All rows ever published to the first target, with `_epoch`. Times are in microseconds.
         gone: The identities of superseded rows.
         letters: The dead letters.
-        former: `rows` and `gone` of former targets, by name ("" for the first).
+        former: `rows` and `gone` of earlier targets, by name ("" for the first).
         counters: The counters of all stages.
         watermark_us: The watermark at the end.
         open_sessions: The number of open sessions at the end.
@@ -36,7 +36,7 @@ class LocalResult(TerminalRepr):
         replays: The results of dead letter replays.
         statuses: The status of each commit, over all restarts.
         epochs: The epoch after each item of a script.
-        table: What a reader of the first target finds.
+        table: What a reader of the first target sees.
         tables: The same for each target, by name.
         stages: The results of each stage that has a target or is watched.
     """

@@ -1,4 +1,4 @@
-"""Reads the rows of a test without Spark. It runs no SQL and refuses a pipeline that has any."""
+"""Reads the rows of a test without Spark. It cannot run SQL, and rejects pipelines that have any."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _sql_line(sql: str) -> str:
 
 
 def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
-    """Raise StartError for a pipeline with SQL, or with a column `ts` that is not only the event time."""
+    """Raise StartError if a pipeline has SQL, or a column `ts` that is not only the event time."""
     if unsupported := find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; give session=, a Spark session, "
@@ -58,7 +58,7 @@ def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
 
 
 def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> dict[str, Columns]:
-    """Return the columns of each source: those of the test, or those that it declares. Raises StartError if both are missing."""
+    """Return the columns of each source: those of the test, or those declared. Raises StartError if both are missing."""
     columns = {}
     for index, source in enumerate(pipeline.sources):
         declared = given_columns[source.name] if source.name in given_columns else columns_of(pipeline, index)
@@ -71,7 +71,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """Raise StartError for a column `ts` that is not only the event time: the in-process engine uses that name for it."""
+    """Raise StartError for a column `ts` that is not only the event time: the in-process engine reserves that name."""
     if "ts" not in declared:
         return
     stage_pipeline = next(
@@ -91,7 +91,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
 def build_frame(
     pipeline: Pipeline, source: str, rows: Sequence[Mapping[str, Any]], fields: Columns, clock_us: int
 ) -> pl.DataFrame:
-    """Return rows as a frame for the in-process engine: `ts`, the event time (µs; NULL for a bad row), and the columns.
+    """Build a frame for the in-process engine: `ts`, the event time (µs; NULL for a bad row), and the columns.
 
     Args:
         pipeline: The stage that reads the source.
@@ -100,7 +100,7 @@ def build_frame(
         fields: The columns of the source.
         clock_us: The processing time (µs).
 
-    Raises StartError for a value of a wrong type.
+    Raises StartError for a value of the wrong type.
     """
     step = pipeline.transform.step
     event_times = {"ts": [_event_time_us(step.event_time_column, step.event_time_unit, row) for row in rows]}
@@ -138,7 +138,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
 
 
 def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
-    """Return a column. Times may be datetimes, texts or microseconds."""
+    """Build a column. Times may be datetimes, strings or microseconds."""
     if isinstance(kind, pl.Datetime):
         numbers = [None if v is None else to_micros(v) for v in values]
         return pl.Series(numbers, dtype=pl.Int64).cast(pl.Datetime("us")).cast(kind)
@@ -146,7 +146,7 @@ def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
 
 
 def decode_letter(value: bytes) -> dict[str, Any]:
-    """Return the row of a dead letter. Text that is not JSON has no event time, so that it becomes a bad row again."""
+    """Return the row of a dead letter. Text that is not JSON has no event time, so it becomes a bad row again."""
     try:
         return dict(json.loads(value))
     except ValueError:

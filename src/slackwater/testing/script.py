@@ -3,8 +3,8 @@
     result = run_local(window, [RowsInput({"a": [{"ts": 0, "user": "u"}]}), Crash("commit.before"), Quiet(500)],
                        schema={"user": "string"}, sources=("a",))
 
-A `RowsInput` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver dies at that step and starts
-again with the same store and target. The batch is then replayed, as Spark does.
+A `RowsInput` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver crashes at that step
+and restarts with the same store and target. The batch is then repeated, as by Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RowsInput:
 
     Args:
         rows: Rows by source, in arrival order. `ts` is in microseconds.
-        partitions: All partitions of each source that has partitions. A row names its own in `partition`.
+        partitions: All partitions of each source that has partitions. A row states its partition in `partition`.
         took_ms: How long the epoch takes on the virtual clock.
     """
 
@@ -43,7 +43,7 @@ class RowsInput:
 
 @dataclass(frozen=True)
 class Quiet:
-    """All sources return no rows for `ms` milliseconds."""
+    """No source returns rows for `ms` milliseconds."""
 
     ms: int
 
@@ -58,7 +58,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Crash:
-    """Let the next epoch die at this step (see KILL_POINTS). `shards`: the new number of shards after the restart."""
+    """Crash the next epoch at this step (see KILL_POINTS). `shards`: the new number of shards after the restart."""
 
     step: str
     shards: int | None = None
@@ -66,7 +66,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Restart:
-    """Stop and start again over the same state. What is not None changes. `target`: the name of another target."""
+    """Stop and start again with the same state. Whatever is not None changes. `target`: the name of another target."""
 
     step: StepSpec | None = None
     shards: int | None = None
@@ -97,7 +97,7 @@ def run_local(
 ) -> LocalResult:
     """Run a script, and flush at its end unless `flush` is False.
 
-    Both sides of a join have the same schema. The arguments that are not listed are those of `LocalPipeline`.
+    Both sides of a join have the same schema. Arguments that are not listed are those of `LocalPipeline`.
 
     Args:
         step: The step under test.
@@ -105,10 +105,10 @@ def run_local(
         schema: The columns of all sources.
         sources: The names of the sources.
         reshard_after: The index of the item after which the pipeline restarts with `reshard_to` shards.
-        lateness_ms: The lateness of sources that differs from the step's.
-        upserts: Whether the target replaces rows. Otherwise, superseded rows stay in it.
+        lateness_ms: The lateness of sources whose lateness differs from the step's.
+        upserts: Whether the target replaces rows. Otherwise, superseded rows remain in it.
         on_error: What happens to bad rows.
-        downstream: A window over the results of the step.
+        downstream: A window over the step's results.
         transform_type: The class with the table of the step.
 
     Raises what a start raises, also for a `Restart`.

@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @dataclass
 class Process:
-    """A child process of ours."""
+    """A child process of this process."""
 
     command: list[str]
     log: Path
@@ -88,7 +88,7 @@ class Process:
         raise StartError(f"{service} did not answer within {SECONDS} s: {self.tail()}")
 
     def tail(self) -> str:
-        """Return the last lines of the log in one line."""
+        """Return the last lines of the log, joined to one line."""
         return " | ".join(self.log.read_text(errors="replace").splitlines()[-5:])
 
 
@@ -129,7 +129,7 @@ class Kafka:
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": directory / "data",
-            "log.retention.ms": -1,  # events of tests are old, and Kafka would expire them at once
+            "log.retention.ms": -1,  # events of tests are old, and Kafka would expire them immediately
             "log.message.timestamp.after.max.ms": 2**63 - 1,  # some events are in the future
             "log.retention.check.interval.ms": 1000,
             "offsets.topic.replication.factor": 1,
@@ -156,7 +156,7 @@ class Kafka:
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start the broker and wait until it answers."""
+        """Start the broker and wait until it responds."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
@@ -256,7 +256,7 @@ class Postgres:
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def start(self) -> None:
-        """Start the server, wait until it answers, and create the database if it does not exist."""
+        """Start the server, wait until it responds, and create the database if it does not exist."""
         import psycopg
 
         self.process.start()
@@ -282,7 +282,7 @@ class Postgres:
         self.process.stop(signal.SIGQUIT)
 
     def database(self, name: str) -> str:
-        """Create an empty database. Return its URL."""
+        """Create an empty database, and return its URL."""
         import psycopg
 
         with psycopg.connect(self.url_of("postgres"), autocommit=True) as connection:

@@ -1,9 +1,9 @@
-"""Prepares rows of a test for the shards with Spark: decoding, event time, SQL, and the columns that shards take.
+"""Preparation of a test's rows with Spark: decoding, event time, SQL, and the columns for the shards.
 
     rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)         one job
                                                            └─▶ SQL ─▶ columns for the shards, numbered      one job
 
-The SQL works row by row, so that it can run once over all rows of a test. The number of a row leads to its batch.
+The SQL is row-wise, so it can run once over all rows of a test. The number of a row determines its batch.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _CLOCK = "__clock"  # hidden column: the arrival time of a row (µs)
-_BATCH = "__batch"  # hidden column: the index of the batch of a row
+_BATCH = "__batch"  # hidden column: the index of a row's batch
 
 
 @dataclass(frozen=True)
 class InputRows:
-    """Rows of one source that arrive together at `clock_us`: `rows`, and those of `files`."""
+    """Rows of one source that arrive together at `clock_us`: `rows`, and those in `files`."""
 
     source: str
     rows: Sequence[Row] = ()
@@ -53,7 +53,7 @@ class InputRows:
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """Rows after Spark.
+    """Rows prepared by Spark.
 
     Args:
         timed: Every row with `__number`, `ts` (µs), `bad` (the reason), `partition` and `_origin`.
@@ -66,7 +66,7 @@ class PreparedRows:
 
 @dataclass
 class SqlFrontend:
-    """Runs the decoders and the SQL of a pipeline on Spark. `columns`: the columns of sources that declare no schema."""
+    """Runs a pipeline's decoders and SQL on Spark. `columns`: the columns of sources that do not declare a schema."""
 
     base: SparkSession
     pipeline: Pipeline
@@ -100,7 +100,7 @@ class SqlFrontend:
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
-        """Return the columns that carry the number of a row through the SQL; None if the SQL does not allow it."""
+        """Return the columns that carry a row's number through the SQL; None if the SQL does not allow it."""
         try:
             return analysis.check_origin(self.session, self.pipeline, way, empty) or ()
         except StartError:
@@ -148,7 +148,7 @@ class SqlFrontend:
         return [(i, _concat(parts)) for i, parts in pieces.items() if parts]
 
     def prepare_frame(self, name: str, frame: DataFrame, clock_us: int) -> PreparedRows:
-        """Prepare rows that are decoded already: dead letters, or results of another stage."""
+        """Prepare rows that are already decoded: dead letters, or results of another stage."""
         numbered, count = self._number_rows(frame)
         return self._prepare_numbered(self.source(name), numbered, [0] * count, {0: clock_us})[0]
 
@@ -208,7 +208,8 @@ class SqlFrontend:
     ) -> pl.DataFrame:
         """Run the SQL over the rows of a run.
 
-        A result has the number of its row if the SQL carries it, otherwise the number of the first row of the run.
+        If the SQL carries row numbers, a result has the number of its row, otherwise the number of the first row of the
+        run.
         """
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
@@ -236,11 +237,11 @@ class SqlFrontend:
 
 
 _KEPT = 16
-_FRONTS: list[SqlFrontend] = []  # binding a pipeline to Spark is slow, so that its tests share a frontend
+_FRONTS: list[SqlFrontend] = []  # binding a pipeline to Spark is slow, so its tests share a frontend
 
 
 def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> SqlFrontend:
-    """Return the frontend of a pipeline, from the cache if possible. Lookups are read again."""
+    """Return the frontend of a pipeline, from the cache if possible. Lookups are reloaded."""
     for front in _FRONTS:
         if front.base is base and front.pipeline == pipeline and front.columns == columns:
             front.lookups.load()
@@ -268,7 +269,7 @@ def _collect(frame: DataFrame) -> pl.DataFrame:
 
 
 def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
-    """Concatenate the prepared rows of a batch: those given directly and those in files."""
+    """Concatenate the prepared rows of a batch: those passed directly and those in files."""
     if len(parts) == 1:
         return parts[0]
     first, second = parts

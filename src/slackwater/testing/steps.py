@@ -1,4 +1,4 @@
-"""Binds the steps of a pipeline in a test to the columns of their inputs, with or without Spark."""
+"""Binding of a pipeline's steps to the columns of their inputs in a test, with or without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BoundSteps:
 
     Args:
         pipeline: The pipeline.
-        given_columns: The columns of sources that declare no schema, by source.
+        given_columns: The columns of sources that do not declare a schema, by source.
         session: The Spark session; None for a pipeline without SQL.
 
     Raises StartError for SQL without a session.
@@ -81,7 +81,7 @@ class BoundSteps:
         return LocalEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
-        """Return rows of a source as a frame, without Spark. Raises StartError for a text row."""
+        """Return rows of a source as a frame, without Spark. Raises StartError if a row is a string."""
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
                 f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read: give session='

@@ -1,7 +1,7 @@
-"""Decodes the rows of a test like rows of its sources, without the systems of the sources.
+"""Decodes the rows of a test like rows of the sources, without needing the sources' systems.
 
 {"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
-"not json"                                       ─▶ a record as it is           ─▶ _corrupt_record
+"not json"                                       ─▶ a record, unchanged         ─▶ _corrupt_record
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class StubSource:
         return [f.name for f in self.schema.fields]
 
     def _to_line(self, row: Row, columns: Sequence[str]) -> str:
-        """Return a row as a line of a file. A text is returned as it is."""
+        """Return a row as a line of a file. A string is returned unchanged."""
         if isinstance(row, str):
             return row
         if unknown := [c for c in row if c not in columns]:
@@ -203,7 +203,7 @@ _RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 def create_stub_source(
     session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None
 ) -> StubSource:
-    """Return a source of a config without its system.
+    """Create a source of a config without its system.
 
     `columns`: the columns of a DataFrame without rows. Raises StartError if the schema is unknown.
     """
@@ -246,7 +246,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
 
 
 def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
-    """Return the columns that a source declares, without Spark; None if it declares no schema."""
+    """Return the columns that a source declares, without Spark; None if it does not declare a schema."""
     declared = pipeline.sources[index].schema_
     return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_columns(declared).items()}
 
@@ -279,7 +279,7 @@ def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
 
 
 def to_micros(value: Any) -> int:
-    """Return a time in microseconds UTC. A number is taken as it is; a datetime without a zone is in UTC."""
+    """Convert a time to microseconds UTC. A number is returned unchanged; a datetime without a zone is in UTC."""
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
     if isinstance(value, dt.datetime):

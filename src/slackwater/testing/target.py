@@ -1,4 +1,4 @@
-"""A target in memory that survives the simulated crashes of a test."""
+"""An in-memory target that survives the simulated crashes of a test."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMES = (pl.Datetime("us"), pl.Datetime("us", "UTC"))
 class MemoryTarget:
     """Stores published rows in memory.
 
-    While `down` is set, it refuses to publish. `repeated` counts the epochs that it got again.
+    While `down` is set, publishing fails. `repeated` counts the epochs that were published again.
 
     Args:
         columns: The columns of its rows.
         identity: The columns that identify a row.
-        upserts: Whether rows replace former rows with the same identity.
+        upserts: Whether rows replace earlier rows with the same identity.
         capacity: The values that it can hold.
     """
 
@@ -86,7 +86,7 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """Return what a reader finds: `table` if rows are replaced, otherwise all rows that were ever added."""
+        """Return what a reader sees: `table` if rows are replaced, otherwise all rows that were ever added."""
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)
@@ -122,7 +122,7 @@ def memory_targets(
         operators: The operators of its steps, by step.
         capacities: The values that each target can hold, by target.
         all_targets: All targets of the test, by the name in the config and `target_name`. Missing ones are added.
-        target_name: A name that the test chooses. Targets under another name are kept, but not used.
+        target_name: A name chosen by the test. Targets under another name are kept, but not used.
         on_publish: Called with the rows of each epoch.
     """
     targets = dict[str, MemoryTarget]()

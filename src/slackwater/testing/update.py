@@ -1,4 +1,4 @@
-"""Replaces the expectations of a test file with the actual results. The rest of the file and its comments stay."""
+"""Replaces the expectations of a test file with the actual results. The rest of the file, including comments, is kept."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tomlkit.items import AoT, Array
 from slackwater.testing.case_runner import CaseResult, row_as_toml
 from slackwater.testing.difference import Difference
 
-_LEFT_OUT = ("session_id",)  # meaningless to people; left out unless the file expects rows already
+_LEFT_OUT = ("session_id",)  # meaningless to users; omitted unless the file already expects rows
 
 
 def update_case(path: Path, outcome: CaseResult, whole: bool = False) -> bool:
     """Rewrite the expectations of a file. Return whether anything changed.
 
-    `whole`: also write rows into a file that expects none.
+    `whole`: also write rows to a file that expects none.
     """
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
     if "expect" not in document:
