@@ -194,7 +194,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
         home = f"http://127.0.0.1:{dead.port}"
         comes(2)
         browser.open(home + "/")
-        assert text(browser, ".chip") == "none is up"
+        assert text(browser, ".chip") == "none is running"
         assert "Every row is accounted for" in text(browser, "#top .sentence")
         assert "2 files" in text(browser, "#pace table")
         browser.both_colours(tmp_path, "dead")

@@ -82,7 +82,7 @@ def test_a_failed_archive_is_reported_and_leaves_no_file(tmp_path: Path, monkeyp
     (tmp_path / "nothing.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(
-        StartError, match=r"^the archive of Spark's classes was not made \(it went wrong\); starts go on without it$"
+        StartError, match=r"^the archive of Spark's classes was not created \(it went wrong\); Spark starts without it$"
     ):
         jvm_class_archive.make_archive("fails")
     with pytest.raises(StartError, match="the JVM wrote no file"):

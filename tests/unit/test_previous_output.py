@@ -179,4 +179,4 @@ def test_only_one_choice_for_previous_output(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
-    assert "choose one" in capsys.readouterr().err
+    assert "found both, expected one" in capsys.readouterr().err

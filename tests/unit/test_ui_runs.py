@@ -20,7 +20,7 @@ def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) 
     one = watched(file)
     running = serve_pages([one], 0)
     try:
-        assert "No run is noted" in get(running, "/ui/runs").text
+        assert "No run is recorded" in get(running, "/ui/runs").text
     finally:
         running.stop()
     note(one, a_run(10), failed_run(11))
@@ -31,7 +31,7 @@ def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) 
         assert history["failure"] == history["runs"][0]
         top = get(running, "/ui/top").text
         assert "403 Forbidden" in top
-        assert "none is up" in top
+        assert "none is running" in top
         assert "sentence good" not in top
         assert "403 Forbidden" in get(running, "/").text
         one.store.open()

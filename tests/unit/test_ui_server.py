@@ -96,7 +96,7 @@ def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
     assert len(drawings) >= 5
     assert all(a["role"] == "img" and a["aria-label"] for a in drawings)
     assert len([t for t, _ in tags if t == "table"]) >= 5
-    assert re.search(r"<summary>Everything that <code>slackwater why</code> says", text)
+    assert re.search(r"<summary>Output of <code>slackwater why</code>", text)
 
 
 def test_the_etag_changes_with_the_commit(page: UiServer) -> None:
@@ -366,7 +366,7 @@ def test_a_page_is_saved_as_one_file(
     code, _, err = command(monkeypatch, capsys, str(drawn_state), "--save", str(tmp_path / "no" / "x.html"))
     assert (code, err) == (
         1,
-        f"error: --save {tmp_path}/no/x.html: it cannot be written (No such file or directory); choose another path\n",
+        f"error: --save {tmp_path}/no/x.html: cannot be written (No such file or directory); choose another path\n",
     )
 
 

@@ -160,7 +160,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input "
-            "changed between two reads; nothing of this epoch was committed, the next start repeats it"
+            "changed between two reads; this epoch was not committed, the next start repeats it"
         )
 
 

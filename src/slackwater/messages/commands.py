@@ -64,7 +64,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A file cannot be written",
         START,
-        "The file or directory that a command was to write already exists, cannot be written there, or the system refuses it.",
+        "The file or directory that a command writes already exists, its path is not usable, or the system denies access.",
         "Choose another path. The message quotes the system.",
         (
             "cannot be written",

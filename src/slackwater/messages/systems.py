@@ -61,7 +61,7 @@ SERVICES: Sequence[MessageFamily] = (
         "That run failed.",
         "Fix what the message reports and run `slackwater prepare` again. Pipelines also start without the archive, "
         "only slower.",
-        ("the archive of Spark's classes was not made",),
+        ("the archive of Spark's classes was not created",),
     ),
     MessageFamily(
         "Permission is missing",

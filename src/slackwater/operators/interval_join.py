@@ -83,8 +83,8 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         except interval_join.RowsPerKeyExceededError as error:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, "
-                f'max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; nothing of this '
-                "epoch was committed"
+                f'max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; this epoch '
+                "was not committed"
             ) from None
         task.staging("before")
         segments = task.state.write_changes(self, done.changes, task.watermark)

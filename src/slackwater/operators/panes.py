@@ -116,7 +116,7 @@ class PaneOperator(PaneLogic, WindowOperator):
             window = suspects[0]
             raise CapExceededError(
                 f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds {totals[window]} groups, "
-                f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+                f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:

@@ -122,7 +122,7 @@ class SessionOperator(SessionLogic, WindowOperator):
         if bound is not None and open_keys > bound:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
-                'or set on_state_cap = "drop_new_groups"; nothing of this epoch was committed'
+                'or set on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 
 

@@ -309,7 +309,7 @@ class KafkaSource(SparkPlannedSource):
             ranges[topic, part] = (since, max(until, since))
         if losses and self.spec.on_data_loss != "skip":
             raise EpochError(
-                f"{self._where}: {'; '.join(losses)}; nothing of this epoch was committed: keep records longer in Kafka "
+                f"{self._where}: {'; '.join(losses)}; this epoch was not committed: keep records longer in Kafka "
                 '(retention.ms), or set on_data_loss = "skip" to count them as lost and go on'
             )
         return ranges, lost

@@ -84,7 +84,7 @@ def make_archive(module: str) -> Path | None:
         )
         if done.returncode or not file.is_file():
             problem = (done.stderr.strip() or done.stdout.strip() or "the JVM wrote no file").splitlines()[-1]
-            raise StartError(f"the archive of Spark's classes was not made ({problem}); starts go on without it")
+            raise StartError(f"the archive of Spark's classes was not created ({problem}); Spark starts without it")
         file.replace(archive)
     return archive
 

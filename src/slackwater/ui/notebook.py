@@ -89,7 +89,7 @@ def _plan(plan: Plan) -> Markup:
 
 @_render.register
 def _why(report: WhyReport) -> Markup:
-    running = report.runner or "none is running, so nothing advances"
+    running = report.runner or "none is running, so nothing changes"
     lines = _lines(
         f"Epoch {format_number(report.epoch)}, committed {format_time(report.committed_us)}"
         + ("" if report.is_published else ", not yet published"),

@@ -151,7 +151,7 @@ class FilesStore:
             latest_shown = f"the latest manifest is of epoch {latest}" if latest >= 0 else "there is no manifest"
             raise StateError(
                 f"manifest {self._log.full_name(published)} is missing: {self._published.full_name} says that epoch {published} was "
-                f"published, and {latest_shown}; restore it from a copy of the directory"
+                f"published, but {latest_shown}; restore it from a copy of the directory"
             )
 
     def check_begins(self) -> None:

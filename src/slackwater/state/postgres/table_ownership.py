@@ -56,10 +56,12 @@ def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     if table_kind == "windows":
         return TableOwner(name, _owner_of_view(db, name, tables))
     if table_kind == "staged":
-        return TableOwner(name, None if persistence == "u" and token else "somebody else, as it holds no staged rows")
+        return TableOwner(
+            name, None if persistence == "u" and token else "another program, because it holds no staged rows"
+        )
     pipeline = _literal(default)
     if pipeline is None:
-        return TableOwner(name, "somebody else, as it has no pipeline_name")
+        return TableOwner(name, "another program, because it has no pipeline_name")
     return TableOwner(name, None if pipeline == tables.pipeline else f'pipeline "{pipeline}"')
 
 
@@ -67,13 +69,13 @@ def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -
     """Return the owner of a view, which is the owner of the state table that it reads."""
     state = find_owner(db, tables, "state")
     if state is None or state.owner is not None:
-        return "somebody else, as it does not read this pipeline's table" if state is None else state.owner
+        return "another program, because it does not read this pipeline's table" if state is None else state.owner
     row = db.execute(
         "SELECT 1 FROM pg_rewrite r JOIN pg_depend d ON d.objid = r.oid AND d.classid = 'pg_rewrite'::regclass"
         " WHERE r.ev_class = to_regclass(%s) AND d.refobjid = to_regclass(%s)",
         (view, state.name),
     ).fetchone()
-    return None if row is not None else "somebody else, as it does not read this pipeline's table"
+    return None if row is not None else "another program, because it does not read this pipeline's table"
 
 
 def _literal(default: str | None) -> str | None:

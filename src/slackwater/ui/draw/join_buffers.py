@@ -62,6 +62,6 @@ def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Marku
         over = title(f"{side.side}: rows before {format_time(side.expires_us)} have expired")
         parts += [
             element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
-            note(x, y + 16, "over before", "tick"),
+            note(x, y + 16, "expired before", "tick"),
         ]
     return parts
