@@ -37,14 +37,14 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def without_runs(value: Any) -> Any:
+def drop_single_runs(value: Any) -> Any:
     """A report without its single runs, of which the summaries tell enough: what is kept of a release."""
     if isinstance(value, dict):
-        return {name: without_runs(inner) for name, inner in value.items() if name != "runs"}
-    return [without_runs(inner) for inner in value] if isinstance(value, list) else value
+        return {name: drop_single_runs(inner) for name, inner in value.items() if name != "runs"}
+    return [drop_single_runs(inner) for inner in value] if isinstance(value, list) else value
 
 
-def summarised(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
+def summarize_runs(runs: list[dict[str, Any]], skip: int) -> dict[str, Any]:
     """One system's runs as one: epochs after the first `skip` of each run, peaks over all."""
     epochs = [epoch["seconds"] for run in runs for epoch in run["epochs"][skip:]]
     statuses = [status for run in runs for status in run["statuses"][skip:]]
@@ -94,7 +94,7 @@ def policy_costs(runs: list[dict[str, Any]], rows: int) -> dict[str, Any]:
     }
 
 
-def beside_kafka(
+def compare_with_kafka(
     runs: dict[str, list[dict[str, Any]]], summaries: dict[str, dict[str, Any]], stream: Stream
 ) -> dict[str, Any]:
     """Slackwater's epochs next to the native ones and the floor's, and rows per second from process start to end."""

@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP
 from benchmarks.data import generate
-from benchmarks.figures import summarised
+from benchmarks.figures import summarize_runs
 from benchmarks.process import run_worker
 from benchmarks.systems import RESULTS, STATE
 from slackwater.testing.object_store import S3, FaultyProxy
@@ -62,7 +62,7 @@ def main() -> int:
         _told_to(s3, options.state_only)
         os.environ["AWS_ENDPOINT"] = f"http://127.0.0.1:{door.port}"
         run_worker(SLACKWATER, case.query, data, Path(root) / "counted", options.driver_memory)
-    summaries = {where: summarised(results, WARM_UP) for where, results in runs.items()}
+    summaries = {where: summarize_runs(results, WARM_UP) for where, results in runs.items()}
     disk, bucket = summaries["disk"], summaries["bucket"]
     shown_figures = {w: {k: f[k] for k in _SHOWN} for w, f in summaries.items()}
     print(json.dumps(shown_figures, indent=1, default=lambda x: round(x, 3)))

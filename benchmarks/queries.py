@@ -23,7 +23,7 @@ import polars as pl
 import slackwater as sw
 from benchmarks.cases import REOPEN_STREAM, REOPEN_WINDOWS, SLACKWATER, WARM_UP, quick
 from benchmarks.data import generate
-from benchmarks.figures import machine, summarised
+from benchmarks.figures import machine, summarize_runs
 from benchmarks.process import run_worker
 from slackwater.core.schema import Field
 from slackwater.engine.driver import Callbacks, Driver
@@ -127,7 +127,7 @@ def beside(root: Path, rounds: int, per_second: int, small: bool) -> dict[str, A
                     asker.kill()
                     lines = asker.communicate()[0].splitlines()
                     reader_reports += [json.loads(lines[-1])] if lines else []
-    summaries = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+    summaries = {name: summarize_runs(results, WARM_UP) for name, results in runs.items()}
     return {
         **{name: figures["median_s"] for name, figures in summaries.items()},
         "cost": summaries["asked"]["median_s"] / summaries["alone"]["median_s"] - 1,

@@ -50,11 +50,11 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import generate
-from benchmarks.figures import beside_kafka, compared, machine, policy_costs, summarised, without_runs
+from benchmarks.figures import compare_with_kafka, compared, drop_single_runs, machine, policy_costs, summarize_runs
 from benchmarks.postgres import environment, latency, touched_keys
 from benchmarks.process import WorkerFailed, clean_up_when_ended, run_worker
 from benchmarks.report import lines
-from benchmarks.topics import Topic, filled
+from benchmarks.topics import Topic, fill_topic
 from slackwater.testing.services import Kafka, Postgres
 
 RESULTS = Path(__file__).parent / "results"
@@ -73,7 +73,7 @@ class Bench:
         for turn in range(self._rounds):
             for system in MEASURED[turn % len(MEASURED) :] + MEASURED[: turn % len(MEASURED)]:
                 runs[system].append(self.measure(case.name, system, case.query, case.stream))
-        systems = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        systems = {system: summarize_runs(results, WARM_UP) for system, results in runs.items()}
         return compared(case, systems)
 
     def idle_keys(self, small: bool) -> dict[str, Any]:
@@ -83,7 +83,9 @@ class Bench:
         for turn in range(self._rounds):
             for name in list(streams)[:: 1 if turn % 2 == 0 else -1]:
                 runs[name].append(self.measure(f"{IDLE} ({name})", SLACKWATER, IDLE_WINDOW, streams[name]))
-        summaries = {name: summarised(results, WARM_UP + streams[name].load_epochs) for name, results in runs.items()}
+        summaries = {
+            name: summarize_runs(results, WARM_UP + streams[name].load_epochs) for name, results in runs.items()
+        }
         keys = {name: stream.idle_keys for name, stream in streams.items()}
         return summaries | {"keys": keys, "ratio": summaries["many"]["median_s"] / summaries["few"]["median_s"]}
 
@@ -94,7 +96,7 @@ class Bench:
             for name in list(SKEWED_STREAMS)[:: 1 if turn % 2 == 0 else -1]:
                 stream = quick(SKEWED_STREAMS[name]) if small else SKEWED_STREAMS[name]
                 runs[name].append(self.measure(f"{SKEWED} ({name})", SLACKWATER, SKEWED_JOIN, stream))
-        summaries = {name: summarised(results, WARM_UP) for name, results in runs.items()}
+        summaries = {name: summarize_runs(results, WARM_UP) for name, results in runs.items()}
         return summaries | {"ratio": summaries["skewed"]["median_s"] / summaries["uniform"]["median_s"]}
 
     def in_postgres(self, small: bool) -> dict[str, Any]:
@@ -107,7 +109,7 @@ class Bench:
                 with Postgres.started() as server:
                     environment(server.url)
                     runs[system].append(self.measure(IN_POSTGRES, system, case.query, stream))
-        summaries = {system: summarised(results, WARM_UP) for system, results in runs.items()}
+        summaries = {system: summarize_runs(results, WARM_UP) for system, results in runs.items()}
         touched = (
             touched_keys(generate(stream, self._root / "data")) / summaries[POSTGRES]["mean_s"]
         )  # some epochs fold what others left
@@ -124,7 +126,7 @@ class Bench:
         for turn in range(self._rounds):
             for policy in list(runs)[:: 1 if turn % 2 == 0 else -1]:
                 runs[policy].append(self.measure(f"{REOPEN} ({policy})", SLACKWATER, REOPEN_WINDOWS[policy], stream))
-        summaries = {policy: summarised(results, WARM_UP) for policy, results in runs.items()}
+        summaries = {policy: summarize_runs(results, WARM_UP) for policy, results in runs.items()}
         return {policy: summaries[policy] | policy_costs(runs[policy], stream.rows) for policy in summaries}
 
     def from_kafka(self, small: bool) -> dict[str, Any]:
@@ -132,12 +134,12 @@ class Bench:
         stream = quick(FROM_KAFKA_STREAM) if small else FROM_KAFKA_STREAM
         runs: dict[str, list[dict[str, Any]]] = {system: [] for system in FROM_KAFKA_SYSTEMS}
         with Kafka.started() as kafka:
-            topic = filled(kafka, stream)
+            topic = fill_topic(kafka, stream)
             for turn in range(self._rounds):
                 for system in list(runs)[:: 1 if turn % 2 == 0 else -1]:
                     runs[system].append(self.run(FROM_KAFKA, system, FROM_KAFKA_WINDOW, topic))
-        summaries = {system: summarised(results, WARM_UP) for system, results in runs.items()}
-        return summaries | beside_kafka(runs, summaries, stream)
+        summaries = {system: summarize_runs(results, WARM_UP) for system, results in runs.items()}
+        return summaries | compare_with_kafka(runs, summaries, stream)
 
     def first_row(self) -> dict[str, float | None]:
         """Seconds from process start to the first result row, by system: the median of the rounds."""
@@ -201,7 +203,7 @@ def _write(report: dict[str, Any], began: float, options: argparse.Namespace) ->
     """What there is so far: who stops a run of an hour keeps what was measured."""
     report["machine"]["load_after"] = os.getloadavg()[0]
     report["took_s"] = time.monotonic() - began
-    for path, figures in ((options.json, report), (options.keep, without_runs(report))):
+    for path, figures in ((options.json, report), (options.keep, drop_single_runs(report))):
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(figures, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """`python -m benchmarks.step`: the step of one shard alone, without Spark: an Arrow table of rows in, segments out.
 
-The present step of sessions and the former one (whole arrays, `tests/support/former_step.py`) take turns on the same rows, each
+The present step of sessions and the former one (whole arrays, `tests/support/whole_array_step.py`) take turns on the same rows, each
 with a state of its own, in one process; once with memory as it is, and once as workers keep it (`slackwater.spark.worker_memory`).
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 import polars as pl
 import psutil
 import pyarrow as pa
-from tests.support import former_step
+from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.hashing import mix
@@ -44,7 +44,7 @@ CASES = {
     "sessions-200k": (100_000, 10),
     "sessions-1m": (500_000, 50),
 }  # rows and seconds per epoch, of one of two shards
-STEPS = {"former": former_step.ingest, "present": session_step.ingest_intervals}
+STEPS = {"former": whole_array_step.ingest, "present": session_step.ingest_intervals}
 FIGURES = ("seconds", "processor", "faults")
 
 

@@ -38,7 +38,7 @@ class Topic:
         return 2 * rows >= self.rows
 
 
-def filled(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
+def fill_topic(kafka: Kafka, stream: Stream, name: str = "events") -> Topic:
     """A new topic with all rows of the stream. They have to come out even."""
     if stream.rows % PARTITIONS:
         raise ValueError(f"{stream.rows} rows cannot be dealt to {PARTITIONS} partitions")

@@ -18,13 +18,13 @@ import psutil
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.figures import machine, without_runs
-from benchmarks.peers import flink, kafka_streams, ours, report
+from benchmarks.figures import drop_single_runs, machine
+from benchmarks.peers import flink, kafka_streams, report, slackwater_peer
 from benchmarks.peers.work import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
 from benchmarks.process import Usage, clean_up_when_ended, ended
 from slackwater.testing.services import Kafka
 
-PEERS = {"slackwater": ours, "flink": flink, "kafka-streams": kafka_streams}
+PEERS = {"slackwater": slackwater_peer, "flink": flink, "kafka-streams": kafka_streams}
 _SAMPLE_S, _AGAIN_S, _TAIL = 0.1, 1.5, 3000
 _LONGEST_S = 3600
 
@@ -179,7 +179,7 @@ def main() -> int:
     print("\n".join(report.lines(measurement)))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(without_runs(measurement), indent=1) + "\n")
+        options.json.write_text(json.dumps(drop_single_runs(measurement), indent=1) + "\n")
     return int(not all(report.agrees(measurement, work, peer) for work in measurement["works"] for peer in peers))
 
 

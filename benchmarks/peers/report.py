@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.peers import flink, kafka_streams, ours
+from benchmarks.peers import flink, kafka_streams, slackwater_peer
 from slackwater.testing.services import KAFKA_VERSION
 
 _MIB = 1024**2
@@ -14,8 +14,9 @@ _MIB = 1024**2
 def settings(heap: str) -> Iterator[str]:
     """How each is configured, for anyone who doubts the figures."""
     yield f"All: results to a topic of twelve partitions, exactly once; heap {heap}; parallelism 2"
-    yield f"Slackwater: state in files, {ours.SHARDS} shards, {ours.PER_EPOCH:,} records per epoch; " + _listed(
-        ours.SPARK
+    yield (
+        f"Slackwater: state in files, {slackwater_peer.SHARDS} shards, {slackwater_peer.PER_EPOCH:,} records per epoch; "
+        + _listed(slackwater_peer.SPARK)
     )
     yield f"Flink {flink.VERSION}, {':'.join(flink.CONNECTOR[1:])}, SQL: " + _listed(flink.SETTINGS)
     yield f"Kafka Streams {KAFKA_VERSION}, RocksDB: " + _listed(kafka_streams.SETTINGS)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import joined_stories
+from tests.laws import join_scenarios
 from tests.support import why as states
 from tests.support.effort import some
 from tests.support.stores import LOGIC, Make, go_on, running, users
@@ -249,17 +249,17 @@ def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> N
 @pytest.mark.parametrize("kind", ["inner", "full"])
 def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
     """Postgres marks a row without a partner in a column. The buffers are read after the files of the segments were removed."""
-    script = joined_stories.story(11)
+    script = join_scenarios.story(11)
     url = postgres.database(f"join_{kind}")
     buffers = []
     for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
-        joined_stories.run(kind, script, store=make)
+        join_scenarios.run(kind, script, store=make)
         store = make()
         with store.peek() as snapshot:
             assert snapshot is not None
             for file in (tmp_path / "law" / "segments").glob("*"):
                 file.unlink()
-            buffers.append(build_buffers(snapshot, joined_stories.SOURCES))
+            buffers.append(build_buffers(snapshot, join_scenarios.SOURCES))
         store.close()
     assert buffers[0] is not None and buffers[0].sides[0].rows > 0
     assert buffers[0] == buffers[1]

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 from tests.laws import chained, final, joins, replayed, revisions, stage_graphs, updates, window_chain
-from tests.laws.ways import WAYS, ways_to_emit
+from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode
 from tests.support.effort import long, some
 
 from slackwater.config.window import Aggregation, Window
@@ -171,7 +171,7 @@ def test_the_files_store_is_the_default_of_the_kit(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
-    assert ways_to_emit(kind, store=lambda: PostgresStore(url, "public", "law")) == WAYS[kind]
+    assert run_every_emission_mode(kind, store=lambda: PostgresStore(url, "public", "law")) == EMISSION_MODES[kind]
 
 
 @long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")

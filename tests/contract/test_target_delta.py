@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
-from tests.support.typed import AT, NARROW, TYPES, WIDE, frame
+from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
 
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import PublishError, StartError

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import polars as pl
 from tests.laws import seeds
-from tests.support import former_step
+from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.arrays import distinct_values, is_in_sorted
@@ -125,10 +125,10 @@ def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, wate
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
-    run, reach = former_step.runs_of(logic, unit)
-    fragment = former_step.pieces(logic, unit, reach, run, limit)
-    former_unit = former_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
-    expected = former_step.state_of(logic, former_unit, run, fragment, floors, watermark)
+    run, reach = whole_array_step.runs_of(logic, unit)
+    fragment = whole_array_step.pieces(logic, unit, reach, run, limit)
+    expected_unit = whole_array_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
+    expected = whole_array_step.state_of(logic, expected_unit, run, fragment, floors, watermark)
     assert built.equals(expected), f"{built.to_dicts()}\nexpected\n{expected.to_dicts()}"
     return built
 
@@ -138,7 +138,7 @@ def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.Da
     if state.is_empty():
         return state
     retained, horizon = logic.drop_expired(state, watermark), logic.horizon(watermark)
-    unit = former_step.Unit.from_frame(logic, state)
+    unit = whole_array_step.Unit.from_frame(logic, state)
     needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
     expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
     assert retained.equals(expected), f"{retained.to_dicts()}\nexpected\n{expected.to_dicts()}"
@@ -182,7 +182,7 @@ def checked(seed: int) -> tuple[int, int, int, int]:
         touched = rows["__kh"].to_numpy()
         before = units(state, touched)
         step_result = session_step.ingest_intervals(logic, rows, before, watermark, room)
-        same(seed, epoch, step_result, former_step.ingest(logic, rows, before, watermark, room))
+        same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
         rows_in, late, refused = (
             rows_in + rows.height,
             late + step_result.counts.late,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.laws import naive, revisions
+from tests.laws.emission_modes import EMISSION_MODES, ran, run_every_emission_mode, sessions, tumbling
 from tests.laws.revisions import MS, SCHEMA
-from tests.laws.ways import WAYS, ran, sessions, tumbling, ways_to_emit
 from tests.support.effort import some
 
 from slackwater.testing.script import Crash, LocalResult, run_local
@@ -146,4 +146,4 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_another_way_to_emit_takes_the_state_over(kind: str, tmp_path: Any) -> None:
-    assert ways_to_emit(kind, state_dir=str(tmp_path)) == WAYS[kind]
+    assert run_every_emission_mode(kind, state_dir=str(tmp_path)) == EMISSION_MODES[kind]

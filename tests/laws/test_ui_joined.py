@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.laws.joined_stories import AROUND, KINDS, SOURCES, S, judged_rows, looked_at, story
+from tests.laws.join_scenarios import AROUND, KINDS, SOURCES, S, judged_rows, looked_at, story
 from tests.support.effort import some
 
 from slackwater.testing.script import RowsInput

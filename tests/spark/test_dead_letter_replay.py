@@ -10,7 +10,7 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from tests.support.deaths import DieOnce
+from tests.support.crashes import CrashOnce
 from tests.support.effort import long
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
@@ -88,7 +88,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert letters % 2 == 1, "two for each late record, and the broken one"
     dry = replayed(runner, settings, dry=True)
     assert (dry.applied, dry.remaining, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
-    death = DieOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts an attempt for the broken record
+    death = CrashOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts an attempt for the broken record
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
         replayed(runner, settings)

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.deaths import DieOnce
+from tests.support.crashes import CrashOnce
 from tests.support.effort import long, some
 from tests.support.events import SIMPLE, events, iso, simple, us
 from tests.support.runner import Runner
@@ -79,7 +79,7 @@ def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last epoch of the input emits, so it passes every step."""
-    death = DieOnce(step, 3)
+    death = CrashOnce(step, 3)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     source = write(runner)
     with pytest.raises(

@@ -374,7 +374,7 @@ STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.a
 def test_dying_at_a_named_step_loses_and_doubles_no_letter(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.support.deaths import DieOnce
+    from tests.support.crashes import CrashOnce
 
     for n, second in enumerate((300, 0, 310)):
         runner.write(f"{n}.jsonl", events(second, second + 1))
@@ -385,7 +385,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         "window": simple(late_data="dlq", **shape),
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
-    death = DieOnce(step, 1)
+    death = CrashOnce(step, 1)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
         runner.run(**settings)

@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from tests.support.command import command
-from tests.support.deaths import DeathError, Dying
+from tests.support.crashes import CrashAtSteps, CrashError
 from tests.support.effort import long, some
 from tests.support.lakes import connection, sql
 from tests.support.tables import COLUMNS, FORMATS, row
@@ -207,12 +207,12 @@ def test_a_column_comes_after_every_death(
     story.run(spark)
     for step in deaths:
         story.append()
-        dying = Dying(step)
+        dying = CrashAtSteps(step)
         with monkeypatch.context() as patch:
             patch.setattr(kill_points, "from_environment", lambda dying=dying: dying)
-            with pytest.raises((DeathError, SlackwaterError)):
+            with pytest.raises((CrashError, SlackwaterError)):
                 story.run(spark)
-        assert dying.deaths == 1
+        assert dying.crashes == 1
         story.add_column()
         story.append()
     changes = planned(monkeypatch, capsys)

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.deaths import DieOnce
+from tests.support.crashes import CrashOnce
 from tests.support.effort import long, some
 from tests.support.runner import Runner
 
@@ -153,7 +153,7 @@ def test_every_row_once_with_a_death_on_the_way(
     monkeypatch.setenv("WAREHOUSE_URL", url)
     written(tmp_path, BATCHES)
     pipeline = toml.load(config(tmp_path, state, target))
-    death = DieOnce(step, 3)
+    death = CrashOnce(step, 3)
     monkeypatch.setattr(kill_points, "from_environment", lambda: death)
     statuses: list[Any] = []
     with pytest.raises(sw.SlackwaterError):

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.deaths import DeathError, Dying
+from tests.support.crashes import CrashAtSteps, CrashError
 from tests.support.effort import some
 from tests.support.runner import Runner
 from tests.support.tables import COLUMNS, FORMATS, Delta, row
@@ -80,7 +80,7 @@ def test_each_row_once_with_every_value_though_runs_die_between(
     table: Any, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NULLs, partitions, times with and without a zone, decimals and lists. An epoch reads two files, and the table grows meanwhile."""
-    dying = Dying(
+    dying = CrashAtSteps(
         "read.after", "ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"
     )
     count = len(dying.left)
@@ -90,9 +90,9 @@ def test_each_row_once_with_every_value_though_runs_die_between(
     table.append(appended[5:])
     settings: dict[str, Any] = {"window": WINDOW, "transform_sql": SQL, "flush": False}
     for n in range(count):
-        with pytest.raises((DeathError, SlackwaterError)):
+        with pytest.raises((CrashError, SlackwaterError)):
             runner.run(source=table.source(max_files_per_trigger=2), **settings)
-        assert dying.deaths == n + 1, "that, and nothing else"
+        assert dying.crashes == n + 1, "that, and nothing else"
         more = rows(len(appended), 3)
         table.append(more)
         appended += more

@@ -60,7 +60,9 @@ def compare_runs(**changed: dict[str, Any]) -> dict[str, Any]:
         SLACKWATER: run(SLACKWATER, 1.5, 2.0),
         FLOOR: run(FLOOR, 1.2, 1.0, {"rows": 1, "counted": 1}),
     } | changed
-    return figures.compared(CASE, {name: figures.summarised([measured], WARM_UP) for name, measured in runs.items()})
+    return figures.compared(
+        CASE, {name: figures.summarize_runs([measured], WARM_UP) for name, measured in runs.items()}
+    )
 
 
 def report_of_case(case: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +170,7 @@ def test_failed_cases_are_reported() -> None:
 
 
 def test_a_report_of_a_release_has_figures_but_no_runs(tmp_path: Path) -> None:
-    of_release = figures.without_runs(report_of_case(compare_runs()))
+    of_release = figures.drop_single_runs(report_of_case(compare_runs()))
     assert "runs" not in json.dumps(of_release)
     assert compare.measured(of_release) == compare.measured(report_of_case(compare_runs()))
     assert compare.measured(of_release)[CASE.name, FLOOR] == compare.Figures(1.2, 1.0, 300)

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 from numba.core.registry import CPUDispatcher
 from tests.laws import steps
-from tests.support import former_step
+from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core import jit
@@ -60,7 +60,7 @@ def test_sessions_are_cut_as_by_whole_arrays(seed: int) -> None:
     end = last + rng.integers(1, 12, size=60)
     run = np.cumsum(np.append(True, start[1:] > np.maximum.accumulate(end)[:-1])) - 1
     for cap in (1, 6, 20, 1000):
-        expected = former_step.session_heads(start, last, end, run, cap)
+        expected = whole_array_step.session_heads(start, last, end, run, cap)
         assert (session_heads(start, last, end, run, cap) == expected).all()
 
 

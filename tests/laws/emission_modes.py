@@ -40,13 +40,13 @@ def tumbling(**settings: Any) -> Window:
     )
 
 
-WAYS = {
+EMISSION_MODES = {
     kind: [[], [("close", 0, 2)], [("late", 0, 3)], [("late", 0, 4), ("update", 30, 2)], last]
     for kind, last in (("tumbling", [("close", 30, 2)]), ("session", []))
 }
 
 
-def ways_to_emit(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
+def run_every_emission_mode(kind: str, **store: Any) -> list[list[tuple[Any, ...]]]:
     """Dropped, then reopened, then updates, then dropped again, each from the state of the one before."""
     make = tumbling if kind == "tumbling" else sessions
     reopen = {"lateness_ms": 2, "late_data": "reopen", "allowed_lateness_ms": 100}

@@ -1,6 +1,6 @@
 """Random SQL texts: `check` refuses no text that a start accepts, and accepted texts give the same rows for all batches.
 
-    SLACKWATER_SQL_TEXTS=2000 SLACKWATER_SQL_RUNS=60 SLACKWATER_SQL_REPORT=report.txt pytest tests/spark/test_sql_verdicts.py
+    SLACKWATER_SQL_TEXTS=2000 SLACKWATER_SQL_RUNS=60 SLACKWATER_SQL_REPORT=report.txt pytest tests/spark/test_check_agrees_on_random_sql.py
 
 The report lists the texts that a start refuses and `check` does not.
 """

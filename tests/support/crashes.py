@@ -1,36 +1,36 @@
-"""Scripted deaths of a driver that leave its Spark session alive."""
+"""Scripted crashes of a driver that leave its Spark session alive."""
 
 from __future__ import annotations
 
 
-class DeathError(Exception):
+class CrashError(Exception):
     """A scripted crash that leaves the Spark session alive."""
 
 
-class DieOnce:
+class CrashOnce:
     def __init__(self, step: str, epoch: int) -> None:
         self.step, self.epoch, self.died = step, epoch, False
 
     def hit(self, step: str, epoch: int) -> None:
         if (step, epoch) == (self.step, self.epoch) and not self.died:
             self.died = True
-            raise DeathError(step)
+            raise CrashError(step)
 
     def in_worker(self, epoch: int) -> None:
         """Workers are other processes: dying there is the business of tests/e2e/test_faults.py."""
 
 
-class Dying:
+class CrashAtSteps:
     """Dies once at each step, in the order given, the next time that it comes by."""
 
     def __init__(self, *steps: str) -> None:
-        self.left, self.deaths = list(steps), 0
+        self.left, self.crashes = list(steps), 0
 
     def hit(self, step: str, epoch: int) -> None:
         if self.left and step == self.left[0]:
             self.left.pop(0)
-            self.deaths += 1
-            raise DeathError(step)
+            self.crashes += 1
+            raise CrashError(step)
 
     def in_worker(self, epoch: int) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Slackwater over the same topics: `python -m benchmarks.peers.ours WORK BROKER HOME HEAP`."""
+"""Slackwater over the same topics: `python -m benchmarks.peers.slackwater_peer WORK BROKER HOME HEAP`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARK = {"spark.master": f"local[{SHARDS}]"}
 def prepared(work: Work, address: str, home: Path, heap: str) -> tuple[list[str], dict[str, str]]:
     """The command that runs it to its end."""
     home.mkdir(parents=True)
-    return [sys.executable, "-m", "benchmarks.peers.ours", work.name, address, str(home), heap], {}
+    return [sys.executable, "-m", "benchmarks.peers.slackwater_peer", work.name, address, str(home), heap], {}
 
 
 def step(work: Work) -> dict[str, Any]:
