@@ -1,8 +1,9 @@
-"""The page of a pipeline, whether it runs or not. It takes no lock, changes nothing and needs no config.
+"""The page of a pipeline, running or not. It takes no lock, changes nothing and does not need a config.
 
     store.peek() ─▶ page_model.load_model ─▶ blocks/* (frozen values) ─▶ JSON
       one commit                                │
                                                 └─▶ draw/* (SVG) ─▶ templates ─▶ fragment, page, --save
 
-Each commit is processed once, however many viewers there are: `page_cache` keeps the latest model and watches for commits.
+Each commit is processed once, no matter how many viewers there are: `page_cache` keeps the latest model and watches for
+commits.
 """

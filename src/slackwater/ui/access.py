@@ -1,7 +1,7 @@
 """Access to the page: tokens, and response headers that restrict what a browser may load.
 
-All scripts, styles and images come from this server as files. None is inline, so a key or a source name that looks like
-a script is only text.
+All scripts, styles and images are files served by this server. None is inline, so a key or a source name that looks
+like a script is just text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _is_loopback(host: str) -> bool:
 class Access:
     """ASGI middleware that requires the token, if one is set.
 
-    The token comes as `?token=…`, then as a cookie that is set in the answer, or as a bearer token.
+    The token is passed as `?token=…` once, then as a cookie set by the response, or as a bearer token.
     """
 
     def __init__(self, app: Application, token: str | None) -> None:
@@ -85,7 +85,7 @@ class Access:
         return PlainTextResponse("this page needs a token: open it once with ?token=… after the address\n", 401)
 
     def _set_cookie(self, scope: Scope) -> Response:
-        """Set the cookie and redirect to the same address without the token, which stays out of histories and logs."""
+        """Set the cookie and redirect to the same address without the token, to keep it out of histories and logs."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         rest = urlencode([(n, v) for n, v in query if n != "token"])
         # "//name" would be another host

@@ -19,7 +19,7 @@ log = logging.getLogger("slackwater")
 
 
 def answer_request(answer: Callable[[Request], Response], request: Request) -> Response:
-    """Return the response of `answer`, or a response with its error. Raises nothing."""
+    """Return the response of `answer`, or a response with its error. Never raises."""
     try:
         return answer(request)
     except HTTPException as error:
@@ -54,7 +54,7 @@ async def refuse_request(request: Request, error: Exception) -> Response:
 
 
 async def fail_request(request: Request, error: Exception) -> Response:
-    """Return the response to an error outside of `answer_request`, such as in the routing."""
+    """Return the response to an error outside `answer_request`, such as in routing."""
     log.error("a page failed", exc_info=error)
     return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
@@ -64,7 +64,7 @@ def html_response(content: bytes, status: int = 200) -> Response:
 
 
 def with_tag(request: Request, tag: str, content: bytes, kind: str) -> Response:
-    """Return a response with the tag as ETag, or an empty one with status 304 if the client has this tag.
+    """Return a response with the tag as ETag, or an empty one with status 304 if the client already has this tag.
 
     `kind`: the media type.
     """

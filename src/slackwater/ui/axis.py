@@ -1,4 +1,4 @@
-"""Axes of drawings: the position of a value, and the ticks that are labelled."""
+"""Axes of drawings: the position of a value, and the labelled ticks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Axis:
         return ticks
 
     def counts(self, max_ticks: int = 4) -> list[int]:
-        """Return round whole numbers to label, from 0."""
+        """Return round integers to label, starting at 0."""
         unit = 1
         while self.high / unit > max_ticks:
             unit = unit * 5 // 2 if str(unit)[0] == "2" else unit * 2
@@ -59,7 +59,7 @@ class Axis:
 
 
 def padded_range(low: int, high: int, share: float = 0.04) -> tuple[int, int]:
-    """Return the range extended by a share on both sides; a single value (µs) is extended to one second."""
+    """Return the range extended by a share on both sides. A single value (µs) is extended to one second."""
     room = int((high - low) * share) or S // 2
     return low - room, high + room
 

@@ -1,7 +1,7 @@
-"""Poll the sources for their backlog, the input that is not read yet. `sources.backlog` has the questions.
+"""Poll the sources for their backlog: the input that has not been read. The queries are in `sources.backlog`.
 
-Each source is polled in a separate thread, at most one at a time. The page waits for it at most LONGEST_S, and its answer
-is reused for FRESH_S. The offsets of a commit are subtracted later, so one answer fits every commit.
+Each source is polled in a separate thread, at most one at a time. The page waits for at most LONGEST_S, and reuses the
+response for FRESH_S. The offsets of a commit are subtracted later, so one response works for every commit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FRESH_S = 5.0
 
 @dataclass
 class _BacklogAnswer:
-    """Latest answer of a source.
+    """The latest response of a source.
 
     Args:
-        backlog_of: computes the backlog at a commit; None while there is no answer.
-        problem: why there is no answer.
-        answered_s: when it answered (monotonic seconds).
+        backlog_of: computes the backlog at a commit; None while there is no response.
+        problem: why there is no response.
+        answered_s: when it responded (monotonic seconds).
         thread: the thread that polls it.
     """
 
@@ -40,13 +40,13 @@ class _BacklogAnswer:
 
 @dataclass
 class BacklogPoller:
-    """Poller of the sources of one pipeline."""
+    """Polls the sources of one pipeline."""
 
     _answers: dict[str, _BacklogAnswer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def poll(self, pipeline: Pipeline, snapshot: Snapshot) -> tuple[Backlog, ...]:
-        """Return the backlog of each source that can be polled, in the order of the config."""
+        """Return the backlog of each source that can be polled, in config order."""
         questions = [(s, ask) for s in pipeline.sources if (ask := _question(pipeline, s)) is not None]
         with self._lock:
             threads = [t for s, ask in questions if (t := self._start_question(s.name, ask)) is not None]

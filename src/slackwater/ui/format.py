@@ -25,7 +25,7 @@ def format_seconds(us: int) -> str:
 
 
 def format_span(us: int) -> str:
-    """Format a duration (µs) in its two largest units, as `14 min 3 s`; below a second in one unit."""
+    """Format a duration (µs) in its two largest units, such as `14 min 3 s`; below a second, in one unit."""
     sign, remaining, parts = ("−" if us < 0 else ""), abs(us), list[str]()
     for index, (name, length) in enumerate(_UNITS):
         if remaining >= length:

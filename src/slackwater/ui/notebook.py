@@ -1,6 +1,6 @@
-"""HTML of a pipeline, a plan, `why`, a state and a run for notebooks, with the drawings of the page.
+"""HTML of a pipeline, a plan, `why`, a state and a run for notebooks, including the drawings of the page.
 
-An error is shown instead of the value, so that a cell which only names a value never fails.
+If rendering fails, the error is shown instead of the value, so that a cell that only names a value never fails.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from slackwater.ui.pages import static_file
 from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
-MOST = 20  # windows that are drawn and listed
-SCAN_S = 3.0  # time limit of the scan for them
+MOST = 20  # maximum number of windows drawn and listed
+SCAN_S = 3.0  # time limit of the scan for these windows
 _EPOCH = dt.datetime(1970, 1, 1)
 
 
 def to_html(value: object) -> str:
-    """Return a value as HTML with its styles, without scripts and links."""
+    """Render a value as HTML with its styles, without scripts and links."""
     return str(element("div", element("style", Markup(_styles())), _render(value), class_="slackwater"))
 
 
@@ -115,7 +115,7 @@ def _stage_watermark(s: StageReport, head: str) -> Markup:
 
 
 def _open_rows(s: StageReport, stage: str | None) -> Markup:
-    """Return the open windows of a stage, or the rows that wait in a join."""
+    """Return the open windows of a stage, or the rows buffered in a join."""
     if s.kept is not None:
         return Markup("")
     headers = ["closes at watermark", "start", "key", "rows"]

@@ -1,8 +1,8 @@
 """Cache of the latest page model of each pipeline: built once per commit and shared by all viewers.
 
 epochs() ──▶ a new commit? ──▶ load_model ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
-The store is polled at most every LOOK_S, and not without viewers. After building a model comes a pause in proportion to its
-cost.
+The store is polled at most every LOOK_S, and only while there are viewers. After building a model, there is a pause in
+proportion to its cost.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_u
 
 Blocks = Callable[["PageCache"], Mapping[str, bytes]]
 
-LOOK_S = 0.5  # between two checks for a new commit
-RUNNER_S = 3.0  # between two checks for a runner
+LOOK_S = 0.5  # between checks for a new commit
+RUNNER_S = 3.0  # between checks for a runner
 PAUSE = 40  # the pause as a multiple of the cost of a model, so that a page uses a fortieth of a core
 LONGEST_S = 30.0
-SHOW_S = 0.0005  # the cost of sending one viewer the changed blocks
+SHOW_S = 0.0005  # the cost of sending the changed blocks to one viewer
 WATCHED_S = 20.0  # how long a pipeline counts as watched after a request
 
 
 class PageCache:
     """The latest page model of one pipeline, or of one stage of it. Either `model` or `problem` is None.
 
-    `blocks` renders the model, or the problem, for viewers that follow the commits.
+    `blocks` renders the model or the problem for viewers that follow the commits.
     """
 
     def __init__(self, watched: PageSource, blocks: Blocks, stage: str | None = None) -> None:
@@ -39,7 +39,7 @@ class PageCache:
         self.viewers = 0
         self.model: PageModel | None = None
         self.problem: str | None = None
-        self.waits = False  # whether the only problem is that nothing is committed yet
+        self.waits = False  # whether the only problem is that nothing has been committed yet
         self._contents: tuple[str, dict[str, bytes]] = ("", {})
         self._lock = threading.Lock()
         self._next = self._next_runner = self._requested = 0.0
@@ -68,7 +68,7 @@ class PageCache:
         return self.model
 
     def refresh(self) -> None:
-        """Build the model again if there may be a new commit."""
+        """Rebuild the model if there may be a new commit."""
         with self._lock:
             now, cpu_before, previous_tag = time.monotonic(), time.process_time(), self.tag
             if now < self._next:
@@ -85,7 +85,7 @@ class PageCache:
             if self.viewers and self.tag != previous_tag:
                 self._refresh_update()
                 self.notifier.notify()
-            # waiting for disks and for other processes does not count as cost
+            # waiting for disks and other processes does not count as cost
             cost_s = min(time.process_time() - cpu_before, time.monotonic() - now) + SHOW_S * self.viewers
             self._next = time.monotonic() + min(max(LOOK_S, PAUSE * cost_s), LONGEST_S)
 
@@ -102,12 +102,12 @@ class PageCache:
 
     @property
     def ready_update(self) -> PageUpdate | None:
-        """The update to the latest model if it is already rendered, else None."""
+        """The update to the latest model if it has already been rendered, else None."""
         update = self._update
         return update if update is not None and update.tag == self.tag else None
 
     def update(self) -> PageUpdate:
-        """Return the update to the latest model and render it if necessary. Call `refresh` first."""
+        """Return the update to the latest model, rendering it if necessary. Call `refresh` first."""
         with self._lock:
             return self._refresh_update()
 
@@ -117,7 +117,7 @@ class PageCache:
         return self._update
 
     def get_content(self, name: str, make: Callable[[PageModel], bytes]) -> tuple[str, bytes] | None:
-        """Return the tag and the content that `make` renders, rendered once per commit; None while there is a `problem`."""
+        """Return the tag and the content rendered by `make`, once per commit; None while there is a `problem`."""
         model = self.now()
         if model is None:
             return None
@@ -132,7 +132,7 @@ class PageCache:
 
 
 class CommitWatcher:
-    """Thread that checks all watched pipelines and stages for new commits."""
+    """A thread that checks all watched pipelines and stages for new commits."""
 
     def __init__(self, caches: Callable[[], Sequence[PageCache]]) -> None:
         self._caches, self._stop = caches, threading.Event()

@@ -1,4 +1,4 @@
-"""The page model: all blocks of a page, built from one commit, so that they are consistent."""
+"""The page model: all blocks of a page, built from the same commit, so that they are consistent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from slackwater.ui.format import format_seconds
 
 
 class NoCommitError(StateError):
-    """The state has no commit yet; nothing is wrong."""
+    """The state does not have a commit yet. Nothing is wrong."""
 
 
 WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `why` about a config file as lines
@@ -45,7 +45,7 @@ WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `
 
 @dataclass(frozen=True)
 class PageSource:
-    """A pipeline that has a page: its config, the file of the config, and its state store.
+    """A pipeline that has a page: its config, the config file, and its state store.
 
     With `is_described` there is no config file: each commit describes its pipeline, and `file` is a placeholder.
     """
@@ -58,7 +58,7 @@ class PageSource:
     is_described: bool = False
 
     def pipeline_at(self, commit: Commit) -> Pipeline:
-        """Return the pipeline of the config, or the one that the commit describes. Raises StateError."""
+        """Return the pipeline from the config, or as the commit describes it. Raises StateError."""
         return rebuild_pipeline(commit) if self.is_described else self.pipeline
 
 
@@ -69,12 +69,12 @@ class PageModel:
     Args:
         tag: changes whenever the page changes.
         looked_us: when the model was built (µs UTC).
-        closing: open windows of `closing_of`, the last stage that has windows; None without windows.
+        closing: open windows of `closing_of`, the last stage that has windows; None if there are no windows.
         pace: None for a stage.
-        joined: buffers of `joined_of`, the last join; None without a join.
+        joined: buffers of `joined_of`, the last join; None if there is no join.
         kept_epochs: the epochs up to this one that have a page.
         stage: the name of the stage; None for the whole pipeline.
-        runs: None for a stage and for an earlier commit.
+        runs: None for a stage or an earlier commit.
     """
 
     tag: str
@@ -95,9 +95,10 @@ class PageModel:
 
 
 def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
-    """Build the model of the latest commit, or of a kept `epoch`; of the whole pipeline, or of one stage of several.
+    """Build the model of the latest or an earlier commit, for the whole pipeline or for one of several stages.
 
-    Raises StateError if there is no commit, it is damaged, or the config does not fit it; StartError for an unknown stage.
+    Raises StateError if there is no commit, it is damaged, or the config does not fit it, and StartError for an unknown
+    stage.
     """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
@@ -124,7 +125,10 @@ def _missing_commit_error(watched: PageSource) -> StateError:
 
 
 def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageModel]]:
-    """Build the models of the latest commit: of the whole pipeline and of each of several stages. Raises as `load_model`."""
+    """Build the models of the latest commit: for the whole pipeline, and for each of several stages.
+
+    Raises the same errors as `load_model`.
+    """
     with latest_snapshot(watched) as snapshot:
         common = retained_commits(watched.store), watched.store.runner(), now_us
         pipeline_model = build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
@@ -145,12 +149,12 @@ def build_model(
 
     Args:
         watched: the pipeline.
-        snapshot: the commit that is shown.
-        commits: the kept commits.
-        runner: the runner that is up; None if there is none.
+        snapshot: the commit being shown.
+        commits: the commits that are kept.
+        runner: the active runner; None if there is none.
         now_us: the time (µs UTC).
-        stage: the stage that is shown; None for the whole pipeline.
-        recorded_runs: the runs of the pipeline; None for a stage and for an earlier commit.
+        stage: the stage being shown; None for the whole pipeline.
+        recorded_runs: the runs of the pipeline; None for a stage or an earlier commit.
     """
     commit = snapshot.commit
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
@@ -199,7 +203,7 @@ def _has_windows(stage: StageSummary) -> bool:
 
 
 def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
-    """Return the last stage with windows, or the last join, which is nearest to the output."""
+    """Return the last stage with windows, or the last join, since it is nearest to the output."""
     return next((s for s in reversed(tuple(summaries)) if (_has_windows(s) if windowed else s.kind == "join")), None)
 
 
@@ -215,7 +219,7 @@ def _join_sources(report: WhyReport, stage: str) -> list[str]:
 def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
     """Return the lateness statistics and the advice of the only stage that reads sources.
 
-    If several stages read sources, return no statistics and one advice per stage.
+    If several stages read sources, return no statistics, but advice for each stage.
     """
     readers = [s for s in report.reported_stages if s.lateness.rows]
     if len(readers) == 1:
@@ -227,14 +231,14 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
 
 
 def compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
-    """Return a tag of the epoch, the state, the runner, whether it is published, and the latest run."""
+    """Return a tag of the epoch, the state, the runner, whether the epoch is published, and the latest run."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 
 
 @contextmanager
 def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
-    """Yield the latest commit. Raises StateError if there is none."""
+    """Yield a snapshot of the latest commit. Raises StateError if there is none."""
     with watched.store.peek() as snapshot:
         if snapshot is None:
             raise _missing_commit_error(watched)
@@ -242,7 +246,7 @@ def latest_snapshot(watched: PageSource) -> Iterator[Snapshot]:
 
 
 def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot, str | None]:
-    """Return the snapshot reduced to one stage, by default the last with windows, and its name if there are several.
+    """Return the snapshot narrowed to one stage, by default the last with windows, and its name if there are several.
 
     Raises StartError for an unknown stage.
     """

@@ -1,4 +1,4 @@
-"""Render pages and fragments from blocks with templates. All values are escaped."""
+"""Rendering of pages and fragments from blocks, with templates. All values are escaped."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ PHASE_LABELS = {
 
 @dataclass(frozen=True)
 class PageLocation:
-    """Location of a page, for its links.
+    """The location of a page, for its links.
 
     Args:
-        base: prefix of the page's addresses; None in a saved file.
-        epoch: the kept commit that the page shows; None for the latest.
-        others: names and addresses of all pipelines if there are several.
-        home: for a stage, the prefix of its pipeline's addresses.
+        base: the prefix of the page's URLs; None in a saved file.
+        epoch: the commit that the page shows; None for the latest.
+        others: names and URLs of all pipelines, if there are several.
+        home: for a stage, the prefix of its pipeline's URLs.
     """
 
     base: str | None
@@ -78,11 +78,11 @@ class PageLocation:
 
     @property
     def top(self) -> str | None:
-        """The prefix of the pipeline's addresses."""
+        """The prefix of the pipeline's URLs."""
         return self.base if self.home is None else self.home
 
     def stage_base(self, stage: StageSummary | None, model: PageModel) -> str | None:
-        """Return the prefix of a stage's addresses, for its own page or the page of the pipeline; None without links."""
+        """Return the prefix of a stage's URLs, for its own page or the pipeline's page; None if there are no links."""
         if self.base is None or self.epoch is not None:
             return None
         if stage is None or not model.stages[1:] or model.stage is not None:
@@ -152,11 +152,11 @@ def render_fragment(name: str, model: PageModel, location: PageLocation) -> byte
 def render_page(
     model: PageModel, location: PageLocation, epochs: Sequence[int] = (), of_stages: Sequence[PageModel] = ()
 ) -> bytes:
-    """Render a page with all blocks. A saved file contains its styles and has no scripts and no links.
+    """Render a page with all blocks. A saved file contains its styles, and has neither scripts nor links.
 
     Args:
         epochs: the epochs that the page links to; by default those of the model.
-        of_stages: models of stages, whose blocks follow in a saved file.
+        of_stages: models of stages, whose blocks are appended in a saved file.
     """
     blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]
     style = None if location.base is not None else Markup(static_file("ui.css").decode())
@@ -202,12 +202,12 @@ def hot_page(model: PageModel, location: PageLocation, keys: Sequence[HotKey]) -
 
 
 def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
-    """Render the overview. Each entry has name, address, model, problem, and whether only the first commit is missing."""
+    """Render the overview. Each entry has name, URL, model, problem, and whether only the first commit is missing."""
     return _render("overview.html", pipelines=pipelines, location=PageLocation(""), style=None)
 
 
 def render_problem(pipeline: str, location: PageLocation, line: str, waits: bool = False) -> bytes:
-    """Render a page with a problem. `waits`: only the first commit is missing, so the page reloads."""
+    """Render a page with a problem. `waits`: only the first commit is missing, so the page reloads itself."""
     return _render("problem.html", pipeline=pipeline, location=location, style=None, line=line, waits=waits)
 
 
@@ -243,5 +243,5 @@ def as_json(content: Any) -> bytes:
 
 
 def key_query(key: Mapping[str, Any]) -> str:
-    """Return a key as the query string of its page; a name without a value stands for NULL."""
+    """Format a key as the query string of its page; a name without a value means NULL."""
     return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())

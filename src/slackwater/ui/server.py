@@ -1,19 +1,19 @@
 """HTTP server of the pages, built on `web.server`.
 
-    GET /                       the page; with several pipelines an overview, and the pages under /p/NAME/
-    GET /epoch/41               the page of a kept commit, which does not change
+    GET /                       the page; for several pipelines an overview, and the pages under /p/NAME/
+    GET /epoch/41               the page of an earlier commit, which does not change
     GET /closing?from=US&to=US  the first keys of a bin
-    GET /key?user_id=u7         one key; a name without a value stands for NULL
+    GET /key?user_id=u7         one key; a name without a value means NULL
     GET /letters?reason=late    the newest dead letters
     GET /hot                    the keys with the most rows
-    GET /stage/NAME/            the page of one stage of several, with all of these addresses below it
+    GET /stage/NAME/            the page of one of several stages, with all of these paths below it
     GET /ui/BLOCK               a block as HTML: top, stages, watermark, rows, closing, size, pace, joins, runs
     GET /ui/BLOCK.json          the block as JSON; also /ui/keys.json and /ui/key.json with the queries above
-    GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, before it one for each changed block
+    GET /ui/events?seen=TAG     server-sent events: one per commit; with &blocks, preceded by one per changed block
     GET /state/                 the requests of `slackwater serve`
 
-Responses that do not depend on the query are rendered once per commit and have an ETag. Events are also built once for all
-viewers (`server_sent_events.py`). A page in a browser follows the commits with them.
+Responses that do not depend on the query are rendered once per commit and have an ETag. Events are also built once for
+all viewers (`server_sent_events.py`). They keep an open page up to date.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ log = logging.getLogger("slackwater")
 VIEWERS = 96  # viewers that follow the commits; the rest of the server's 128 connections is for requests
 AT_ONCE = 4
 WAITING = 64
-LETTERS = 100  # listed letters
-HOT = 10  # keys by rows, and as many by events
-BEAT_S = 15.0  # between two keep-alive comments on a stream
+LETTERS = 100  # how many letters are listed
+HOT = 10  # how many keys by rows, and as many by events
+BEAT_S = 15.0  # between keep-alive comments on a stream
 Find = Callable[[Request], tuple[PageCache, PageLocation]]
 STATIC = {"ui.css": "text/css", "ui.js": "text/javascript", "htmx.min.js": "text/javascript"}
 STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -150,7 +150,7 @@ class Ui:
             view.close()
 
     def _stage(self, pipeline_cache: PageCache, location: PageLocation, address: str) -> tuple[PageCache, PageLocation]:
-        """Return the cache of one stage, by its part of the address. Raises HTTPException for an unknown stage."""
+        """Return the cache of one stage, by its URL component. Raises HTTPException for an unknown stage."""
         stage_location = dataclasses.replace(location, base=f"{location.base}/stage/{address}", home=location.base)
         cache = self._of_stages.get((pipeline_cache.name, address))
         if cache is None:
@@ -165,7 +165,7 @@ class Ui:
         return cache, stage_location
 
     def _routes(self, find: Find, blocks: Sequence[str]) -> list[Any]:
-        """Return the routes of a pipeline or of a stage. `find` returns the cache and location for a request."""
+        """Return the routes of a pipeline or a stage. `find` returns the cache and location for a request."""
 
         def by(answer: Callable[..., Response], *more: Any) -> Callable[[Request], Response]:
             return lambda request: answer(*find(request), *more, request)
@@ -224,9 +224,9 @@ class Ui:
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
 
     async def _stream(self, cache: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
-        """Yield one update per model that this viewer does not have (`tag` is the one it has).
+        """Yield one update for each model that this viewer does not have. `tag` is the one it has.
 
-        All viewers get the same bytes and wait for a notification instead of polling.
+        All viewers receive the same bytes, and wait for a notification instead of polling.
         """
         cache.viewers += 1
         changed = cache.notifier.listen()
@@ -236,7 +236,7 @@ class Ui:
                 changed.clear()
                 if cache.tag != tag and (cache.model is not None or cache.problem is not None):
                     update = cache.ready_update
-                    if update is None:  # the first model was built before anybody followed
+                    if update is None:  # the first model was built before there were any viewers
                         update = await asyncio.get_running_loop().run_in_executor(self._threads, cache.update)
                     yield update.bytes_for_viewer(tag) if blocks else update.short
                     tag = update.tag
@@ -254,7 +254,7 @@ class Ui:
 
 
 def _problem(cache: PageCache, location: PageLocation) -> Response:
-    """Return a page about the problem instead of one that cannot be shown yet."""
+    """Return a page about the problem, instead of a page that cannot be shown yet."""
     return html_response(
         pages.render_problem(cache.name, location, cache.problem or "", cache.waits), 200 if cache.waits else 503
     )
@@ -268,7 +268,7 @@ def _page(cache: PageCache, location: PageLocation, request: Request) -> Respons
 
 
 def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Response:
-    """Return the page of a kept commit, which is rendered once until the next commit."""
+    """Return the page of an earlier commit, which is rendered once until the next commit."""
     epoch = _epoch(request.path_params["epoch"])
     epoch_location = dataclasses.replace(location, epoch=epoch)
 
@@ -284,7 +284,7 @@ def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Re
 
 
 def _block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Return a function that renders the blocks of a model. For a problem, the top block shows it and the rest is empty."""
+    """Return a function that renders a model's blocks. For a problem, the top block shows it and the rest is empty."""
 
     def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
         model = cache.model
@@ -363,7 +363,7 @@ def _keys_json(cache: PageCache, location: PageLocation, request: Request) -> Re
 
 
 def _key_texts(request: Request) -> dict[str, str | None]:
-    """Parse the key of a query string: `name=value`, or a name alone for NULL, which Starlette would read as a text."""
+    """Parse the key in a query string: `name=value`, or only a name for NULL, which Starlette would read as a string."""
     key: dict[str, str | None] = {}
     for part in request.url.query.split("&")[:50]:
         name, is_value, value = part.partition("=")

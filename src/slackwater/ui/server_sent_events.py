@@ -1,7 +1,7 @@
 """Server-sent events about a commit: the blocks that changed, built once for all viewers.
 
-model ──▶ blocks ──▶ PageUpdate: changed since the one before │ whole ──▶ notify ──▶ viewers, each at its own speed
-                                 for viewers that have that     for others           a slow one skips updates
+model ──▶ blocks ──▶ PageUpdate: changed since the last one │ whole ──▶ notify ──▶ viewers, each at its own speed
+                                 for viewers that have that │ for others                  a slow one skips updates
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class PageUpdate:
     Args:
         tag: the tag of the model.
         before: the tag of the previous update; None for the first one.
-        short: the event about the commit alone.
+        short: only the event about the commit.
         changed: the blocks that differ from the previous update, and the event about the commit.
         whole: all blocks, and the event about the commit.
     """
@@ -36,7 +36,7 @@ class PageUpdate:
 
 
 def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | None) -> PageUpdate:
-    """Build the update to a new tag. Viewers that have the update `before` get only the changed blocks."""
+    """Build the update to a new tag. Viewers that have the update `before` only receive the changed blocks."""
     short = b"event: commit\nid: %s\ndata: %s\n\n" % (tag.encode(), tag.encode())
     events = {name: _event(name, content) for name, content in blocks.items()}
     previous = {} if before is None else before.blocks
@@ -48,20 +48,20 @@ def build_update(tag: str, blocks: Mapping[str, bytes], before: PageUpdate | Non
 
 
 def _event(name: str, content: bytes) -> bytes:
-    """Return a server-sent event. CR also ends a line, so a CR in a key is written as a character reference."""
+    """Format a server-sent event. CR also ends a line, so a CR in a key is written as a character reference."""
     lines = content.replace(b"\r", b"&#13;").split(b"\n")
     return b"event: %s\n" % name.encode() + b"".join(b"data: %s\n" % line for line in lines) + b"\n"
 
 
 class ViewerNotifier:
-    """Notifier that wakes viewers in event loops, from any thread. Notifications without listeners are not kept."""
+    """Wakes viewers in event loops, from any thread. Notifications without listeners are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: dict[asyncio.AbstractEventLoop, set[asyncio.Event]] = {}
 
     def listen(self) -> asyncio.Event:
-        """Return an event of the running loop that each `notify` sets, until `leave`."""
+        """Return an event, bound to the running loop, that every `notify` sets until it is passed to `leave`."""
         event = asyncio.Event()
         with self._lock:
             self._listeners.setdefault(asyncio.get_running_loop(), set()).add(event)
@@ -80,7 +80,7 @@ class ViewerNotifier:
             for loop, events in self._listeners.items():
                 try:
                     loop.call_soon_threadsafe(_set_all, tuple(events))
-                except RuntimeError:  # the loop is closed, so nobody waits in it
+                except RuntimeError:  # the loop is closed, so nobody is waiting in it
                     continue
 
 

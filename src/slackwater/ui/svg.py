@@ -1,7 +1,7 @@
 """SVG as escaped markup: every value is escaped as text.
 
-A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So nothing has to be
-scrolled or is too small to read. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
+A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So nothing must be
+scrolled, or is too small to read. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from slackwater.ui.axis import Axis
 WIDTH, HALF, NARROW = 1000, 480, 360
 MARGIN = 14  # right margin
 CHARACTER = 7.2  # upper bound of the average width of a character
-BOLD_CHARACTER = 8.1  # the same of a note, which is bold
+BOLD_CHARACTER = 8.1  # the same for a note, which is bold
 
 _width: ContextVar[float] = ContextVar("width", default=WIDTH)
 
 
 def width() -> float:
-    """Return the width of the drawing in progress."""
+    """Return the width of the current drawing."""
     return _width.get()
 
 
@@ -38,7 +38,7 @@ def right() -> float:
 
 
 def lane_start(wide: float) -> float:
-    """Return the x coordinate at which axes start, after lane names of width `wide` or less on a narrow drawing."""
+    """Return the x coordinate at which axes start, after lane names of width `wide`, or less in a narrow drawing."""
     return min(wide, 0.36 * width())
 
 
@@ -48,13 +48,13 @@ def drawing_id(name: str) -> str:
 
 
 def shorten(name: str, room: float) -> str:
-    """Return a name, shorten to the width `room`."""
+    """Shorten a name to the width `room`."""
     max_characters = max(int(room / CHARACTER), 3)
     return name if len(name) <= max_characters else name[: max_characters - 1] + "…"
 
 
 def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callable[..., Markup]:
-    """Return a function that draws for wide and for narrow screens and returns both drawings."""
+    """Return a function that draws for both wide and narrow screens, and returns both drawings."""
 
     def drawn(*values: Any) -> Markup:
         markup = Markup("")
@@ -70,7 +70,7 @@ def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callab
 
 
 def space_labels(names: Sequence[str], slot: float) -> list[str]:
-    """Return the labels of positions that are `slot` apart, with labels that would overlap replaced by an empty text."""
+    """Return the labels of positions that are `slot` apart, where labels that would overlap are replaced by ""."""
     longest = max((len(name) for name in names), default=0) * CHARACTER + 4
     step = max(-(-int(longest) // max(int(slot), 1)), 1)
     return [name if n % step == 0 else "" for n, name in enumerate(names)]
@@ -87,7 +87,7 @@ def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
 
 
 def element(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
-    """Return an element. `class_` is written as class, `stroke_width` as stroke-width; None attributes are left out."""
+    """Return an element. `class_` is written as class, `stroke_width` as stroke-width; None attributes are omitted."""
     rendered = "".join(
         f' {escape(n.rstrip("_").replace("_", "-"))}="{escape(str(v))}"' for n, v in attributes.items() if v is not None
     )
@@ -96,9 +96,11 @@ def element(name: str, *children: str | Markup, **attributes: str | float | None
 
 
 def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
-    """Return a drawing that fills the available width. Screen readers read `label`; a table next to it has the numbers.
+    """Return a drawing that fills the available width.
 
-    `across`: the width of a drawing that may be wider than `width()`; it keeps its size and is scrolled.
+    Screen readers read `label`; the numbers are in a table next to it.
+
+    `across`: the width of a drawing that may be wider than `width()`; it keeps its size and can be scrolled.
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
@@ -153,7 +155,7 @@ def time_axis(axis: Axis, top: float, bottom: float) -> list[Markup]:
 
 
 def count_axis(axis: Axis, start: float, end: float, names: Iterable[tuple[int, str]]) -> list[Markup]:
-    """Return horizontal grid lines with their labels at the left, from x = `start` to `end`."""
+    """Return horizontal grid lines with their labels on the left, from x = `start` to `end`."""
     parts = list[Markup]()
     for value, name in names:
         y = axis.position(value)

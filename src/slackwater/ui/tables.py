@@ -1,4 +1,4 @@
-"""Tables that are shown as lists on a narrow screen: each cell has the name of its column as an attribute.
+"""Tables that become lists on a narrow screen: each cell has the name of its column as an attribute.
 
 <td>7</td>  ──▶  <td data-label="rows">7</td>, which the stylesheet puts before the value
 """
@@ -19,7 +19,7 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def with_labels(page: str) -> str:
-    """Return rendered HTML with the column names added to the cells of its tables.
+    """Add the column names to the table cells in rendered HTML.
 
     Values in it must be escaped, so that a user's text cannot look like a tag.
     """

@@ -1,1 +1,1 @@
-"""HTTP server with limited connections for any ASGI application. Independent of states and pipelines."""
+"""An HTTP server with bounded connections for any ASGI application. Independent of states and pipelines."""

@@ -1,11 +1,11 @@
-"""HTTP/1.1 connections that are limited in number, size and time. The parser and the protocol are those of uvicorn and h11.
+"""HTTP/1.1 connections that are limited in number, size and time, using the parser and protocol of uvicorn and h11.
 
 connected ──▶ waits for a request ──▶ is answered ──▶ waits again        a wait is closed after WAIT_S, and so is
               the oldest one is       by the app       (keep-alive)      an answer that the client reads too slowly
               closed if there are
               too many
 
-If all connections are being answered, a client that has at least two more than the new client loses its oldest one.
+If all connections are in use, a client that has at least two more than the new client loses its oldest one.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from slackwater.web.hosts import client_network
 
-WAIT_S = 10.0  # time limit for a whole request, and for progress in reading an answer
-HEAD_BYTES = 16 * 1024  # limit of a request line with its headers
+WAIT_S = 10.0  # time limit for an entire request, and for progress in reading a response
+HEAD_BYTES = 16 * 1024  # limit for a request line with its headers
 READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnected
 
 
 def bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
-    """Return the protocol class of a server with at most `max_connections` connections. `wait_s`: time limit of a wait (seconds)."""
+    """Return the protocol class of a server with at most `max_connections` connections.
+
+    `wait_s`: the time limit of a wait (seconds).
+    """
     return type("Bounded", (_BoundedServer,), {"max_connections": max_connections, "wait_s": wait_s})
 
 
 class _CountingSocket:
-    """Transport that counts the bytes written to it."""
+    """A transport that counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
@@ -45,17 +48,17 @@ class _CountingSocket:
 
     @property
     def unread(self) -> int:
-        """The bytes that the operating system has not accepted yet because the client does not read."""
+        """The bytes that the operating system has not accepted yet, because the client does not read."""
         return self._transport.get_write_buffer_size()
 
 
 class _BoundedServer(H11Protocol):
-    """Protocol of one connection, with the limits of `bounded_protocol`."""
+    """The protocol of one connection, with the limits of `bounded_protocol`."""
 
     max_connections: int
     wait_s: float
     _timer: asyncio.TimerHandle | None = None
-    _since = 0.0  # when it began to wait (seconds of the loop's clock)
+    _since = 0.0  # when it began to wait (seconds on the loop's clock)
     _client_finished = False
     _unread = _taken = 0  # bytes at the last check
 
@@ -83,13 +86,13 @@ class _BoundedServer(H11Protocol):
         return [c for c in self.connections if isinstance(c, _BoundedServer) and c is not self]
 
     def _oldest_waiting(self) -> _BoundedServer | None:
-        """Return the connection that has waited longest without a request; None if all are being answered."""
+        """Return the connection that has waited longest without a request; None if all are in use."""
         return min((c for c in self._others if not c.answering), key=lambda c: c._since, default=None)
 
     def _oldest_of_busiest(self) -> _BoundedServer | None:
         """Return the oldest connection of the client with the most connections.
 
-        Return None unless that client has at least two more than the client of this connection.
+        None unless that client has at least two more than the client of this connection.
         """
         counts = Counter(c.network for c in self._others)
         busiest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
@@ -110,7 +113,7 @@ class _BoundedServer(H11Protocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio asks for it; uvicorn lets it close
-        """Keep the connection open while an answer is in progress: `nc` closes its sending side after the request."""
+        """Keep the connection open while a response is in progress: `nc` closes its sending side after the request."""
         self._client_finished = True
         return self.answering
 
@@ -120,7 +123,10 @@ class _BoundedServer(H11Protocol):
         super().connection_lost(exc)
 
     def timeout_keep_alive_handler(self) -> None:
-        """Do nothing. Uvicorn's time limit would keep a client that reads nothing; `_check_progress` handles both cases."""
+        """Do nothing.
+
+        Uvicorn's time limit would keep a client that reads nothing; `_check_progress` handles both cases.
+        """
 
     def _start_waiting(self) -> None:
         self._since = self.loop.time()
@@ -158,6 +164,6 @@ class _BoundedServer(H11Protocol):
         try:
             for event in events:
                 self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # the answer to an earlier request is being sent
+        except h11.LocalProtocolError:  # the response to an earlier request is still being sent
             self.transport.abort()
         self.transport.close()

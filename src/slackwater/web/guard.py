@@ -1,7 +1,7 @@
-"""Checks of every request before the application: the host is this server, the method only reads, there is no body.
+"""Checks of every request before the application: the host is this server, the method is read-only, there is no body.
 
-A web page can make a browser send requests to a loopback port under a name that resolves to loopback (DNS rebinding). The
-browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.
+A web page can make a browser send requests to a loopback port, using a name that resolves to loopback (DNS rebinding).
+The browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 READS = ("GET", "HEAD")
-HEAD_BYTES = 16 * 1024  # limit of all headers
-TARGET_BYTES = 8 * 1024  # limit of a path with its query
+HEAD_BYTES = 16 * 1024  # limit for all headers together
+TARGET_BYTES = 8 * 1024  # limit for a path with its query
 
 
 class RequestGuard:
-    """ASGI middleware that refuses requests that do not pass the checks.
+    """ASGI middleware that rejects requests for another host, requests that could write, and requests with a body.
 
     Args:
         names: names of this server, in addition to `localhost` and IP addresses.
-        option: the command-line option that adds a name, for the error.
+        option: the command-line option that adds a name, quoted in the error.
     """
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:

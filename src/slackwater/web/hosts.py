@@ -13,14 +13,14 @@ LAST_PORT = 65_535
 
 
 def normalize_host(name: str) -> str:
-    """Return a DNS name in lower case without its root dot."""
+    """Return a DNS name in lower case, without the trailing dot."""
     return name.lower().removesuffix(".")
 
 
 def is_allowed(host: str, names: Collection[str]) -> bool:
     """Return whether a Host header is an IP address or one of the `names`, which are normalized.
 
-    Everything else is refused: text after a bracket, a name in brackets, an IPv6 zone, a port that is not a number.
+    Everything else is rejected: text after a bracket, a name in brackets, an IPv6 zone, a port that is not a number.
     """
     match = _HOST.fullmatch(host)
     if match is None or int(match["port"] or 0) > LAST_PORT:

@@ -1,4 +1,4 @@
-"""HTTP server for an ASGI application, in a separate thread. `connections` and `guard` limit its requests."""
+"""An HTTP server for an ASGI application, in a separate thread. `connections` and `guard` limit its requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class HttpServer:
-    """A server that runs until `stop`; `address` and `port` are where it listens."""
+    """A server that runs until `stop`. It listens on `address` and `port`."""
 
     def __init__(self, server: uvicorn.Server, listening: socket.socket) -> None:
         self._server, self._socket = server, listening
@@ -29,7 +29,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish open requests and free the port."""
+        """Finish open requests and release the port."""
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -49,12 +49,12 @@ def start_server(
     """Serve an application until `stop` is called. Raises StartError if the port cannot be used.
 
     Args:
-        port: the port; 0 takes a free one.
+        port: the port; 0 selects a free one.
         service: the name of what is served, for errors.
         option: the command-line option that sets the port, for errors.
-        names: further names of this server, given by `--allow-host`: see `guard`.
+        names: additional names of this server, from `--allow-host`; see `guard`.
         most: the maximum number of connections.
-        wait_s: the time limit for a request and for reading an answer (seconds).
+        wait_s: the time limit for a request and for reading a response (seconds).
     """
     listening = _open_socket(host, port, service, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request

@@ -1,7 +1,7 @@
-"""Endless responses: at most a fixed number at a time, shared fairly among the clients.
+"""Endless responses: at most a fixed number at a time, shared fairly among clients.
 
-A client that has at least two streams fewer than another one takes a slot of that client. So a single client may use all
-slots, two clients get half each, and no client can keep another one out.
+A client that has at least two streams fewer than another client takes one of that client's slots. So a single client
+may use all slots, two clients get half each, and no client can lock another one out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StreamSlots:
         return slot in self._taken
 
     def take(self, client: str, evict: Callable[[], object]) -> StreamSlot | None:
-        """Take a slot for a client, perhaps from a client that has more streams; return None if it gets none."""
+        """Take a slot for a client, possibly from a client that has more streams; return None if that is not possible."""
         if len(self._taken) >= self.most and not self._make_room(client):
             return None
         slot = StreamSlot(client, evict)
@@ -64,7 +64,10 @@ class StreamSlots:
 
 
 class EventStream(Response):
-    """Response with server-sent events in a slot of `slots`. Without a free slot it sends `refusal`. HEAD gets headers only."""
+    """A response with server-sent events in one of `slots`. If no slot is free, it sends `refusal`.
+
+    HEAD only gets headers.
+    """
 
     def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:
         self.events, self.slots, self.refusal = events, slots, refusal

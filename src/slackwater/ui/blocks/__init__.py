@@ -1,1 +1,1 @@
-"""The blocks of the page. Each answers one question with frozen values from one commit, and has no side effects."""
+"""The blocks of the page. Each answers one question with immutable values from one commit, and has no side effects."""

@@ -1,4 +1,4 @@
-"""Block "How large is the state?": rows and bytes of the kept commits, and rows by shard."""
+"""Block "How large is the state?": rows and bytes in each commit, and rows by shard."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slackwater.state.commit import Commit, StageState
 
 @dataclass(frozen=True)
 class SizePoint:
-    """Size of the state in a kept commit. `open`: open windows, or rows that wait in a join."""
+    """The size of the state in one commit. `open`: open windows, or rows buffered in a join."""
 
     epoch: int
     committed_us: int
@@ -22,7 +22,7 @@ class SizePoint:
 
 @dataclass(frozen=True)
 class ShardSpread:
-    """Rows of a stage in each of its shards. `skew`: rows of the fullest shard divided by the mean."""
+    """The rows of a stage in each of its shards. `skew`: rows of the fullest shard divided by the mean."""
 
     stage: str
     rows: tuple[int, ...]
@@ -31,14 +31,14 @@ class ShardSpread:
 
 @dataclass(frozen=True)
 class StateGrowth:
-    """Sizes of the state in its kept commits, oldest first, and the shards of the latest one."""
+    """The sizes of the state in the commits that are kept, oldest first, and the shards of the latest one."""
 
     commits: tuple[SizePoint, ...]
     shards: tuple[ShardSpread, ...] = ()
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
-    """Build the block from the kept commits, oldest first."""
+    """Build the block from the commits that are kept, oldest first."""
     return StateGrowth(
         tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in commits),
         tuple(_spread(stage) for stage in commits[-1].stages),

@@ -1,4 +1,4 @@
-"""Block at the top of the page: the commit that is shown, and a sentence about its rows and its watermark."""
+"""Block at the top of the page: the commit being shown, and a sentence about its rows and its watermark."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Header:
     """The block.
 
     Args:
-        stage: the stage that is shown; None for the whole pipeline.
+        stage: the stage being shown; None for the whole pipeline.
         published: whether the output of the commit is published.
         accounted: whether no row is unaccounted for.
-        sentence: what became of all rows.
+        sentence: what happened to all rows.
         held: what holds the watermark.
         told: the lines of `slackwater why` about this commit.
     """

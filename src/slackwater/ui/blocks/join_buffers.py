@@ -1,4 +1,4 @@
-"""Block "Joins": waiting rows of each side by event time, the share that found a partner, and the largest key.
+"""Block "Joins": buffered rows of each side by event time, the share that found a partner, and the largest key.
 
         expires at                watermark
 left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row expires when the watermark passes its event time plus the time that
@@ -40,7 +40,7 @@ class AgeBin:
 
 @dataclass(frozen=True)
 class BufferHotKey:
-    """The key with the most rows of a side, and their number."""
+    """The key with the most rows on a side, and their number."""
 
     key: Mapping[str, Any]
     rows: int
@@ -48,16 +48,16 @@ class BufferHotKey:
 
 @dataclass(frozen=True)
 class BufferSide:
-    """One side of a join. `entered` and the fields after it count rows since the pipeline began.
+    """One side of a join. `entered` and the fields after it count rows over the life of the pipeline.
 
     Args:
-        keep_us: how long a row is kept after the watermark passed its event time (µs).
+        keep_us: how long a row is kept after the watermark has passed its event time (µs).
         expires_us: rows before this event time have expired; None without a watermark.
-        rows: rows that wait now.
+        rows: rows that are buffered now.
         entered: rows that entered the state.
         matched: entered rows that found a partner. For a side that is not outer, only those that found it on arrival.
         unmatched: rows emitted without a partner.
-        evicted: rows removed before their time because of `on_state_cap`.
+        evicted: rows removed early because of `on_state_cap`.
     """
 
     side: str
@@ -77,13 +77,13 @@ class BufferSide:
 
     @property
     def share(self) -> float | None:
-        """The share of the entered rows that found a partner; None if none entered."""
+        """The share of entered rows that found a partner; None if no row has entered."""
         return self.matched / self.entered if self.entered else None
 
 
 @dataclass(frozen=True)
 class JoinBuffers:
-    """The block. `width_us`: width of the bins of both sides; `pairs`: pairs emitted since the pipeline began."""
+    """The block. `width_us`: width of the bins on both sides; `pairs`: pairs emitted over the life of the pipeline."""
 
     watermark_us: int | None
     width_us: int

@@ -29,11 +29,11 @@ class KeyWindow:
     """A window or session of the key.
 
     Args:
-        last_us: the last event of a session, which its gap follows up to `end_us` (µs); None for a window.
-        cap_us: the time at which a session is cut at the latest (µs).
+        last_us: the last event of a session, followed by its gap up to `end_us` (µs); None for a window.
+        cap_us: the latest time at which a session is cut (µs).
         closes_us: the watermark that closes it (µs).
         cut: whether the cap closes it.
-        revision: how many times it was emitted; None if windows are emitted once.
+        revision: how many times it was emitted; None if windows are only emitted once.
     """
 
     start_us: int
@@ -69,7 +69,7 @@ class KeyView:
 def build_key(
     snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
 ) -> KeyView:
-    """Build the block from a snapshot of one stage. Raises StartError for a wrong key, and for a stage without windows."""
+    """Build the block from a snapshot of one stage. Raises StartError for a wrong key, or a stage without windows."""
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so it has no page for a key")

@@ -1,7 +1,7 @@
-"""Block "Where did every row go?": the rows that came in and what became of them, in total and per kept epoch.
+"""Block "Where did every row go?": the rows read and what happened to them, in total and by epoch.
 
 in  =  used + late + refused + bad + lost          "lost": removed from the source before they were read
-       + by the SQL (left out; negative: added)  + without a key (joins)
+       + by the SQL (removed; negative: added)  + without a key (joins)
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ PARTS = ("used", "late", "replayed", "refused", "bad", "lost", "keyless", "by_sq
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Counts of rows.
+    """Row counts.
 
     Args:
-        rows_in: rows that came in, including lost ones.
-        by_sql: rows that the SQL left out; negative if it added rows.
-        unaccounted: rows that came in and are in no other count.
+        rows_in: rows that were read, or lost before they were read.
+        by_sql: rows that the SQL removed; negative if it added rows.
+        unaccounted: rows of `rows_in` that are not in any other count.
         replayed: late rows that `dlq replay` has applied; only known in total.
     """
 
@@ -41,7 +41,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class EpochRows:
-    """Rows of a kept commit since the previous one. `account` and `emitted` are None if the previous one is not kept."""
+    """The rows of a commit since the previous one. `account` and `emitted` are None if the previous one is not kept."""
 
     epoch: int
     committed_us: int
@@ -51,12 +51,12 @@ class EpochRows:
 
 @dataclass(frozen=True)
 class RowAccounting:
-    """The block. `total`, `letters`, `late` and `emitted` count since the pipeline began; the last three by reason.
+    """The block. `total`, `letters`, `late` and `emitted` cover the life of the pipeline; the last three are by reason.
 
     Args:
-        unaccounted: the largest unaccounted count, in total or of an epoch.
+        unaccounted: the largest unaccounted count, whether in total or in an epoch.
         lateness: statistics of late rows since the current lateness of the sources was set.
-        advice: a text about the lateness that would have kept more rows.
+        advice: a sentence about the lateness that would have kept more rows.
     """
 
     total: RowCounts
@@ -72,7 +72,7 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """Build the block from the kept commits, oldest first. `lateness` and `advice` come from `why`."""
+    """Build the block from the commits that are kept, oldest first. `lateness` and `advice` come from `why`."""
     latest = next_commit.total_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
     applied = min(latest.replayed_late, total.late)
@@ -115,7 +115,7 @@ def _parts(commit: Commit) -> dict[str, int]:
 
 
 def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
-    """Return the account of row counts. `sql`: whether there is a SELECT, which may leave rows out or add rows."""
+    """Compute the account from row counters. `sql`: whether there is a SELECT, which may remove or add rows."""
     by_sql = p["in"] - p["bad"] - p["sql"]
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:

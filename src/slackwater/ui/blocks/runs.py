@@ -22,10 +22,10 @@ class PastRun:
     """One run. Times are microseconds UTC, durations microseconds.
 
     Args:
-        ended_us: None while it runs, and for a killed run; so is `lasted_us`.
+        ended_us: None while it runs, and for a killed run. The same holds for `lasted_us`.
         outcome: a key of OUTCOMES.
         said: the outcome as text.
-        last_epoch: the last epoch that it committed; None if it committed none.
+        last_epoch: the last epoch that it committed; None if it did not commit any.
         epochs: the number of epochs that it committed.
     """
 
@@ -43,14 +43,14 @@ class PastRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """The block. `runs`: newest first. `failure`: the latest run if it failed or was killed and no runner is up."""
+    """The block. `runs`: newest first. `failure`: the latest run, if it failed or was killed and no runner is active."""
 
     runs: tuple[PastRun, ...]
     failure: PastRun | None
 
 
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """Build the block from the recorded runs, oldest first, the current runner, and the latest epoch."""
+    """Build the block from the recorded runs (oldest first), the active runner, and the latest epoch."""
     nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [
         _past(run, epoch if next_run is None else next_run.epoch, next_run is None and runner is not None)
@@ -62,7 +62,7 @@ def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
 
 
 def _past(run: Run, epoch: int, may_run: bool) -> PastRun:
-    """Return one run of the block. `epoch`: the latest epoch committed before the next run began."""
+    """Convert a run for the block. `epoch`: the latest epoch committed before the next run began."""
     outcome = run.outcome or ("running" if may_run else "killed")
     last = epoch if run.last_epoch is None else run.last_epoch
     ended = run.ended_us

@@ -1,4 +1,4 @@
-"""Block of the stages: what each stage reads, what its watermark waits for, and what its state holds."""
+"""Block of the stages: what each stage reads, what its watermark waits for, and what its state contains."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from slackwater.state.commit import Commit, StageState
 
 @dataclass(frozen=True)
 class StageSummary:
-    """Summary of one stage. `rows_in`, `late` and `emitted` count since the stage began.
+    """The summary of one stage. `rows_in`, `late` and `emitted` count over the life of the stage.
 
     Args:
-        at: its part of an address.
+        at: its component in URLs.
         reads: the sources and stages that it reads.
-        waits_for: a text about what its watermark waits for.
-        open: open windows, or rows that wait in a join.
-        rows: rows of its state; `bytes` is their size.
-        targets: the targets that get its output.
-        kept: for a stage where nothing waits, a text about its state.
+        waits_for: describes what its watermark waits for.
+        open: open windows, or rows buffered in a join.
+        rows: rows in its state; `bytes` is their size.
+        targets: the targets that receive its output.
+        kept: for a stage where nothing waits, a description of its state.
     """
 
     name: str
@@ -47,7 +47,7 @@ def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
 
 
 def stage_address(name: str, number: int) -> str:
-    """Return the part of an address for a stage: its name, or `~` and its number if the name does not fit in a path."""
+    """Return a stage's component in URLs: its name, or `~` and its number if the name does not fit in a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 

@@ -1,4 +1,4 @@
-"""Block "Does it keep up?": the time of each kept epoch by phase, its rows, and the backlog of the sources.
+"""Block "Does it keep up?": the time of each epoch by phase, its rows, and the backlog of the sources.
 
 commit n records    plan read ingest emit of n, commit write note of n - 1, which follow the writing of a commit
 """
@@ -19,10 +19,10 @@ PHASES = (*OWN_PHASES, *LATER_PHASES)
 
 @dataclass(frozen=True)
 class EpochTiming:
-    """Timing of a kept commit.
+    """The timing of one commit.
 
     Args:
-        rows: rows that came in since the previous commit; None if that is not kept.
+        rows: rows read since the previous commit; None if that is not kept.
         since_us: the time since the previous commit (µs); None if that is not kept.
         phases: the time of each phase (µs), without phases that are not known yet.
     """
@@ -36,19 +36,19 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block. Rates are over the kept commits, and None if they are not known.
+    """The block. Rates are over the commits that are kept, and None if unknown.
 
-    The time begins with the first kept commit. If that is the first commit of the pipeline, it begins with the work on it,
-    and its rows count. So a run that read everything in one epoch has a rate.
+    The time begins with the first of these commits. If that is the pipeline's first commit, it begins with the work on
+    that commit, and its rows count. So a run that read everything in one epoch also has a rate.
 
     Args:
-        rows: rows that came in within `over_us`.
+        rows: rows read within `over_us`.
         rows_per_s: `rows` per second of `over_us`.
         busy_per_s: rows per second while an epoch was in progress, which is the capacity.
         busy: the share of the time in which an epoch was in progress.
         waits: the backlog of each source.
         asked_us: when the sources were polled (µs UTC).
-        behind_us: how long it takes to read the backlog at the capacity, if no more rows arrive.
+        behind_us: how long reading the backlog takes at this capacity, if no more rows arrive.
     """
 
     laps: tuple[EpochTiming, ...]
@@ -63,7 +63,7 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
-    """Build the block from the kept commits, oldest first."""
+    """Build the block from the commits that are kept, oldest first."""
     laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
     first, last = commits[0], commits[-1]
     rows = _rows(last) - _rows(first)
@@ -74,7 +74,7 @@ def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now
     elif _spent_us(first) == 0:
         spent = 0  # a version without timings wrote the first commit
     over = max(over, 0)  # the clock may have been set back
-    # over the kept commits, else since the pipeline began
+    # over the commits that are kept, otherwise over the life of the pipeline
     read, busy_us = (rows, spent) if rows and over and spent else (_rows(last), _spent_us(last))
     able = 1e6 * read / busy_us if read and busy_us else None
     counts = [w.rows for w in backlogs if w.rows is not None]
@@ -97,7 +97,7 @@ def _rows(commit: Commit) -> int:
 
 
 def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, Commit | None]:
-    """Return the commits directly before and after one, each None if it is not kept."""
+    """Return the commits directly before and after a commit; each is None if it is not kept."""
     before = commits[index - 1] if index and commits[index - 1].epoch == commits[index].epoch - 1 else None
     after = (
         commits[index + 1]

@@ -1,4 +1,4 @@
-"""Block "What closes next?": open windows by the watermark that closes them, in at most BINS bins, and the keys of a bin.
+"""Block "What closes next?": open windows by the watermark that closes them, in up to BINS bins, and the keys of a bin.
 
 watermark
     │  ▂▅█▃▁▁  ▂▁              ▁        sessions: one scan of a few columns; WHOLE rows close when they are due, fragments
@@ -34,14 +34,14 @@ from slackwater.windows import panes
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
-KEYS = 100  # listed keys of a bin
-PANES = 5000  # panes that are read for them, which matters for short hops in a long window
-AT_ONCE = 50_000  # units that are merged at a time
+KEYS = 100  # how many keys of a bin are listed
+PANES = 5000  # how many panes are read for them, which matters for short hops in a long window
+AT_ONCE = 50_000  # how many units are merged at a time
 
 
 @dataclass(frozen=True)
 class CloseBin:
-    """Number of windows that close at a watermark in [from_us, to_us)."""
+    """The number of windows that close at a watermark in [from_us, to_us)."""
 
     from_us: int
     to_us: int
@@ -53,9 +53,9 @@ class UpcomingCloses:
     """The block.
 
     Args:
-        what: "sessions" or "keys in windows". For hopping windows the count of keys is an upper bound.
-        width_us: the width of each bin. The last bin may be wider: it holds the windows that close much later.
-        bins: the bins that have windows.
+        what: "sessions" or "keys in windows". For hopping windows, the count of keys is an upper bound.
+        width_us: the width of each bin. The last bin may be wider: it has the windows that close much later.
+        bins: the non-empty bins.
     """
 
     what: str
@@ -76,7 +76,7 @@ class ClosingWindow:
 
 
 def count_windows(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 open session`, `2,000 keys in open windows`."""
+    """Format a count with its noun: `1 open session`, `2,000 keys in open windows`."""
     if noun == "sessions":
         return plural(count, "open session")
     return plural(count, "key in open windows", "keys in open windows")
@@ -96,7 +96,7 @@ def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
 
 @singledispatch
 def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s] | None:
-    """Return the noun of what closes, the closing times in any order, and the count at each time."""
+    """Return the noun for what closes, the closing times in any order, and the count at each time."""
     raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes")
 
 
@@ -134,9 +134,9 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 
 
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
-    """Return the bin width and the bins of times with their counts. If the last per cent is far away, it gets one bin.
+    """Return the bin width, and the bins of times with their counts. If the last 1% are far away, they share one bin.
 
-    Nothing is sorted, since there may be millions of times.
+    This does not sort, since there may be millions of times.
     """
     if not len(times):
         return 0, ()
@@ -167,7 +167,7 @@ def _percentile(times: Int64s, counts: Int64s) -> int:
 
 
 def closing_windows(snapshot: Snapshot, from_us: int, to_us: int) -> list[ClosingWindow]:
-    """Return the first KEYS windows that close within a bin, by closing time. Raises StateError."""
+    """Return the first KEYS windows that close between `from_us` and `to_us`, by closing time. Raises StateError."""
     return _closing_keys(restore_operator(snapshot.commit, -1), snapshot, from_us, to_us)
 
 
@@ -200,7 +200,7 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """Yield hashes of the state units that may hold the first windows of a bin. Units of one window come together."""
+    """Yield hashes of the state units that may contain the first windows of a bin. Units of a window come together."""
     raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 

@@ -1,4 +1,4 @@
-"""Block "Who holds the watermark?": a lane per source and partition, and the lag behind the clock of each commit."""
+"""Block "Who holds the watermark?": a lane for each source and partition, and the lag behind the clock in each commit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class WatermarkLane:
-    """A source (`partition` is None), one of its partitions, or a stage that is read (`of_stage`). Times in µs.
+    """A source (`partition` is None), one of its partitions, or an input stage (`of_stage`). Times are in µs.
 
     Args:
         newest_us: the newest event time.
@@ -35,7 +35,7 @@ class WatermarkLane:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """Lag of the watermark behind the clock at a kept commit (µs); None before there is a watermark."""
+    """The lag of the watermark behind the clock at one commit (µs); None before there is a watermark."""
 
     epoch: int
     committed_us: int
@@ -44,7 +44,7 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class WatermarkBlock:
-    """The block. `behind`: the lag at each kept commit."""
+    """The block. `behind`: the lag at each commit that is kept."""
 
     watermark_us: int | None
     lanes: tuple[WatermarkLane, ...]
@@ -52,7 +52,7 @@ class WatermarkBlock:
 
 
 def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
-    """Build the block from a report of `report` and the kept commits, oldest first; for one stage or for all sources."""
+    """Build the block from a report and the commits that are kept, oldest first; for one stage or for all sources."""
     return WatermarkBlock(
         _watermark(report, commits),
         tuple(_lane(c, report) for c in shown_clocks(report)),
@@ -63,7 +63,7 @@ def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBl
 def shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
     """Return the clocks of the inputs of a report about one stage.
 
-    For a report about several stages, return the clock of each source in the first stage that reads it.
+    For a report about several stages, return each source's clock in the first stage that reads it.
     """
     if not report.stages:
         return report.clocks

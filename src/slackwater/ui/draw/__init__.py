@@ -1,1 +1,1 @@
-"""Draw blocks as SVG. Shapes only have classes; the stylesheet has colours and strokes."""
+"""Draw blocks as SVG. Shapes only have classes; colours and strokes are in the stylesheet."""

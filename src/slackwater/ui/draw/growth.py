@@ -1,4 +1,4 @@
-"""Draw the bytes and the rows of the state over the kept commits."""
+"""Draw the bytes and rows of the state over the commits that are kept."""
 
 from __future__ import annotations
 

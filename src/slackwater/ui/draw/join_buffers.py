@@ -1,4 +1,4 @@
-"""Draw the rows that wait on both sides of a join by event time, with lines before which rows have expired."""
+"""Draw the buffered rows on both sides of a join by event time, with lines before which rows have expired."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEFT, TOP, LANE = 120, 30, 92
 
 
 def draw_ages(block: JoinBuffers) -> Markup:
-    """Draw the waiting rows of both sides by event time; return empty markup if none waits."""
+    """Draw the buffered rows of both sides by event time; return empty markup if there are none."""
     times = [t for side in block.sides for age in side.ages for t in (age.from_us, age.to_us)]
     if not times:
         return Markup("")

@@ -1,4 +1,4 @@
-"""Draw the windows of one key in event time: bars with the gap hatched, and the cap as a line."""
+"""Draw the windows of one key in event time: bars with a hatched gap, and the cap as a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slackwater.ui.format import format_time
 from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, time_axis, title
 
 LEFT, TOP, LANE = 14, 30, 34
-MOST = 60  # windows that are drawn
+MOST = 60  # maximum number of windows drawn
 
 
 def draw_key_timeline(block: KeyView) -> Markup:

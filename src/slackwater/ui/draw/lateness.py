@@ -14,7 +14,7 @@ LEFT, TOP, BOTTOM = 70, 12, 120
 
 
 def draw_lateness(block: LatenessStats) -> Markup:
-    """Draw a bar per step of lateness; return empty markup without late rows."""
+    """Draw one bar per step of lateness; return empty markup if no rows were late."""
     if not block.chances:
         return Markup("")
     counts, remaining = list[int](), block.late

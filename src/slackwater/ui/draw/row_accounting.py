@@ -1,4 +1,4 @@
-"""Draw the rows of each kept epoch, stacked by what became of them."""
+"""Draw the rows of each epoch, stacked by what happened to them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def draw_total(account: RowCounts) -> Markup:
     for name, count in parts:
         low, high = across.position(offset), across.position(offset + count)
         offset += count
-        # every part is visible, even one late row of millions
+        # every part is visible, even one late row in millions
         bars.append(rect(min(low, width() - 2), 0, max(high - low, 2), 18, f"part {name}", _about(name, count)))
     return picture("All rows by outcome", 18, *drawn, element("g", *bars, clip_path=f"url(#{drawing_id('round')})"))
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    """Draw a stacked bar per kept epoch; return empty markup if no epoch has an account."""
+    """Draw a stacked bar for each epoch; return empty markup if no epoch has an account."""
     accounted = [e for e in block.epochs if e.account is not None]
     if not accounted:
         return Markup("")

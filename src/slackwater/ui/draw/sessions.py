@@ -1,4 +1,4 @@
-"""Draw windows of several keys in event time: one lane per window, with the gap hatched.
+"""Draw windows of several keys in event time: one lane per window, with a hatched gap.
 
 user=u1   ▓▓▓▓▓▓▓▓░░░        ┊
 user=u2        ▓▓░░░         ┊ watermark
@@ -20,7 +20,7 @@ LEFT, TOP, LANE = 220, 30, 26
 
 @dataclass(frozen=True)
 class SessionBar:
-    """A window of a key; times in µs. `last_us`: the last event of a session, which its gap follows."""
+    """A window of a key; times are in µs. `last_us`: the last event of a session, followed by its gap."""
 
     key: str
     start_us: int

@@ -1,4 +1,4 @@
-"""Draw the stages of a pipeline as boxes, from the sources at the left to the output at the right. A box is a link.
+"""Draw the stages of a pipeline as boxes, from the sources on the left to the output on the right. Boxes are links.
 
 sources ─▶ stages that read them ─▶ stages that read these ─▶ …          one column each; lines show what is read
 """
@@ -22,17 +22,17 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
     """Draw the stages.
 
     Args:
-        base: prefix of the addresses that boxes link to; None in a file, where they link to anchors.
-        chosen: the stage that is highlighted.
+        base: the prefix of the URLs that boxes link to; None in a file, where they link to anchors.
+        chosen: the highlighted stage.
     """
     columns = _columns(summaries)
     sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))
     high = max(len(sources), *(sum(c == n for c in columns.values()) for n in set(columns.values())))
     count, inner_width = max(columns.values()), WIDTH - 4
-    # few stages share the width; many keep their size and can be scrolled
+    # a few stages share the width; many keep their size and can be scrolled
     wide = SOURCE + count * (BOX + GAP) > inner_width
     width = BOX if wide else (inner_width - SOURCE - GAP * count) / count
-    below = high * ROW + 6.0  # y of lines that pass whole columns
+    below = high * ROW + 6.0  # y of lines that pass entire columns
     ends = {n: (SOURCE - 6.0, _row(k, len(sources), high)) for k, n in enumerate(sources)}
     names = [text(0, y + 4, n if len(n) <= 14 else n[:13] + "…", "lane") for n, (_, y) in ends.items()]
     lines, drawn, passing = list[Markup](), list[Markup](), False
@@ -55,7 +55,7 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
 
 
 def _columns(summaries: Sequence[StageSummary]) -> Mapping[str, int]:
-    """Return the column of each stage: 1 plus the largest column of its inputs."""
+    """Return the column of each stage: one more than the largest column of its inputs."""
     columns: dict[str, int] = {}
     for stage in summaries:
         columns[stage.name] = 1 + max((columns.get(n, 0) for n in stage.reads), default=0)
@@ -68,7 +68,7 @@ def _row(index: int, count: int, high: int) -> float:
 
 
 def _flow(x1: float, y1: float, x2: float, y2: float, below: float | None) -> Markup:
-    """Draw an arrow. `below`: y at which it passes the columns in between; None for a direct arrow."""
+    """Draw an arrow. `below`: the y at which it passes the columns in between; None for a direct arrow."""
     if below is None:
         middle = (x1 + x2) / 2
         curve = f"M{x1 + 4:g} {y1:g} C{middle:g} {y1:g} {middle:g} {y2:g} {x2 - 8:g} {y2:g}"

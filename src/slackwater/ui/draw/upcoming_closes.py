@@ -1,4 +1,4 @@
-"""Draw open windows by when they close. A bar is a link to its first keys."""
+"""Draw open windows by when they close. Each bar links to its first keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
 def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
-    """Draw the bins. `base`: prefix of the addresses that bars link to; None for a drawing without links."""
+    """Draw the bins. `base`: the prefix of the URLs that bars link to; None for a drawing without links."""
     if not block.bins:
         return Markup("")
     regular = [b for b in block.bins if b.to_us - b.from_us == block.width_us]
@@ -51,6 +51,6 @@ def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base
     bar = rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
         return element("g", title(about), bar)
-    # the whole height can be clicked, so that the pointer also hits a bar of one window
+    # the whole height is clickable, so that the pointer can also hit a bar of one window
     click_area = rect(x, TOP, width, BOTTOM - TOP, "reach")
     return element("a", title(about), click_area, bar, href=f"{base}/closing?from={low}&to={high}", aria_label=about)

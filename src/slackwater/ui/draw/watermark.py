@@ -1,4 +1,4 @@
-"""Draw a lane per source and partition on one axis of event time, and the lag of the watermark.
+"""Draw a lane for each source and partition on one event-time axis, and the lag of the watermark.
 
 source     ░░░░░░░░░░░░░▓▓▓▓▓●        newest event ●, before it the lateness ▓, which starts at the source's watermark
 partition  ░░░▓▓▓▓▓●                  the lane that holds the global watermark is marked
@@ -29,7 +29,7 @@ from slackwater.ui.svg import (
     title,
 )
 
-MOST = 40  # lanes that are drawn
+MOST = 40  # maximum number of lanes drawn
 LEFT = 220
 LANE = 30
 
@@ -104,7 +104,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
 
 
 def draw_lag(lag_points: Sequence[LagPoint]) -> Markup:
-    """Draw clock minus watermark for each kept commit."""
+    """Draw the clock minus the watermark at each commit."""
     with_lag = [b for b in lag_points if b.behind_us is not None]
     if len(with_lag) < 2:
         return Markup("")
