@@ -241,7 +241,7 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
             fork_store(store, "s")
     due = (10_006).to_bytes(8, "little")
     path.write_bytes(path.read_bytes().replace(due, (10_007).to_bytes(8, "little")))
-    with pytest.raises(StateError, match=f"state file .*{path.name} does not hold what was written; restore"):
+    with pytest.raises(StateError, match=f"state file .*{path.name} does not match its checksum; restore"):
         fork_store(store, "s")
     assert not (tmp_path / "s").exists()
 

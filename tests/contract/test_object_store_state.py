@@ -424,7 +424,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     [
         (lambda c, f: c.delete([f]), "is missing"),
         (lambda c, f: c.put(f, bytes(c.get(f).content)[:-9]), "is truncated"),
-        (lambda c, f: c.put(f, bytes(c.get(f).content)[:-1] + b"?"), "does not hold what was written"),
+        (lambda c, f: c.put(f, bytes(c.get(f).content)[:-1] + b"?"), "does not match its checksum"),
     ],
 )
 def test_a_damaged_segment_is_told_by_its_url(
@@ -440,7 +440,7 @@ def test_a_damaged_segment_is_told_by_its_url(
     with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
         pass
     assert [p.what for p in verify_state(make()).problems] == [message]
-    if message != "does not hold what was written":  # only fetching the file detects this
+    if message != "does not match its checksum":  # only fetching the file detects this
         with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}"):
             make().open()
 

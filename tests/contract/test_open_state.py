@@ -194,7 +194,7 @@ def test_which_state_is_meant(place: Place) -> None:
         sw.open_state(place.where)
     with pytest.raises(StartError, match='"othr" has no state there; did you mean "other"'):
         sw.open_state(place.where, "othr")
-    with pytest.raises(StateError, match="there is no state yet; it begins with the first epoch"):
+    with pytest.raises(StateError, match="there is no state yet; the first epoch creates it"):
         sw.open_state(place.where, "other").scan()
     assert sw.open_state(f"{place.where}/law").scan().height == 1
     with pytest.raises(StartError, match='this is the state of "law", not of "other"'):
@@ -249,7 +249,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
     content[400] ^= 1
     segment.write_bytes(content)
     with pytest.raises(
-        StateError, match=rf"{segment.name} (does not hold what was written|cannot be read).*; restore it from a copy"
+        StateError, match=rf"{segment.name} (does not match its checksum|cannot be read).*; restore it from a copy"
     ):
         sw.open_state(place.where).fetch("k")
 

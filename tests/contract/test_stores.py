@@ -236,7 +236,7 @@ def sealed(text: str) -> str:
             r"state in .* has format 9, this version reads formats 1 to 3; install a newer version",
         ),
         (sealed('{"format": 0}'), r"no migration from it is registered"),
-        (sealed(commit(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not hold what was written"),
+        (sealed(commit(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not match its checksum"),
         (sealed(commit(0).model_dump_json())[:-30], r"manifest .*000000000.json is damaged"),
     ],
 )

@@ -82,7 +82,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         connection = pika.BlockingConnection(parameters)
     except (pika.exceptions.ProbableAuthenticationError, pika.exceptions.AuthenticationError):
         raise StartError(
-            f"RabbitMQ at {address} refused the user; expected one it knows; correct user and password in url"
+            f"RabbitMQ at {address} refused the user; expected one that exists; correct user and password in url"
         ) from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
@@ -107,7 +107,7 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         code = getattr(error, "reply_code", None)
         if code == 404:
             raise StartError(
-                f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it or correct it'
+                f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it, or correct query'
             ) from None
         reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(

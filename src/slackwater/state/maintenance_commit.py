@@ -32,7 +32,7 @@ def edit_state(store: StateStore) -> Iterator[Commit]:
 
 def missing_state_error() -> StartError:
     """Return the error for a missing state."""
-    return StartError("there is no state yet; it begins with the first epoch of: slackwater run")
+    return StartError("there is no state yet; the first epoch creates it: slackwater run")
 
 
 def check_published(commit: Commit, published: int) -> None:

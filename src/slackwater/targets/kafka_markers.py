@@ -87,8 +87,8 @@ class KafkaMarkers:
             raise
         if policy != "compact":
             raise StartError(
-                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, because Kafka would '
-                f"delete the markers of published epochs; set it (kafka-configs.sh --bootstrap-server {self.brokers} "
+                f'Kafka topic "{EPOCHS_TOPIC}" has cleanup.policy={policy}; expected compact, because otherwise '
+                f"Kafka deletes the markers of published epochs; set it (kafka-configs.sh --bootstrap-server {self.brokers} "
                 f"--alter --topic {EPOCHS_TOPIC} --add-config cleanup.policy=compact)"
             )
 

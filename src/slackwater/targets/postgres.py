@@ -209,7 +209,7 @@ class PostgresTarget:
         problems = self._differences(db)
         if problems:
             raise StartError(
-                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that is absent"
+                f"{self.description} does not fit the output: {'; '.join(problems)}; alter it, or name a table that does not exist"
             )
 
     def _is_unique(self, db: psycopg.Connection[Any], identity: Sequence[str]) -> bool:

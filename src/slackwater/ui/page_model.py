@@ -114,7 +114,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
     begins = (
         f"{runner} works on the first epoch, and this page shows it once it is committed"
         if runner is not None
-        else f"it begins with the first epoch of: slackwater run {watched.file}"
+        else f"the first epoch creates it: slackwater run {watched.file}"
     )
     failure = build_runs(watched.store.runs(), runner, -1).failure
     if failure is not None:

@@ -133,8 +133,8 @@ def find_damage(path: Path, expected: str, size: int | None = None) -> str:
         with pa.memory_map(str(path)) as source:
             content = source.read_buffer()
             if size is not None and content.size != size:
-                return "is truncated" if content.size < size else "is longer than what was written"
-            return "" if file_checksum(content) == expected else "does not hold what was written"
+                return "is truncated" if content.size < size else "is longer than expected"
+            return "" if file_checksum(content) == expected else "does not match its checksum"
     except (OSError, pa.ArrowException) as error:
         if exhausted := ExhaustedError.from_error(error):
             raise exhausted from None

@@ -66,7 +66,7 @@ class CommitLog:
                 or StateError(f"manifest {shown} is damaged or unreadable; restore it from a copy of the directory")
             ) from error
         if ending.partition(" ")[0] != file_checksum(text.encode()):
-            raise StateError(f"manifest {shown} is damaged: it does not hold what was written; restore it from a copy")
+            raise StateError(f"manifest {shown} is damaged: it does not match its checksum; restore it from a copy")
         migrations.migration_route(version, f"state in {self.storage.root}")
         return StoredRecord(version, data)
 

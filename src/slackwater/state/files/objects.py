@@ -146,9 +146,7 @@ class ObjectStorage:
                     continue
                 raise self._damage_error(file, "is missing")
             if file.bytes is not None and size != file.bytes:
-                raise self._damage_error(
-                    file, "is truncated" if size < file.bytes else "is longer than what was written"
-                )
+                raise self._damage_error(file, "is truncated" if size < file.bytes else "is longer than expected")
 
     # -- files that are listed by name ------------------------------------------------------------------------------
 
@@ -231,8 +229,8 @@ class ObjectStorage:
 
 def _content_damage(content: memoryview, file: FileRef) -> str:
     if file.bytes is not None and len(content) != file.bytes:
-        return "is truncated" if len(content) < file.bytes else "is longer than what was written"
-    return "" if file_checksum(content) == file.checksum else "does not hold what was written"
+        return "is truncated" if len(content) < file.bytes else "is longer than expected"
+    return "" if file_checksum(content) == file.checksum else "does not match its checksum"
 
 
 def pipeline_names(url: str, options: Mapping[str, str]) -> list[str]:

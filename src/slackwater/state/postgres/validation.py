@@ -58,8 +58,8 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
             beyond = frame.filter(pl.col(column).abs() >= _FAR)
             if beyond.height:
                 raise StateError(
-                    f'state could not be read: found a time beyond the calendar in column "{names.get(column, column)}" of '
-                    f"{plural(beyond.height, 'row')} of table {table}, expected one within it: {_WAYS}"
+                    f'state could not be read: found a time out of range in column "{names.get(column, column)}" of '
+                    f"{plural(beyond.height, 'row')} of table {table}, expected less than 2^62 microseconds from 1970: {_WAYS}"
                 )
     if "__kind" in frame.columns:
         unknown = frame.filter(~pl.col("__kind").is_in(list(_KINDS)))
