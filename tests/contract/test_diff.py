@@ -202,7 +202,7 @@ def test_columns_of_one_side_alone_do_not_go_unsaid(
     sessions().write_parquet(a)
     sessions().rename({"total": "sum"}).write_parquet(b)
     code, said = slackwater(capsys, monkeypatch, "diff", a, b, "--by", "user")
-    assert (code, said.splitlines()[-2:]) == (1, ["columns in A alone: total", "columns in B alone: sum"])
+    assert (code, said.splitlines()[-2:]) == (1, ["columns only in A: total", "columns only in B: sum"])
     assert slackwater(capsys, monkeypatch, "diff", a, b, "--by", "user", "--ignore", "total,sum")[0] == 0
 
 

@@ -108,7 +108,7 @@ def test_it_can_be_looked_at_without_a_config(
 
 @pytest.mark.parametrize("number", FORMATS)
 def test_a_join_is_told_to_be_one(number: int, restored: Callable[[int, str], Make]) -> None:
-    with pytest.raises(StateError, match="is of a join; only windows can be inspected"):
+    with pytest.raises(StateError, match="belongs to a join; only windows can be inspected"):
         StateView(restored(number, "join")()).scan()
 
 

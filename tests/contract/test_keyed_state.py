@@ -86,7 +86,7 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
     with store.peek() as snapshot:
         hottest = hot_keys(store, snapshot, 9)
         assert sorted(str(k.key["user"]) for k in hottest) == ["None", "x", "y", "z"]
-        with pytest.raises(StateError, match="is of a nth; only windows can be inspected"):
+        with pytest.raises(StateError, match="belongs to a nth; only windows can be inspected"):
             restore_window(snapshot.commit)
     compact_state(make())
     assert counts_by_user(make) == {"x": 4, "y": 1, "z": 1, None: 1}

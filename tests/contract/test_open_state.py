@@ -160,7 +160,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
         right_prefix="r_",
     )
     place.ran([RowsInput({"a": [row(0)], "b": []})], join, sources=("a", "b"))
-    with pytest.raises(StateError, match="the state in epoch 0 is of a join; only windows can be inspected"):
+    with pytest.raises(StateError, match="the state in epoch 0 belongs to a join; only windows can be inspected"):
         sw.open_state(place.where).scan()
 
 
@@ -170,7 +170,7 @@ def test_a_join_has_no_windows(place: Place) -> None:
         (lambda v: v.fetch(3), "key: user: found 3, expected a value of type string"),
         (lambda v: v.fetch({"usr": "k"}), "key: found the columns usr, expected user"),
         (lambda v: v.scan("nn > 1"), 'where: unable to find column "nn"'),
-        (lambda v: v.scan("n >"), 'where: "n >" cannot be read .* expected a condition in SQL'),
+        (lambda v: v.scan("n >"), 'where: "n >" cannot be parsed .* expected a condition in SQL'),
         (lambda v: v.find_sessions("k", "noon"), 'earliest_end: found "noon", expected a time such as'),
     ],
 )

@@ -121,7 +121,7 @@ COUNTS = sw.Window(
         ("SELECT 'a' AS user, TIMESTAMP '2024-01-01' AS _event_ts", "it uses no row of source"),
         (
             "SELECT user, _event_ts FROM source UNION ALL SELECT 'a', TIMESTAMP '2024-01-01'",
-            "UNION ALL with rows that are not of",
+            "UNION ALL with rows that are not from",
         ),
         ("SELECT s.user, s._event_ts FROM range(3) LEFT JOIN source s ON true", "write source LEFT JOIN lookup"),
         ("SELECT user, _event_ts, reflect('java.lang.System', 'nanoTime') AS r FROM source", r"it uses reflect\(\)"),
