@@ -1,7 +1,7 @@
-"""Every error Slackwater raises on purpose, as one tree.
+"""All errors that Slackwater raises deliberately, as one class hierarchy.
 
     SlackwaterError
-    ├── ConfigError          the description of a pipeline is wrong (found before Spark starts); one line per problem
+    ├── ConfigError          the description of a pipeline is invalid (found before Spark starts); one line per problem
     ├── StartError           the pipeline cannot start: columns, SQL, a lock, a state that does not fit
     │   ├── LockHeldError    another runner holds the lock of the pipeline
     │   └── StateError       the state cannot be used: another fingerprint, another version, damaged
@@ -10,12 +10,12 @@
     ├── ValueRangeError      a result does not fit its type
     ├── FencedError          another runner committed: this one must stop
     ├── ExhaustedError       this process cannot open another file; no file is damaged
-    ├── PublishError         the target refused the committed output; the next start publishes it
+    ├── PublishError         the target rejected the committed output; the next start publishes it
     ├── SparkEndedError      Spark's process has ended (killed, out of memory)
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
-        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline starts again with them
+        └── NewColumnsError  a source has columns that this run is not bound to: the pipeline restarts with them
 
-Each message says what failed, what was expected and found, and what to do next.
+Each message says what failed, what was found and expected, and what to do next.
 """
 
 from __future__ import annotations

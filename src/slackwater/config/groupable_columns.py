@@ -1,7 +1,7 @@
 """Columns by which SQL may group rows, although each epoch sees only its own rows.
 
     results of a window ─▶ one epoch has all results with equal bounds ─▶ GROUP BY window_start is exact
-    rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is refused
+    rows of a source    ─▶ an epoch has only the rows that it read     ─▶ GROUP BY is an error
 
 All tumbling and hopping windows with the same bounds close at the same watermark, so they are emitted in the same
 epoch, for all keys. Sessions are not: a session that is cut at `max_session_duration_ms` closes before a session of

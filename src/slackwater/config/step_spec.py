@@ -56,7 +56,7 @@ class StepSummary(NamedTuple):
 
     title: str  # "every 3rd row of 1 key"
     behaviour: str  # what it emits: "each 3rd row of a key, in the epoch that reads it"
-    state: str  # what it stores: "one number per key, for ever"
+    state: str  # what it stores: "one number per key, forever"
 
 
 class StepSpec(Spec):

@@ -1,7 +1,7 @@
 """The start of a run: publishes pending output, and converts the state to this config.
 
 latest commit ─▶ compare with the config ─▶ publish pending output ─▶ migrate if necessary, in a separate epoch
-                 REBUILD: refused                                     else continue unchanged
+                 REBUILD: fails                                       else continue unchanged
 """
 
 from __future__ import annotations

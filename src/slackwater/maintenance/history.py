@@ -67,8 +67,9 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
 
 
 def open_windows(commit: Commit) -> int:
-    """Return the number of open windows of the last stage: sessions, or pairs of key and pane; buffered rows for a
-    join.
+    """Return the number of open windows of the last stage: sessions, or pairs of key and pane.
+
+    For a join, this is the number of buffered rows.
     """
     last = commit.stages[-1]
     if last.fingerprint.get("kind") == "join":

@@ -162,7 +162,7 @@ class StateView(NotebookRepr):
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key from texts `name=value` (see `query.inspect.parse_key`), for `fetch` and `find_sessions`."""
+        """Parse a key from strings `name=value` (see `query.inspect.parse_key`), for `fetch` and `find_sessions`."""
         logic = restore_window(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}

@@ -4,10 +4,10 @@
     rows      │                        │
     ├─ reach ─┤▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒├─ reach ─┤     read: rows here may belong to a window in the range
     windows   │                        │
-        [─────┼──]                     │              starts before the range: left out (unless --partial)
+        [─────┼──]                     │              starts before the range: omitted (unless --partial)
               │   [──]  [────]         │              written
               │                     [──┼────]         starts in the range: complete, and written
-              │                        │ [───]        starts after the range: left out
+              │                        │ [───]        starts after the range: omitted
 
 reach = the duration of tumbling and hopping windows, or the gap plus the cap of sessions. Spark's streaming query is
 not used: this module cuts the batches from offsets and lists of files. Therefore an interrupted backfill continues from
@@ -50,7 +50,7 @@ class BackfillResult:
 
     Args:
         status: the status after the last commit; None if there was nothing to read.
-        written: counts of the windows that this start wrote or left out.
+        written: counts of the windows that this start wrote or omitted.
         done: False if the backfill was stopped before its end.
         after: the epoch at which an interrupted backfill was continued; None for a new one.
     """

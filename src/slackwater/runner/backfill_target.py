@@ -20,8 +20,8 @@ class RangeCounts:
 
     Args:
         windows: windows written.
-        before: windows left out because they start before the range.
-        unfinished: windows left out because they were not over when the backfill started.
+        before: windows omitted because they start before the range.
+        unfinished: windows omitted because they were not over when the backfill started.
     """
 
     windows: int = 0

@@ -42,9 +42,7 @@ class Lookups:
                 ) from None
 
     def refresh(self) -> None:
-        """Reload the lookups that are older than their `refresh_interval_ms`. A failure is counted and logged as a
-        warning.
-        """
+        """Reload lookups that are older than their `refresh_interval_ms`. Failures are counted and logged as warnings."""
         for name, spec in self.specs.items():
             read_at, _ = self._loaded[name]
             if (time.monotonic() - read_at) * 1000 < spec.refresh_interval_ms:

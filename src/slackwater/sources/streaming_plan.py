@@ -152,7 +152,7 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Return a source as one that Spark plans. `planning.create_planners` has refused all others."""
+    """Return a source as one that Spark plans. `planning.create_planners` has rejected all others."""
     assert isinstance(source, SparkPlannedSource)
     return source
 

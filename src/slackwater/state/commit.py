@@ -269,7 +269,7 @@ class Commit(CommitModel):
     targets: Mapping[str, TargetDestination] = Field(default_factory=dict)  # by name; empty before the first epoch
     letters_to: Annotated[tuple[str | None, ...], Field(max_length=3)] | None = None  # destination of dead letters
     letters_marks: Markers = ()  # see `TargetDestination.marks`
-    reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS stands for dead letters
+    reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS represents dead letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
     tried: tuple[Name, ...] = ()  # name of the list of failed replays and their attempts, see `replay.attempts`

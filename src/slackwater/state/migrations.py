@@ -28,9 +28,7 @@ class StateTables(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """One step from a format to the next: a description, the change of the record, and the statements for each stage's
-    tables.
-    """
+    """One step from a format to the next: a description, the record's change, and SQL for the tables of each stage."""
 
     description: str
     change: Callable[[Record], Record]

@@ -87,9 +87,7 @@ class FilesTarget:
         return infix if any(f"-{infix}" in name for name in self._files()) else ""
 
     def can_put_newer_aside(self, rollback: TargetMarker) -> bool:
-        """Return whether this state's files up to `rollback` still exist and are distinguishable from other states'
-        files.
-        """
+        """Return whether this state's files up to `rollback` exist and are distinguishable from those of other states."""
         marker, own_infix = self._read_marker(), self._own_infix
         if marker.get("state", "") == self._table.state:
             return True

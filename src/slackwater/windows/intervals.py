@@ -145,9 +145,7 @@ class SessionLogic(WindowLogic):
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
-        """Return the times against which the intervals of an epoch are judged; `watermark` is that of the previous
-        epoch.
-        """
+        """Return the times against which an epoch's intervals are judged; `watermark` is that of the previous epoch."""
         from slackwater.windows.session_kernel.runs import SessionTimes  # compiled
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
@@ -184,8 +182,9 @@ class IntervalBatch:
         return (self.kind == EMITTED) | (self.kind == EMITTED_FRAGMENT)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Return a mask of the floors, and of the whole sessions that close at or before the horizon (see
-        `WindowLogic.horizon`).
+        """Return a mask of the floors, and of whole sessions that close at or before the horizon.
+
+        See `WindowLogic.horizon`.
         """
         return is_gone(self.kind, self.due, horizon)
 
@@ -231,8 +230,7 @@ def reduce_per_key(ufunc: np.ufunc, values: Int64s | Bools, key: Int64s) -> Int6
 
 
 def reach_before(key: Int64s, start: Int64s, last: Int64s) -> Int64s:
-    """Return, for each interval, the latest event among the earlier intervals of its key; NO_WATERMARK if it is the
-    first.
+    """Return, for each interval, the latest event among its key's earlier intervals; NO_WATERMARK for the first.
 
     Only stored intervals are longer than a point, and they do not overlap. So the last stored interval before a row
     also has the latest event.

@@ -174,7 +174,7 @@ def _(
     """
     state     ─┬─ gone, floors ─────────────────────────────────────────────▶ floors ┐
                └─ open, retained ─┐                                                  ├─▶ state'
-    stored ── not in the state ───┼─▶ as if retained for ever: ingest ─▶ emit ─┬─────┘
+    stored ── not in the state ───┼─▶ as if retained forever: ingest  ─▶ emit ─┬─────┘
     rows ── of runs below the cap ┘                                            └─▶ upserts, superseded
     """
     horizon = logic.horizon(watermark)
@@ -310,9 +310,7 @@ def _refusal_reasons(
 
 
 def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
-    """Return the state rows of whole units: the staying rows, and a floor for expired ones where rows can still be
-    late.
-    """
+    """Return whole units of state rows: the staying rows, and a floor for expired ones if rows can still be late."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])
     if everything.is_empty():

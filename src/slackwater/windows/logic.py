@@ -219,9 +219,7 @@ class WindowLogic(KeyedStateLogic):
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
     def output_frame(self, done: EmitResult) -> pl.DataFrame:
-        """Return the output columns and `__reason` of the rows an epoch emits; superseded rows have their identity,
-        else NULLs.
-        """
+        """Return the output columns and `__reason` of emitted rows; superseded rows have their identity, else NULLs."""
         rows = done.rows
         for agg in self.aggs:
             agg.check_limit(rows, self.pipeline)  # as in `finish`, but with the pipeline's name

@@ -60,9 +60,7 @@ def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int
 
 
 def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
-    """Clear `holds` in all notes of the `touched` panes: they got new rows, so the target no longer holds them
-    unchanged.
-    """
+    """Clear `holds` in all notes of the `touched` panes: after new rows, the target does not hold them unchanged."""
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 

@@ -245,8 +245,7 @@ def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
 def admit_groups(
     logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
 ) -> tuple[pl.DataFrame, int]:
-    """Apply `on_state_cap = "drop_new_groups"` in one shard: return the admitted rows and the number of refused raw
-    rows.
+    """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
 
     Only called if the limit may be reached. `existing` holds all live panes of the shard (`__kh`, `__start`, keys). A
     group counts in every open window that contains its pane. Groups are admitted in order of (first event time, key),

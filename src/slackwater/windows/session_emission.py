@@ -167,9 +167,7 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
 def _record_emissions(
     logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
 ) -> IntervalBatch:
-    """Record in the intervals what the target now holds. The start of an emitted session is stored in its first
-    interval.
-    """
+    """Record in the intervals what the target now holds: a session's first interval stores its emitted start."""
     if not logic.revises or not emitted.any():
         return unit
     now = emitted[session]

@@ -3,9 +3,9 @@
 source                                   rows: each is emitted in the epoch that reads it
 users, range(3), VALUES (1)              fixed: the same in every epoch
 rows JOIN fixed                          rows
-rows JOIN rows                           refused: a row would meet only the rows that its epoch happens to read
-fixed LEFT JOIN rows                     refused: a lookup's row is emitted alone if its epoch has no match
-rows UNION ALL fixed, or fixed alone     refused: the fixed rows would be emitted in every epoch
+rows JOIN rows                           an error: a row would meet only the rows that its epoch happens to read
+fixed LEFT JOIN rows                     an error: a lookup's row is emitted alone if its epoch has no match
+rows UNION ALL fixed, or fixed alone     an error: the fixed rows would be emitted in every epoch
 """
 
 from __future__ import annotations

@@ -283,8 +283,9 @@ def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]
             connection.close()
 
 
-# Idle connections are reused, because to connect takes ADBC 50 ms of CPU. A shard connects several times per epoch, and the driver
-# emits in one thread per shard. Connections that were idle for long are closed: a firewall may have dropped them silently.
+# Idle connections are reused, because connecting through ADBC takes 50 ms of CPU. A shard connects several times per
+# epoch, and the driver emits in one thread per shard. Connections that have been idle for long are closed: a firewall
+# may have dropped them silently.
 MAX_IDLE_S = 20.0
 MAX_IDLE = 8  # idle connections of a process, to all addresses
 _idle: list[tuple[tuple[int, str, str], float, Any]] = []  # process, address and kind; the newest is taken first

@@ -1,5 +1,4 @@
-"""Aggregations: how rows become accumulators (lift), how accumulators are combined (merge), and how they become a
-result (finish).
+"""Aggregations: lifting rows into accumulators, merging accumulators, and finishing them into results.
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
             in Spark SQL per pane, or in Polars per row
@@ -130,9 +129,7 @@ class Agg:
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Return Spark SQL aggregates over the input columns and `sql_columns`, by name; None if it cannot be written
-        as SQL.
-        """
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if it cannot be written as SQL."""
         sql_by_part = self.kind.lift_sql(event_us)
         return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 
@@ -156,9 +153,7 @@ class Agg:
         return self.kind.from_sql(rows)
 
     def as_stored(self, fingerprint: object) -> Agg:
-        """Return the aggregation with the accumulators that a state with this fingerprint stores: the current ones or
-        those of an earlier version.
-        """
+        """Return the aggregation as a state with this fingerprint stores it: with current or earlier accumulators."""
         former = replace(self, is_former=True)
         return former if former.fingerprint() == fingerprint else self
 
@@ -171,8 +166,9 @@ class Agg:
         return self.kind.lift(rows, event_us)
 
     def merge(self) -> Sequence[pl.Expr]:
-        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`. Call `to_stored_form` on the
-        result.
+        """Return expressions that merge the accumulators of a group, for `group_by(…).agg(…)`.
+
+        Call `to_stored_form` on the result.
         """
         return self.kind.merge()
 
@@ -195,8 +191,9 @@ class Agg:
         return self.kind.finish(frame).alias(self.name)
 
     def neutral(self) -> pl.DataFrame:
-        """Return one row with the accumulators of zero rows: the initial value when an aggregation is added to an
-        existing state.
+        """Return one row with the accumulators of zero rows.
+
+        It is the initial value when an aggregation is added to an existing state.
         """
         return self.kind.neutral()
 

@@ -123,9 +123,7 @@ def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether this column can feed an input of this type: it has the same type, or is a number that fits into
-    it.
-    """
+    """Return whether this column can feed an input of this type: the types are equal, or the number fits."""
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:

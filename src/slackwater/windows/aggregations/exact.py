@@ -74,9 +74,7 @@ class ExactTotal:
         return [pl.Series(self.sum, totals), pl.Series(self.rest, rest_of), limbs]
 
     def read_limbs(self, frame: pl.DataFrame) -> tuple[Int64s, Int64s]:
-        """Return the limbs of all totals, concatenated, and the offsets at which each total's limbs begin, plus the
-        end.
-        """
+        """Return the limbs of all totals, concatenated, and the offsets where each total's limbs begin, plus the end."""
         limb_lists = frame[self.limbs]
         offsets = np.concatenate([[0], np.cumsum(limb_lists.list.len().fill_null(0).to_numpy(), dtype=np.int64)])
         return np.array(limb_lists.drop_nulls().explode(), dtype=np.int64), offsets
@@ -116,9 +114,7 @@ class ExactTotal:
         return self.merge_adjacent(by_row, np.arange(0, frame.height, len(totals)))
 
     def _limbs(self, height: int, groups: Int64s, limbs: Int64s, ends: Int64s) -> pl.Series:
-        """Return a column with the limbs of these groups, which end at `ends`. Groups without limbs and all other rows
-        are NULL.
-        """
+        """Return a column with the limbs of these groups, which end at `ends`. All other rows are NULL."""
         if not len(limbs):
             return self.empty(height)
         offsets = np.concatenate([[0], ends]).astype(np.int64)

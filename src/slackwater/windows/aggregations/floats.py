@@ -211,9 +211,7 @@ class Moments(_Moments):
 
 
 class LegacyMoments(_Moments):
-    """var or stddev in states of earlier versions: `n`, `mean` (NULL without values), and `m2`, the sum of squared
-    deviations.
-    """
+    """var or stddev in states of earlier versions: `n`, `mean` (or NULL), and `m2`, the sum of squared deviations."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:

@@ -1,5 +1,6 @@
-"""Restore accumulators from finished values, where a target row has enough of them, to correct windows that have left
-the state.
+"""Restore accumulators from a target's finished values, to correct windows that have left the state.
+
+This works for aggregations whose target row has enough values.
 
 A stored sum of floating-point numbers was rounded once. A correction continues with the rounded sum.
 

@@ -168,9 +168,7 @@ class AggregationKind(ABC):
         raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
-        """Return a readable string that covers what the accumulators depend on; state with another fingerprint is
-        incompatible.
-        """
+        """Return a readable string that covers what the accumulators depend on. Other fingerprints are incompatible."""
         named = [f"{c.name} {c.type}" for c in self.columns] or ["*"]
         return " ".join([self.spec.agg, *named, *self.details()])
 

@@ -11,8 +11,9 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class CollectList(AggregationKind):
-    """collect_list; the accumulators `ts` and `values` are parallel lists in any order. The result is sorted by (event
-    time, value).
+    """collect_list; the accumulators `ts` and `values` are parallel lists in any order.
+
+    The result is sorted by (event time, value).
     """
 
     @property

@@ -1,5 +1,6 @@
-"""approx_quantile: exact for small groups, and a KLL sketch for larger ones (Karnin, Lang, Liberty, "Optimal quantile
-approximation in streams", 2016; Apache DataSketches).
+"""approx_quantile: exact for small groups, and a KLL sketch for larger ones.
+
+See Karnin, Lang, Liberty, "Optimal quantile approximation in streams", 2016, and Apache DataSketches.
 
     values ──▶ buffer of up to k values ──▶ when it overflows: into the sketch
 
@@ -93,9 +94,7 @@ class Quantile(AggregationKind):
         return whole
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if there is
-        no value.
-        """
+        """Return the smallest value whose rank reaches the quantile, like Spark's `percentile_disc`; NULL if empty."""
         q = self.spec.quantile or 0.0
         nans, values = frame[self.part("nans")], frame[self.part("values")]
         sketched = (frame[self.part("sketch")].list.len() > 0).arg_true().to_list()

@@ -1,5 +1,6 @@
-"""count, and sum and avg of integers and decimals. Integer sums are exact in 96 bits (`hi * 2^32 + lo`), decimal sums
-have ten more digits.
+"""count, and sum and avg of integers and decimals.
+
+Integer sums are exact in 96 bits (`hi * 2^32 + lo`), and decimal sums have ten additional digits.
 
 A result that overflows its type either fails the epoch, with an error that names the key, or is NULL (`on_overflow`). A
 decimal sum that once had more than 38 digits is lost for its group: its accumulator stays NULL.

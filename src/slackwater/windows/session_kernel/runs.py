@@ -267,9 +267,7 @@ def needs_late_placement(
 
 @compiled
 def summarize_keys(intervals: SortedIntervals, positions: Int64s, key: Int64s) -> tuple[Bools, Bools, Int64s]:
-    """For each key, return whether any of its rows is used, whether it has a session, and its number of stored
-    intervals.
-    """
+    """For each key, return whether a row is used, whether it has a session, and its number of stored intervals."""
     keys = len(intervals.heads) - 1
     touched, has_open = np.zeros(keys, np.bool_), np.zeros(keys, np.bool_)
     held = np.zeros(keys, np.int64)
