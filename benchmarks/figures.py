@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cases import FLOOR, NATIVE, ROCKSDB, SLACKWATER, WARM_UP, Case, Stream
-from benchmarks.process import ROLES
+from benchmarks.worker_process import ROLES
 
 
 def machine() -> dict[str, Any]:

@@ -22,8 +22,8 @@ import psutil
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP
 from benchmarks.data import generate
 from benchmarks.figures import summarize_runs
-from benchmarks.process import run_worker
 from benchmarks.systems import RESULTS, STATE
+from benchmarks.worker_process import run_worker
 from slackwater.testing.object_store import S3, FaultyProxy
 
 GOAL = 0.7

@@ -12,7 +12,7 @@ from statistics import median
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP, quick
 from benchmarks.data import generate
 from benchmarks.figures import median_phases
-from benchmarks.process import WorkerFailed, run_worker
+from benchmarks.worker_process import WorkerFailed, run_worker
 
 
 def main() -> int:

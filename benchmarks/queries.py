@@ -24,7 +24,7 @@ import slackwater as sw
 from benchmarks.cases import REOPEN_STREAM, REOPEN_WINDOWS, SLACKWATER, WARM_UP, quick
 from benchmarks.data import generate
 from benchmarks.figures import machine, summarize_runs
-from benchmarks.process import run_worker
+from benchmarks.worker_process import run_worker
 from slackwater.core.schema import Field
 from slackwater.engine.driver import Callbacks, Driver
 from slackwater.engine.stage import StageRunner

@@ -19,8 +19,8 @@ from benchmarks.cases import (
     SLACKWATER,
     TOUCHED_GOAL,
 )
-from benchmarks.process import ROLES
 from benchmarks.topics import PARTITIONS
+from benchmarks.worker_process import ROLES
 
 _MIB = 1024**2
 

@@ -52,9 +52,9 @@ from benchmarks.cases import (
 from benchmarks.data import generate
 from benchmarks.figures import compare_with_kafka, compared, drop_single_runs, machine, policy_costs, summarize_runs
 from benchmarks.postgres import environment, latency, touched_keys
-from benchmarks.process import WorkerFailed, clean_up_when_ended, run_worker
 from benchmarks.report import lines
 from benchmarks.topics import Topic, fill_topic
+from benchmarks.worker_process import WorkerFailed, clean_up_when_ended, run_worker
 from slackwater.testing.services import Kafka, Postgres
 
 RESULTS = Path(__file__).parent / "results"

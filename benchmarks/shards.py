@@ -1,6 +1,6 @@
 """`python -m benchmarks.shards`: what the driver does in an epoch, over the number of shards and of Kafka's partitions.
 
-Shards and brokers are on paper (`benchmarks.paper`): the segments of a hundred million keys stand in the commit with the sizes that the
+Shards and brokers are on paper (`benchmarks.simulated_cluster`): the segments of a hundred million keys stand in the commit with the sizes that the
 merging would have left, and no file of them is there. What the driver does is real, on a disk: it plans the epoch, makes the tasks, parses
 what the shards say, folds it, moves the watermark, commits, reads what was put aside, publishes, notes, tells metrics; every sixteenth
 epoch it clears away. Spark's own part and the target's are not in it.
@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from benchmarks import paper
+from benchmarks import simulated_cluster
 from benchmarks.figures import machine
 from benchmarks.shards_plot import drawn
 
@@ -85,7 +85,7 @@ class _Run:
             def _read(self, session: Any, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> Any:
                 return "rows"
 
-        self.shards, self.partitions, self.meter = shards, partitions, paper.Meter()
+        self.shards, self.partitions, self.meter = shards, partitions, simulated_cluster.Meter()
         meter = self.meter
         pipeline = sw.Pipeline(
             name="shards",
@@ -93,7 +93,7 @@ class _Run:
                 sw.Source(
                     name="events",
                     connection="kafka",
-                    query=paper.TOPIC,
+                    query=simulated_cluster.TOPIC,
                     payload_format="json",
                     schema="user STRING, n BIGINT",
                 ),
@@ -116,9 +116,9 @@ class _Run:
         operator = compile_window(pipeline, {"user": Field("user", "string"), "n": Field("n", "bigint")})
         self.store = FilesStore(home, "shards")
         delta = ROWS // shards
-        self.segments = paper.piled_up(KEYS // shards, delta)
+        self.segments = simulated_cluster.piled_up(KEYS // shards, delta)
         each = max(ROWS // partitions, 1)
-        broker = paper.broker(meter, partitions, each)
+        broker = simulated_cluster.broker(meter, partitions, each)
         self.source = Source(pipeline.sources[0], broker, None, "g")  # type: ignore[arg-type]
         self._newest = 0
 
@@ -128,7 +128,7 @@ class _Run:
                 statistics |= {f"newest{n}": self._newest - n for n in range(len(parts))}
             return source_stats(statistics, parts, lambda mark: None)
 
-        engine = paper.PaperEngine(operator, meter, KEYS // shards, delta, heard)
+        engine = simulated_cluster.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()
         hooks = Callbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
@@ -143,7 +143,7 @@ class _Run:
     def _pile_up(self) -> None:
         """The state of so many keys, as if it had been there."""
         state = self.driver.state
-        metas = tuple(tuple(paper.segment(0, s, n) for n in self.segments) for s in range(self.shards))
+        metas = tuple(tuple(simulated_cluster.segment(0, s, n) for n in self.segments) for s in range(self.shards))
         held = (KEYS // self.shards,) * self.shards
         stage = state.stages[0].model_copy(update={"segments": metas, "groups": held, "windows": held})
         self.driver.state = state.model_copy(update={"stages": (stage,)})
@@ -229,7 +229,7 @@ class _Nowhere:
 
     guarantee, upserts, description = "exactly once", False, "nowhere"
 
-    def __init__(self, meter: paper.Meter) -> None:
+    def __init__(self, meter: simulated_cluster.Meter) -> None:
         self._meter = meter
 
     def publish(self, epoch: int, rows: Any, gone: Any = None, commit: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from docgen.markdown import MADE, cell, code
-from docgen.sources import ROOT
+from docgen.message_sources import ROOT
 from slackwater.config import key_docs
 from slackwater.config.spec import Spec, with_units
 from slackwater.config.transform import Transform

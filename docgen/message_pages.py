@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from docgen.markdown import MADE, code, links_from_folder
-from docgen.sources import Message, messages, mistakes
+from docgen.message_sources import Message, messages, mistakes
 from slackwater.config import key_docs
 from slackwater.config.transform import Transform
 from slackwater.messages import PAGES as FAMILIES_BY_PAGE

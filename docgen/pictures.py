@@ -16,7 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from docgen.sources import ROOT
+from docgen.message_sources import ROOT
 from slackwater.cli.why import report_lines
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window

@@ -22,7 +22,7 @@ pytest_plugins = [
     "tests.support.command",
     "tests.support.runner",
     "tests.support.topics",
-    "tests.support.why",
+    "tests.support.why_states",
 ]
 
 # The JVMs of a test run live for seconds or minutes: the second compiler and many collectors cost more than they give back.

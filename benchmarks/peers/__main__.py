@@ -20,8 +20,8 @@ from confluent_kafka.admin import AdminClient
 
 from benchmarks.figures import drop_single_runs, machine
 from benchmarks.peers import flink, kafka_streams, report, slackwater_peer
-from benchmarks.peers.work import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
-from benchmarks.process import Usage, clean_up_when_ended, ended
+from benchmarks.peers.workloads import PARTITIONS, WORKS, Work, close, expected, fill, last_ms, results, summary, topics
+from benchmarks.worker_process import Usage, clean_up_when_ended, ended
 from slackwater.testing.services import Kafka
 
 PEERS = {"slackwater": slackwater_peer, "flink": flink, "kafka-streams": kafka_streams}

@@ -8,7 +8,7 @@ import venv
 from pathlib import Path
 
 from benchmarks.data import LATENESS_S, SIDES
-from benchmarks.peers.work import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
+from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, Work
 from slackwater.spark import packages
 
 VERSION = "2.3.0"

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.peers.work import Work
+from benchmarks.peers.workloads import Work
 from slackwater.spark import packages
 from slackwater.testing.services import KAFKA_VERSION
 

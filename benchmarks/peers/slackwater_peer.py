@@ -8,7 +8,7 @@ from typing import Any
 
 import slackwater as sw
 from benchmarks.data import LATENESS_S, SIDES
-from benchmarks.peers.work import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, WORKS, Work
+from benchmarks.peers.workloads import GAP_S, JOIN, LENGTH_S, SESSIONS, WITHIN_S, WORKS, Work
 
 SHARDS = 2
 PER_EPOCH = 1_200_000

@@ -11,8 +11,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
-from tests.support.stores import go_on, running
+from tests.support.case_selection import some
+from tests.support.store_commits import go_on, running
 from tests.support.topics import waited_for
 
 from slackwater.core.schema import Field

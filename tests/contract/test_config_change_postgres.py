@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import changed
-from tests.laws.changed import MS, SCHEMA, Config
-from tests.support.effort import some
+from tests.laws import config_changes
+from tests.laws.config_changes import MS, SCHEMA, Config
+from tests.support.case_selection import some
 
 from slackwater.errors import EpochError
 from slackwater.evolution.operator_from_state import restore_window
@@ -57,7 +57,7 @@ def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
 @pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, url: str) -> None:
     for seed in range(SEEDS):
-        changed.checked(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
+        config_changes.checked(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
 
 
 def test_columns_come_and_go_with_the_commit(url: str) -> None:

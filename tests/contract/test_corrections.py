@@ -20,8 +20,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.effort import some
-from tests.support.lakes import sql
+from tests.support.case_selection import some
+from tests.support.iceberg_tables import sql
 from tests.support.states import driver_of
 from tests.support.topics import messages
 

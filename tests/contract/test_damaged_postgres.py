@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support import lakes
+from tests.support import iceberg_tables
 
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
@@ -96,7 +96,7 @@ def config(tmp_path: Path, postgres: Any, kafka: Any) -> Make:
         directory = f'path = "{tmp_path}/letters"'
         connection, where = {
             "delta": ('kind = "delta"', directory),
-            "iceberg": (lakes.connection(tmp_path), 'table = "shop.letters"'),
+            "iceberg": (iceberg_tables.connection(tmp_path), 'table = "shop.letters"'),
             "postgres": (f'kind = "postgres"\nurl = "{postgres.url}"', f'table = "public.{unique_name}"'),
             "kafka": (f'kind = "kafka"\nbootstrap_servers = "{kafka.address}"', f'topic = "{unique_name}"'),
             "console": ('kind = "console"', ""),

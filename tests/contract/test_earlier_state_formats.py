@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.states import make
-from tests.fixtures.states.make import HERE, KINDS, NAME, SHARDS, Kind
-from tests.support.effort import some
+from tests.fixtures.states import write_states
+from tests.fixtures.states.write_states import HERE, KINDS, NAME, SHARDS, Kind
+from tests.support.case_selection import some
 
 from slackwater import open_state
 from slackwater.cli.main import main
@@ -69,11 +69,11 @@ def ask(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
 
 
 def whole(kind: Kind, home: Path) -> LocalResult:
-    return make.run(kind, lambda: FilesStore(home / "whole", NAME), kind.story, START_US, flush=True)
+    return write_states.run(kind, lambda: FilesStore(home / "whole", NAME), kind.story, START_US, flush=True)
 
 
 def rest(kind: Kind, store: Make) -> LocalResult:
-    return make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+    return write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
 
 
 @pytest.mark.parametrize(("number", "kind"), some(PAIRS, keep=len(KINDS)))
@@ -98,7 +98,7 @@ def test_it_can_be_looked_at_without_a_config(
 ) -> None:
     """As a state of today that was told the same; nothing is changed by it."""
     store = restored(number, kind)
-    make.first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
+    write_states.first_half(KINDS[kind], lambda: FilesStore(tmp_path / "today", NAME))
     expected = open_state(tmp_path / "today", NAME).scan()
     got = StateView(store()).scan()
     assert got.select(expected.columns).equals(expected)
@@ -153,7 +153,7 @@ def test_tables_of_format_1_become_those_of_today_at_the_start(
     url = postgres.database(f"tables_{kind}")
     with psycopg.connect(url) as db:
         db.execute((HERE / "format-1" / "postgres.sql").read_text())  # type: ignore[arg-type]
-    make.run(KINDS[kind], lambda: PostgresStore(url, kind, NAME), (), KINDS[kind].clock_us, flush=False)
+    write_states.run(KINDS[kind], lambda: PostgresStore(url, kind, NAME), (), KINDS[kind].clock_us, flush=False)
 
     def ask(query: str) -> Any:
         with psycopg.connect(url) as db:
@@ -165,7 +165,7 @@ def test_tables_of_format_1_become_those_of_today_at_the_start(
     assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_offsets') == [(FORMAT,)]
     assert ask(f'SELECT DISTINCT state_version FROM "{kind}".slackwater_state_law') == [(1,)]
     rest(KINDS[kind], lambda: PostgresStore(url, kind, NAME))
-    make.run(
+    write_states.run(
         KINDS[kind], lambda: PostgresStore(url, kind, NAME), (RowsInput({s: [{"ts": 10**12, "user": "z"}] for s in KINDS[kind].sources}),),
         KINDS[kind].clock_us, flush=False,
     )  # fmt: skip

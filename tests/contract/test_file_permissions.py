@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.stores import go_on, running
+from tests.support.store_commits import go_on, running
 
 from slackwater.state.files.store import FilesStore
 
 NOBODY = 65534
 # imports come first: the user nobody may be unable to read the files of the interpreter
 CODE = """import os, sys
-import tests.support.stores as stores
+import tests.support.store_commits as stores
 from slackwater.errors import SlackwaterError
 from slackwater.state.files.store import FilesStore
 from tests.support.states import commit_of

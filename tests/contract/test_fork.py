@@ -11,10 +11,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.states import make as states
-from tests.fixtures.states.make import HERE, KINDS
-from tests.support.effort import some
-from tests.support.stores import commit, go_on, running, users
+from tests.fixtures.states import write_states as states
+from tests.fixtures.states.write_states import HERE, KINDS
+from tests.support.case_selection import some
+from tests.support.store_commits import commit, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError

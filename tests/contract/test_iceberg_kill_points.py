@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.laws import seeds
-from tests.support.lakes import Lake
-from tests.support.real_targets import Real
+from tests.support.iceberg_tables import Lake
+from tests.support.real_target_pipeline import Real
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.lakes import sql
+from tests.support.iceberg_tables import sql
 from tests.support.topics import messages
 
 from slackwater.core.schema import Field

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.stores import go_on, running, users
+from tests.support.store_commits import go_on, running, users
 
 from slackwater.errors import FencedError, LockHeldError
 from slackwater.maintenance.verify import verify_state

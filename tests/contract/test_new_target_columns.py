@@ -12,8 +12,8 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from tests.support.effort import some
-from tests.support.lakes import Lake, sql
+from tests.support.case_selection import some
+from tests.support.iceberg_tables import Lake, sql
 
 from slackwater.core.schema import Field
 from slackwater.errors import StartError

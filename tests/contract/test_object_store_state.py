@@ -14,8 +14,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
-from tests.support.stores import LOGIC, commit, go_on, rows, running, users
+from tests.support.case_selection import some
+from tests.support.store_commits import LOGIC, commit, go_on, rows, running, users
 from tests.support.topics import waited_for
 from typer.testing import CliRunner
 

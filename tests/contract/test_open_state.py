@@ -15,8 +15,8 @@ from urllib.parse import quote
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.laws import queries
-from tests.support.effort import long, some
+from tests.laws import state_views
+from tests.support.case_selection import long, some
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -98,7 +98,7 @@ def test_the_example_of_kip_94(place: Place) -> None:
 
 @pytest.mark.parametrize("seed", [3, 10, 12])
 def test_a_view_shows_what_would_come_out_of_either_store(place: Place, seed: int) -> None:
-    queries.check(seed, seed % 5 == 0, place.store)
+    state_views.check(seed, seed % 5 == 0, place.store)
 
 
 def test_columns_and_frames(place: Place) -> None:
@@ -255,7 +255,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["files", "postgres"], indirect=True)
-@long(beside="test_peek.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
+@long(beside="test_concurrent_reads.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys. In every read all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import chained, final, joins, replayed, revisions, stage_graphs, updates, window_chain
+from tests.laws import final_results, join_then_window, joins, random_graphs, replays, revisions, updates, window_chain
 from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
@@ -107,9 +107,9 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @long(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
-    """Seeds of `tests.laws.updates` and `tests.laws.final` with their crashes and reshards, on the state tables."""
+    """Seeds of `tests.laws.updates` and `tests.laws.final_results` with their crashes and reshards, on the state tables."""
     for seed in range(first, first + 12):
-        for name, run in (("updates", updates.planned(seed)), ("final", final.planned(seed))):
+        for name, run in (("updates", updates.planned(seed)), ("final", final_results.planned(seed))):
             updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
@@ -178,7 +178,7 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
 def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with crashes: sessions are restored from the target and leave the tables again."""
     for seed in range(REVISED_SEEDS):
-        replayed.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        replays.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
@@ -191,15 +191,15 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @long(beside="test_postgres_laws.py::test_three_windows_in_a_row")
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.chained`: a window over the results of a join, in one transaction."""
+    """Seeds of `tests.laws.join_then_window`: a window over the results of a join, in one transaction."""
     for seed in range(first, first + 12):
-        chained.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
+        join_then_window.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("seed", some([25, 79, 3, 4], 2))
 def test_stages_hold_their_results_back(seed: int, url: str) -> None:
-    """Seeds of `tests.laws.stage_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
-    stage_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
+    """Seeds of `tests.laws.random_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
+    random_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 
 @pytest.mark.parametrize("seed", some(range(4), 2))

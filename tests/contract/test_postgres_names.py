@@ -7,9 +7,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.fixtures.states import make
-from tests.fixtures.states.make import HERE, KINDS
-from tests.support.effort import some
+from tests.fixtures.states import write_states
+from tests.fixtures.states.write_states import HERE, KINDS
+from tests.support.case_selection import some
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -136,7 +136,7 @@ def test_starting_over_and_removing_touch_only_the_pipelines_own(url: str, how: 
         store.open()
         run_local(WINDOW, [], {"k": "string"}, store=lambda: store, flush=False)
         store.open()
-        from tests.support.stores import LOGIC
+        from tests.support.store_commits import LOGIC
 
         store._stages[0] = LOGIC
         store.remove()
@@ -254,9 +254,9 @@ def test_a_state_that_an_earlier_version_wrote_gets_todays_names(url: str, numbe
     with psycopg.connect(url) as db:
         db.execute((HERE / f"format-{number}" / "postgres.sql").read_text())  # type: ignore[arg-type]
     kind = KINDS["chained"]
-    store = lambda: PostgresStore(url, "chained", make.NAME)  # noqa: E731
+    store = lambda: PostgresStore(url, "chained", write_states.NAME)  # noqa: E731
     assert wrong(store()) == []
-    make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+    write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
     with psycopg.connect(url) as db:
         rows = db.execute(
             "SELECT relname::text FROM pg_class WHERE relnamespace = 'chained'::regnamespace AND relkind IN ('r', 'v', 'i')"

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.errors import EpochError
 from slackwater.runner.error_boundary import error_boundary

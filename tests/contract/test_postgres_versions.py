@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.laws import revisions, updates
-from tests.support.effort import some
-from tests.support.stores import LOGIC, go_on, rows, running, users
+from tests.support.case_selection import some
+from tests.support.store_commits import LOGIC, go_on, rows, running, users
 
 from slackwater.errors import StateError
 from slackwater.maintenance.sizes import measure_sizes

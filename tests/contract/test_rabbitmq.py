@@ -19,8 +19,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import long, some
-from tests.support.needs import needed
+from tests.support.case_selection import long, some
+from tests.support.dependencies import needed
 
 from slackwater.errors import EpochError, StartError
 from slackwater.testing.services import free_port

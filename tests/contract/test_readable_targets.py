@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.lakes import sql
+from tests.support.iceberg_tables import sql
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core.schema import Field

@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import some
-from tests.support.stores import commit, go_on, running, users
+from tests.support.case_selection import some
+from tests.support.store_commits import commit, go_on, running, users
 
 from slackwater.cli.main import main
 from slackwater.sources import kafka_broker

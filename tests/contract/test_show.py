@@ -15,8 +15,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support import published as published_places
-from tests.support.published import NINE, PLACES, Place
+from tests.support import published_targets as published_places
+from tests.support.published_targets import NINE, PLACES, Place
 
 from slackwater.cli import main as cli
 from slackwater.cli import show

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support import published
-from tests.support.published import Place
+from tests.support import published_targets
+from tests.support.published_targets import Place
 from typer.testing import CliRunner
 
 import slackwater as sw
 from slackwater.cli import main as cli
 from slackwater.testing import LocalPipeline
 
-place_at = published.place_at
+place_at = published_targets.place_at
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws import corrupted, seeds
-from tests.support.effort import some
+from tests.laws import seeds, state_corruption
+from tests.support.case_selection import some
 from tests.support.states import with_stage
 from typer.testing import CliRunner
 
@@ -44,12 +44,12 @@ class Place:
     make: Callable[[], Any]
 
     def run(self, case: str, begin: int, end: int, flush: bool = False) -> LocalResult:
-        case_spec = corrupted.CASES[case]
-        items = corrupted.script(case)[begin:end]
+        case_spec = state_corruption.CASES[case]
+        items = state_corruption.script(case)[begin:end]
         return run_local(
             case_spec.step,
             items,
-            corrupted.SCHEMA,
+            state_corruption.SCHEMA,
             case_spec.sources,
             flush=flush,
             downstream=case_spec.then,
@@ -408,7 +408,7 @@ def test_history_has_the_rows_of_each_epoch(place: Place) -> None:
         assert rows[0]["rows_in"] is None
         assert "a database keeps only the latest commit" in text
         return
-    script = corrupted.script("sessions")[:CUT]
+    script = state_corruption.script("sessions")[:CUT]
     assert [r["rows_in"] for r in rows] == [len(item.rows["a"]) for item in script]
     assert sum(r["late"] for r in rows) == result.counters.rows_late > 0
     assert sum(r["emitted"] for r in rows) == result.counters.rows_emitted
@@ -436,7 +436,7 @@ def everything(*results: LocalResult) -> list[dict[str, Any]]:
     return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in rows), key=repr)
 
 
-@pytest.mark.parametrize("case", some(corrupted.CASES))
+@pytest.mark.parametrize("case", some(state_corruption.CASES))
 def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place, tmp_path: Path) -> None:
     whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
     expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.stores import LOGIC, commit, rows
+from tests.support.store_commits import LOGIC, commit, rows
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.stores import commit
+from tests.support.store_commits import commit
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -283,7 +283,7 @@ def test_a_full_disk_commits_nothing_and_says_so(tmp_path: Path) -> None:
     script = f"""
 import resource, polars as pl
 from pathlib import Path
-from tests.support.stores import commit
+from tests.support.store_commits import commit
 from slackwater.errors import EpochError
 from slackwater.state.files.store import FilesStore
 from slackwater.state.files.arrow import write_arrow

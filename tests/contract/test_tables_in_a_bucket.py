@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.command import command
-from tests.support.tables import COLUMNS, Delta, Iceberg, arrow, row
+from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
 from slackwater.core.offsets import TableOffsets

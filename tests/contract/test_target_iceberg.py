@@ -16,8 +16,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
-from tests.support.effort import some
-from tests.support.lakes import Lake, sql
+from tests.support.case_selection import some
+from tests.support.iceberg_tables import Lake, sql
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from tests.laws import seeds
 from tests.laws.several_targets import Story
-from tests.support.effort import some
-from tests.support.real_targets import Real
+from tests.support.case_selection import some
+from tests.support.real_target_pipeline import Real
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from tests.support import several_stages
-from tests.support.browsing import Tags, get
-from tests.support.why import NOON, rows_at
+from tests.support import three_stage_pipeline
+from tests.support.page_client import Tags, get
+from tests.support.why_states import NOON, rows_at
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.config import toml
@@ -34,11 +34,11 @@ def page_data(seen: PageModel) -> dict[str, Any]:
 
 def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
     url = postgres.database("ui_stages")
-    file = several_stages.ran(tmp_path)
+    file = three_stage_pipeline.ran(tmp_path)
     options: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
-    with LocalPipeline(toml.load(file), several_stages.SCHEMA, **options) as test:
+    with LocalPipeline(toml.load(file), three_stage_pipeline.SCHEMA, **options) as test:
         orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
-        test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=several_stages.PARTS)
+        test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=three_stage_pipeline.PARTS)
         test.quiet("45s")
         test.pipe({"clicks": rows_at("u1", "10:21")})
     (in_files,), (in_postgres,) = load_page_sources(str(tmp_path / "state")), load_page_sources(url)

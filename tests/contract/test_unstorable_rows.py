@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.lakes import sql
+from tests.support.iceberg_tables import sql
 from tests.support.states import driver_of
 
 from slackwater.config.join import Join

@@ -16,10 +16,10 @@ import pytest
 from tests.e2e.cluster_matrix import in_a_bucket
 from tests.e2e.matrix import Services
 from tests.support import cluster as clusters
+from tests.support.case_selection import long
 from tests.support.cluster_faults import Driven, end, run_through
-from tests.support.effort import long
-from tests.support.orders import CONFIG, KILLS, check, committed, written
-from tests.support.runs import said, start
+from tests.support.order_pipeline import CONFIG, KILLS, check, committed, written
+from tests.support.run_process import said, start
 
 
 @long(beside="test_faults.py::test_killed_at_named_steps")

@@ -13,13 +13,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support import connect, orders, protobuf
+from tests.support import connect_server, order_pipeline, protobuf_records
+from tests.support.case_selection import long, some
 from tests.support.command import command
-from tests.support.effort import long, some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
 from tests.support.real_data import PIPELINES, check, config, result, split
+from tests.support.run_process import said, start
 from tests.support.runner import Runner
-from tests.support.runs import said, start
 from tests.support.topics import Make, minutes
 
 import slackwater as sw
@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect.Server]:
-    with connect.started(tmp_path_factory.mktemp("connect")) as running:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect_server.Server]:
+    with connect_server.started(tmp_path_factory.mktemp("connect")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def lent(server: connect.Server) -> Iterator[Any]:
+def lent(server: connect_server.Server) -> Iterator[Any]:
     """Yield a Spark Connect session that a user opened."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's
@@ -154,7 +154,7 @@ def test_what_sql_may_do(lent: Any, sql: str) -> None:
 
 
 @long(beside="test_connect.py::test_settings_of_the_server")
-def test_settings_that_change_what_a_batch_means_are_refused(server: connect.Server) -> None:
+def test_settings_that_change_what_a_batch_means_are_refused(server: connect_server.Server) -> None:
     from pyspark.sql.connect.session import SparkSession
 
     session = SparkSession(server.address)
@@ -172,7 +172,7 @@ def test_settings_that_change_what_a_batch_means_are_refused(server: connect.Ser
 @pytest.mark.shared_data
 @pytest.mark.parametrize("name", some(["wiki-sessions", "apache", "wiki-hourly", "ibis"]))
 def test_the_known_answer_comes_out_over_connect(
-    server: connect.Server, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    server: connect_server.Server, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("SPARK_REMOTE", server.address)
     split(shared_data / PIPELINES[name]["file"], tmp_path / "in", PIPELINES[name].get("header", 0))
@@ -183,22 +183,22 @@ def test_the_known_answer_comes_out_over_connect(
 
 @pytest.mark.parametrize("kills", [0, 1])
 @long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
-def test_sessions_windows_over_them_and_a_join(server: connect.Server, tmp_path: Path, kills: int) -> None:
+def test_sessions_windows_over_them_and_a_join(server: connect_server.Server, tmp_path: Path, kills: int) -> None:
     path = tmp_path / "cluster.toml"
-    text = orders.CONFIG.format(store='kind = "files"\npath = "state"')
+    text = order_pipeline.CONFIG.format(store='kind = "files"\npath = "state"')
     path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
-    orders_and_payments = orders.written(tmp_path, 3 + 5 * kills)
+    orders_and_payments = order_pipeline.written(tmp_path, 3 + 5 * kills)
     if kills:
         killed_at(path, server, 3)
     process = start(path, "--flush", SPARK_REMOTE=server.address)
     assert process.wait(timeout=580) == 0, said(path)
-    orders.check(tmp_path, *orders_and_payments)
+    order_pipeline.check(tmp_path, *orders_and_payments)
 
 
-def killed_at(path: Path, server: connect.Server, epochs: int) -> None:
+def killed_at(path: Path, server: connect_server.Server, epochs: int) -> None:
     """Run a client that is killed by SIGKILL after this many commits."""
     process = start(path, SPARK_REMOTE=server.address)
-    while orders.committed(path, "files") < epochs and process.poll() is None:
+    while order_pipeline.committed(path, "files") < epochs and process.poll() is None:
         time.sleep(0.02)
     assert process.poll() is None, f"it ended before the kill: {said(path)}"
     os.killpg(process.pid, signal.SIGKILL)
@@ -216,14 +216,14 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
         source = first.source(query=f"{first.name}, {second.name}", max_offsets_per_trigger=8)
     if payload == "protobuf":
         path = runner.home / "event.proto"
-        path.write_text(protobuf.FIRST)
+        path.write_text(protobuf_records.FIRST)
         payload_options = {"payload_format": "protobuf", "protobuf_schema_file": str(path)}
         source = first.source(schema=None, max_offsets_per_trigger=8, **payload_options)
     answers = []
     for part in range(2):
         for n in range(8):
             fields = {"user": "ab"[n % 2], "amount": n}
-            row = protobuf.first(fields) if payload == "protobuf" else fields
+            row = protobuf_records.first(fields) if payload == "protobuf" else fields
             first.send(
                 row,
                 b"{broken" if n == 3 else row,
@@ -256,7 +256,7 @@ def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPa
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
 
 
-def test_settings_of_the_server(runner: Runner, server: connect.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_server(runner: Runner, server: connect_server.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     runner.write("0.jsonl", [])
     run_settings = {"source": runner.source("user STRING, ts STRING"), "window": COUNTS, "spark": None}
     settings = {"spark.remote": server.address, "spark.executor.memory": "4g"}

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from confluent_kafka import Producer
 from tests.support.command import command
-from tests.support.pages import ROOT, block
+from tests.support.doc_pages import ROOT, block
 
 from slackwater.sources import kafka_broker
 

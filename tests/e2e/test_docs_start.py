@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.command import command
-from tests.support.pages import ROOT, block
+from tests.support.doc_pages import ROOT, block
 
 import slackwater as sw
 from slackwater.errors import LockHeldError

@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from tests.support.effort import long
+from tests.support.case_selection import long
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 
 EVENTS, PER_EPOCH = 15_000, 2_500
 

@@ -16,9 +16,9 @@ from typing import Any
 import duckdb
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.effort import long
-from tests.support.lakes import Lake
-from tests.support.runs import said, start
+from tests.support.case_selection import long
+from tests.support.iceberg_tables import Lake
+from tests.support.run_process import said, start
 
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.iceberg_rest import RestCatalog

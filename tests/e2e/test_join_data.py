@@ -17,8 +17,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support.case_selection import long
 from tests.support.command import command
-from tests.support.effort import long
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 

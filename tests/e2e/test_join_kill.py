@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
-from tests.support.effort import long
+from tests.support.case_selection import long
 
 EVENTS, PER_EPOCH = 20_000, 1_600
 

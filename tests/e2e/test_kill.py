@@ -15,8 +15,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.effort import long
-from tests.support.runs import said, start
+from tests.support.case_selection import long
+from tests.support.run_process import said, start
 
 from slackwater.config import toml
 from slackwater.state.files.store import FilesStore

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.effort import long
+from tests.support.case_selection import long
 
 from slackwater.spark import jvm_class_archive
 

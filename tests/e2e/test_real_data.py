@@ -14,9 +14,9 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws import naive
+from tests.laws import naive_oracle
+from tests.support.case_selection import long, some
 from tests.support.command import command
-from tests.support.effort import long, some
 from tests.support.real_data import IBIS, PARTS, PIPELINES, check, config, result, split
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
@@ -70,7 +70,7 @@ def test_a_poisoned_clock_is_told_plainly(
 
 @pytest.mark.parametrize("cut", ["split", "whole"])
 @pytest.mark.usefixtures("spark")
-@long(beside="test_jumps.py::test_the_newest_time_depends_on_the_rows_alone")
+@long(beside="test_max_jump.py::test_the_newest_time_depends_on_the_rows_alone")
 def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
 ) -> None:
@@ -152,8 +152,8 @@ url = "{url}"
         letters = db.execute("SELECT reason, cause, value FROM letters").fetchall()
     assert sum(row[3] for row in table) + len(letters) == 10_178
     assert {letter[:2] for letter in letters} == {("late", "lateness")}
-    judge = naive.JudgingSessions(
-        naive.Spec("session", ["author_id"], [("n", "count", None)], gap_us=30 * MINUTE_US, cap_us=30 * DAY_US),
+    judge = naive_oracle.JudgingSessions(
+        naive_oracle.Spec("session", ["author_id"], [("n", "count", None)], gap_us=30 * MINUTE_US, cap_us=30 * DAY_US),
         lateness_us=DAY_US,
         allowed_us=30 * DAY_US,
     )

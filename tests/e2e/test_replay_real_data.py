@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.support.case_selection import long
 from tests.support.command import command
-from tests.support.effort import long
 from tests.support.real_data import split
 
 pytestmark = [pytest.mark.spark]

@@ -16,8 +16,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from tests.support import deployed
-from tests.support.effort import long, some
+from tests.support import deploy_files
+from tests.support.case_selection import long, some
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -54,7 +54,7 @@ agg = "count"
 as = "n"
 
 [[transform.window.aggregations]]
-agg = "tests.support.waiting:Waiting"
+agg = "tests.support.slow_aggregation:Waiting"
 columns = { wait = "wait" }
 as = "waited"
 
@@ -280,15 +280,15 @@ def probe(port: int, path: str) -> tuple[int, str] | None:
 @pytest.mark.parametrize("stop_moment", some(["while Spark starts", "within an epoch"]))
 def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, stop_moment: str) -> None:
     """The entry point of the Dockerfile runs with its arguments and environment, and with the probes and the signal of the manifest."""
-    pod = deployed.deployment()["spec"]["template"]["spec"]
+    pod = deploy_files.deployment()["spec"]["template"]["spec"]
     live, ready = (pod["containers"][0][n]["httpGet"]["path"] for n in ("livenessProbe", "readinessProbe"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     home.joinpath("tmp").mkdir()
-    environment = {n: v.replace("/tmp", str(home / "tmp")) for n, v in deployed.environment().items()}
+    environment = {n: v.replace("/tmp", str(home / "tmp")) for n, v in deploy_files.environment().items()}
     environment.pop("SLACKWATER_CACHE")  # the cache of jars, which is elsewhere on this machine
-    values = {deployed.PIPELINE: str(home / "life.toml"), deployed.PORT: str(port)}
-    words = [values.get(word, word) for word in deployed.command()]
+    values = {deploy_files.PIPELINE: str(home / "life.toml"), deploy_files.PORT: str(port)}
+    words = [values.get(word, word) for word in deploy_files.command()]
     assert words[:3] == ["tini", "--", "slackwater"]
     program = str(Path(sys.executable).with_name("slackwater"))
     child = Child(home, *words[3:], program=program, **environment)

@@ -22,8 +22,8 @@ from typing import Any
 import polars as pl
 import psycopg
 from confluent_kafka import Producer
-from tests.support.effort import long
-from tests.support.runs import said, start
+from tests.support.case_selection import long
+from tests.support.run_process import said, start
 from tests.support.topics import START_MS, messages
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))

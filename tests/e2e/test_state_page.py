@@ -17,9 +17,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.case_selection import long, some
 from tests.support.command import command
-from tests.support.effort import long, some
-from tests.support.pages import ROOT, block
+from tests.support.doc_pages import ROOT, block
 
 pytestmark = pytest.mark.spark
 PAGES = (

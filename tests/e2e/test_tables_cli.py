@@ -11,11 +11,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from tests.support.case_selection import long, some
 from tests.support.command import command
-from tests.support.effort import long, some
-from tests.support.lakes import connection, sql
-from tests.support.pages import block
-from tests.support.tables import FORMATS, row
+from tests.support.doc_pages import block
+from tests.support.iceberg_tables import connection, sql
+from tests.support.source_tables import FORMATS, row
 
 pytestmark = pytest.mark.spark
 PAGE = "docs/sources/tables.md"

@@ -16,8 +16,8 @@ import polars as pl
 import psycopg
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.effort import long
-from tests.support.runs import said, start
+from tests.support.case_selection import long
+from tests.support.run_process import said, start
 from tests.support.topics import messages
 
 pytestmark = pytest.mark.slow

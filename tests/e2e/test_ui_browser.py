@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support import several_stages
+from tests.support import three_stage_pipeline
 from tests.support.browser import Browser, until
-from tests.support.effort import long
+from tests.support.case_selection import long
 from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import load_page_sources
@@ -100,7 +100,7 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
 @long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
     """Click from the drawing to a stage, from its histogram to a key, and to the join at the end. The page follows commits."""
-    file = several_stages.ran(tmp_path)
+    file = three_stage_pipeline.ran(tmp_path)
     running = serve_pages([watched(file)], 0)
     home = f"http://127.0.0.1:{running.port}"
     try:
@@ -124,7 +124,7 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         assert "stage minutes" in browser.value("document.querySelector('#watermark svg .lane.holds').textContent")
         browser.value("window.same = 1; 1")
         before = browser.value("document.querySelector('#top dd').textContent")
-        several_stages.went_on(file)
+        three_stage_pipeline.went_on(file)
         until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
         until(lambda: browser.value("document.querySelectorAll('#rows tbody tr').length") >= 3)
         assert browser.value("window.same") == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.browser import Browser
-from tests.support.effort import long
+from tests.support.case_selection import long
 from tests.support.ui_scenes import Scene, scenes
 
 # every element that is shown and reaches beyond the window, or whose content is wider than itself

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support.browser import Browser, until
-from tests.support.effort import long
+from tests.support.case_selection import long
 from tests.support.real_data import split
 from tests.support.topics import Topic
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import polars as pl
 import typer
-from tests.laws import hostile_words as words
+from tests.laws import hostile_texts as words
 from tests.laws.hostile_states import short
 
 from slackwater.cli.main import app, main

@@ -14,9 +14,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.laws import hostile_http
-from tests.laws import hostile_words as words
-from tests.support import several_stages
-from tests.support.ui_letters import with_letters
+from tests.laws import hostile_texts as words
+from tests.support import three_stage_pipeline
+from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import watched
 
 from slackwater.cli.ui import load_page_sources
@@ -41,7 +41,7 @@ def port() -> int:
     letters.store.save_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
     letters.store.close()
     (stages,) = load_page_sources(
-        str(several_stages.ran(home / "stages", several_stages.TEXT.replace('"law"', '"stages"')))
+        str(three_stage_pipeline.ran(home / "stages", three_stage_pipeline.TEXT.replace('"law"', '"stages"')))
     )
     file = home / "new" / "p.toml"
     file.write_text((home / "letters" / "p.toml").read_text().replace('"law"', '"new"').replace("/letters/", "/new/"))

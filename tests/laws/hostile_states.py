@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from tests.fixtures.states import make
-from tests.laws import corrupted
-from tests.laws import hostile_words as words
+from tests.fixtures.states import write_states
+from tests.laws import hostile_texts as words
+from tests.laws import state_corruption
 
 from slackwater.cli import state_show
 from slackwater.config.pipeline import Pipeline
@@ -83,23 +83,23 @@ class Base:
 def bases() -> dict[str, Base]:
     """A state of each kind: those of today, cut to their last two epochs, and those that earlier formats wrote."""
     bases_by_name = dict[str, Base]()
-    for name, case in corrupted.CASES.items():
+    for name, case in state_corruption.CASES.items():
         pipeline = build_pipeline(case.step, case.sources, downstream=case.then)
         bases_by_name[name] = Base(short(name), pipeline, functools.partial(_continue_today, name))
     for number in range(1, FORMAT + 1):
-        for name, kind in make.KINDS.items():
+        for name, kind in write_states.KINDS.items():
             pipeline = build_pipeline(kind.step, kind.sources, downstream=kind.then)
-            home = make.HERE / f"format-{number}" / "files" / name
+            home = write_states.HERE / f"format-{number}" / "files" / name
             bases_by_name[f"format {number}, {name}"] = Base(home, pipeline, functools.partial(_continue_fixture, name))
     return bases_by_name
 
 
 def _continue_today(name: str, store: Callable[[], StateStore]) -> None:
-    case = corrupted.CASES[name]
+    case = state_corruption.CASES[name]
     run_local(
         case.step,
-        corrupted.script(name)[corrupted.STOPS :],
-        corrupted.SCHEMA,
+        state_corruption.script(name)[state_corruption.STOPS :],
+        state_corruption.SCHEMA,
         case.sources,
         store=store,
         downstream=case.then,
@@ -107,8 +107,8 @@ def _continue_today(name: str, store: Callable[[], StateStore]) -> None:
 
 
 def _continue_fixture(name: str, store: Callable[[], StateStore]) -> None:
-    kind = make.KINDS[name]
-    make.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
+    kind = write_states.KINDS[name]
+    write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
 
 
 @functools.cache
@@ -116,10 +116,10 @@ def short(name: str) -> Path:
     """A sound state of a case with its last two epochs only: there is less to look at, for each of a thousand lies."""
     home = Path(tempfile.mkdtemp(prefix="slackwater-hostile-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    shutil.copytree(corrupted.stopped(name, True).home, home, dirs_exist_ok=True)
-    for path in sorted((home / corrupted.NAME / "manifests").glob("*.json"))[:-2]:
+    shutil.copytree(state_corruption.stopped(name, True).home, home, dirs_exist_ok=True)
+    for path in sorted((home / state_corruption.NAME / "manifests").glob("*.json"))[:-2]:
         path.unlink()
-    store = FilesStore(home, corrupted.NAME)
+    store = FilesStore(home, state_corruption.NAME)
     store.open()
     store.collect_garbage()
     store.close()
@@ -136,7 +136,7 @@ def sound(name: str) -> dict[str, Any]:
 
 
 def last_manifest(home: Path) -> Path:
-    return sorted((home / corrupted.NAME / "manifests").glob("*.json"))[-1]
+    return sorted((home / state_corruption.NAME / "manifests").glob("*.json"))[-1]
 
 
 # -- lies ----------------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def write(home: Path, record: Any) -> None:
 
 def case(rng: random.Random) -> str:
     if rng.random() < 0.1:  # bytes: with the whole run after it
-        outcome = corrupted.check(rng.randrange(10**9))
+        outcome = state_corruption.check(rng.randrange(10**9))
         return "refused" if outcome.refused else "harmless"
     name = rng.choice(list(bases()))
     record = sound(name)
@@ -214,7 +214,7 @@ def case(rng: random.Random) -> str:
         shutil.copytree(bases()[name].home, home, dirs_exist_ok=True)
         write(home, record)
         return ask_everything(
-            f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, corrupted.NAME), rng
+            f"{name}: {'; '.join(done)}", bases()[name], lambda: FilesStore(home, state_corruption.NAME), rng
         )
 
 
@@ -274,7 +274,7 @@ def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
         for as_json in (False, True):
             with contextlib.redirect_stdout(io.StringIO()):
                 state_show.list_states(where, "public", as_json)
-                state_show.show_state(where, corrupted.NAME, "public", None, as_json)
+                state_show.show_state(where, state_corruption.NAME, "public", None, as_json)
 
 
 def _describe(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.laws import naive, seeds
+from tests.laws import naive_oracle, seeds
 
 from slackwater.config.join import Join
 from slackwater.state.protocol import StateStore
@@ -101,13 +101,13 @@ class Judge:
 
     join: Join
     allowed_us: int
-    clock: naive.JudgingOracle = field(init=False)
+    clock: naive_oracle.JudgingOracle = field(init=False)
     rows_in_time: dict[str, list[Mapping[str, Any]]] = field(default_factory=lambda: {"a": [], "b": []})
     late: list[Mapping[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.clock = naive.JudgingOracle(
-            naive.Spec("tumbling", duration_us=1), dict.fromkeys("ab", self.join.lateness_ms * MS), IDLE_MS * MS
+        self.clock = naive_oracle.JudgingOracle(
+            naive_oracle.Spec("tumbling", duration_us=1), dict.fromkeys("ab", self.join.lateness_ms * MS), IDLE_MS * MS
         )
 
     def epoch(self, rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
@@ -148,7 +148,7 @@ class Judge:
 
     def _equal(self, left_row: Mapping[str, Any], right_row: Mapping[str, Any]) -> bool:
         pairs = [(left_row[a], right_row[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
-        return all(a is not None and b is not None and naive.word(a) == naive.word(b) for a, b in pairs)
+        return all(a is not None and b is not None and naive_oracle.word(a) == naive_oracle.word(b) for a, b in pairs)
 
     def _time(self, left_row: Mapping[str, Any] | None, right_row: Mapping[str, Any] | None) -> int:
         times = [side["ts"] for side in (left_row, right_row) if side is not None]

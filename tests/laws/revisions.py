@@ -1,4 +1,4 @@
-"""Seeded runs of windows that are revised: reopen, final, updates; judged by the plain loops of `naive.py`.
+"""Seeded runs of windows that are revised: reopen, final, updates; judged by the plain loops of `naive_oracle.py`.
 
     python -m tests.laws.revisions --runs 10000 --seed 1        # prints the seed of a run that fails
     python -m tests.laws.revisions --only 4711                  # one run again
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.laws import naive, seeds
+from tests.laws import naive_oracle, seeds
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
@@ -34,7 +34,7 @@ class Run:
     """One seeded run: the window, what came in, and how it was disturbed."""
 
     window: Window
-    spec: naive.Spec
+    spec: naive_oracle.Spec
     script: tuple[RowsInput | Quiet | Crash, ...]
     lateness_us: int
     allowed_us: int
@@ -76,7 +76,7 @@ def planned(seed: int, cap_binds: bool = False) -> Run:
         **shape,
         **settings,
     )
-    spec = naive.Spec(
+    spec = naive_oracle.Spec(
         kind,
         ["u"],
         AGGREGATIONS,
@@ -148,7 +148,7 @@ def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any]
 
 
 def content(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(k, naive.word(v)) for k, v in sorted(row.items()) if not k.startswith("_") and k != "session_id"]
+    return [(k, naive_oracle.word(v)) for k, v in sorted(row.items()) if not k.startswith("_") and k != "session_id"]
 
 
 def listed(rows: Any) -> list[str]:
@@ -163,9 +163,9 @@ class Judge:
         lateness = run.lateness_us + (run.allowed_us if run.window.emit == "final" else 0)
         allowed = 0 if run.window.emit == "final" else run.allowed_us
         self.model: Any = (
-            naive.JudgingOracle(run.spec, {"a": lateness}, allowed_us=allowed)
+            naive_oracle.JudgingOracle(run.spec, {"a": lateness}, allowed_us=allowed)
             if self.panes
-            else naive.JudgingSessions(run.spec, lateness, allowed_us=allowed)
+            else naive_oracle.JudgingSessions(run.spec, lateness, allowed_us=allowed)
         )
 
     def epoch(self, rows: Sequence[Mapping[str, Any]]) -> None:

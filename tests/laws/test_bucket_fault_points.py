@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws import seeds
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError

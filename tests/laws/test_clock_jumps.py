@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.laws import seeds
-from tests.laws.stage_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
-from tests.support.effort import some
+from tests.laws.random_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.testing.pipeline import LocalPipeline

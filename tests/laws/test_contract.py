@@ -1,6 +1,6 @@
 """The contract followed row by row: every type, several sources, idleness, late rows, bounds, and when rows come out.
 
-The model is `naive.py`, which shares no code with the engine. `SLACKWATER_LAWS_EXAMPLES` raises the number of examples.
+The model is `naive_oracle.py`, which shares no code with the engine. `SLACKWATER_LAWS_EXAMPLES` raises the number of examples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-import naive
+import naive_oracle
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -39,16 +39,16 @@ def spec_of(
     keys: Sequence[str] = ("u",),
     aggregations: Sequence[tuple[str, str, str | None]] = COUNTED,
     cap: int = CAP,
-) -> naive.Spec:
+) -> naive_oracle.Spec:
     given_ = {
         "session": {"gap_us": GAP * MS, "cap_us": cap * MS},
         "tumbling": {"duration_us": DURATION * MS},
         "hopping": {"duration_us": DURATION * MS, "hop_us": HOP * MS, "offset_us": OFFSET * MS},
     }[kind]
-    return naive.Spec(kind, keys, aggregations, **given_)
+    return naive_oracle.Spec(kind, keys, aggregations, **given_)
 
 
-def window_of(spec: naive.Spec, **more: Any) -> Window:
+def window_of(spec: naive_oracle.Spec, **more: Any) -> Window:
     """Return the window of a spec as a user writes it."""
     shape = {
         "session": {"gap_ms": spec.gap_us // MS, "max_session_duration_ms": spec.cap_us // MS},
@@ -76,7 +76,7 @@ def window_of(spec: naive.Spec, **more: Any) -> Window:
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows to compare: sorted, without session ids and epochs, NaN as a word, zero without a sign."""
     drop = ("session_id", "_epoch")
-    return sorted(repr(sorted((k, naive.word(v)) for k, v in r.items() if k not in drop)) for r in rows)
+    return sorted(repr(sorted((k, naive_oracle.word(v)) for k, v in r.items() if k not in drop)) for r in rows)
 
 
 def conserved(result: LocalResult, rows_in: int, bad: int = 0) -> None:
@@ -88,12 +88,12 @@ def conserved(result: LocalResult, rows_in: int, bad: int = 0) -> None:
 
 def in_order(result: LocalResult, keys: Sequence[str]) -> None:
     """Rows of one epoch: (window_start, keys; NULL first, NaN last); epochs ascend."""
-    got = [(r["_epoch"], r["window_start"], *(naive.rank(r[k]) for k in keys)) for r in result.rows]
+    got = [(r["_epoch"], r["window_start"], *(naive_oracle.rank(r[k]) for k in keys)) for r in result.rows]
     assert got == sorted(got)
 
 
 def emitted_once(result: LocalResult, keys: Sequence[str]) -> None:
-    names = [(r["window_start"], *(naive.word(r[k]) for k in keys)) for r in result.rows]
+    names = [(r["window_start"], *(naive_oracle.word(r[k]) for k in keys)) for r in result.rows]
     assert len(set(names)) == len(names), "one identity was emitted twice"
 
 
@@ -203,7 +203,7 @@ def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.Dat
     arrival = data.draw(jittered(rows, lateness))
     script = plain(data.draw(cut(arrival)))
     result = run_local(window_of(spec, lateness_ms=lateness), script, SCHEMA, shards=data.draw(st.integers(1, 4)))
-    assert table(result.rows) == table(naive.answer(spec, rows))
+    assert table(result.rows) == table(naive_oracle.answer(spec, rows))
     assert result.counters.rows_late == 0
     conserved(result, len(rows))
     in_order(result, keys)
@@ -217,7 +217,7 @@ def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
     rows = data.draw(ascending())
     spec = spec_of(kind, ())
     result = run_local(window_of(spec), plain(data.draw(cut(rows))), SCHEMA, shards=data.draw(st.integers(1, 3)))
-    assert table(result.rows) == table(naive.answer(spec, rows))
+    assert table(result.rows) == table(naive_oracle.answer(spec, rows))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -241,7 +241,7 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
         beyond = [r["ts"] for r in rows if r["u"] == w["u"] and last < r["ts"] <= last + spec.gap_us]
         return watermark >= w["window_start"] + spec.cap_us if beyond else watermark > last + spec.gap_us
 
-    assert table(result.rows) == table(w for w in naive.answer(spec, rows) if due(w))
+    assert table(result.rows) == table(w for w in naive_oracle.answer(spec, rows) if due(w))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
     script = data.draw(two_sources(rows))
     spec = spec_of(kind)
-    model = naive.JudgingOracle(spec, {s: ms * MS for s, ms in lateness.items()}, IDLE * MS)
+    model = naive_oracle.JudgingOracle(spec, {s: ms * MS for s, ms in lateness.items()}, IDLE * MS)
     for item in script:
         if isinstance(item, Quiet):
             model.quiet(item.ms * MS)
@@ -285,7 +285,7 @@ def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.Da
     lateness = data.draw(st.sampled_from([0, 4, 12]))
     epochs = data.draw(cut(rows))
     spec = spec_of("session", cap=100_000)
-    model = naive.JudgingSessions(spec, lateness * MS)
+    model = naive_oracle.JudgingSessions(spec, lateness * MS)
     for epoch in epochs:
         model.epoch(epoch)
     result = run_local(
@@ -388,7 +388,7 @@ def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.D
     rows = data.draw(ascending(values=("f",)))
     spec = spec_of(kind, ("u", "f"))
     per_window: dict[int, int] = {}
-    for w in naive.answer(spec, rows):
+    for w in naive_oracle.answer(spec, rows):
         per_window[w["window_start"]] = per_window.get(w["window_start"], 0) + 1
     fullest = max(per_window.values())
     epochs, shards = plain(data.draw(cut(rows))), data.draw(st.integers(1, 4))
@@ -405,11 +405,11 @@ def test_new_groups_are_admitted_by_first_event_time_then_key(data: st.DataObjec
     spec = spec_of("tumbling", ("u", "f"))
     first: dict[Any, Any] = {}
     for r in rows:
-        start = naive.starts_of(spec, r["ts"])[0]
-        group = (start, naive.word(r["u"]), naive.word(r["f"]))
-        entry = (r["ts"], naive.rank(r["u"]), naive.rank(r["f"]))
+        start = naive_oracle.starts_of(spec, r["ts"])[0]
+        group = (start, naive_oracle.word(r["u"]), naive_oracle.word(r["f"]))
+        entry = (r["ts"], naive_oracle.rank(r["u"]), naive_oracle.rank(r["f"]))
         first[group] = min(first.get(group, entry), entry)
     admitted = {g for g in first if sum(o[0] == g[0] and first[o] < first[g] for o in first) < 2}
     bound = {"max_groups_per_window": 2, "on_state_cap": "drop_new_groups"}
     result = run_local(window_of(spec, **bound), [RowsInput({"a": rows})], SCHEMA, shards=1)
-    assert {(w["window_start"], naive.word(w["u"]), naive.word(w["f"])) for w in result.rows} == admitted
+    assert {(w["window_start"], naive_oracle.word(w["u"]), naive_oracle.word(w["f"])) for w in result.rows} == admitted

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from tests.laws import revisions
-from tests.laws.naive import word
+from tests.laws.naive_oracle import word
 from tests.laws.revisions import GAP, MS
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import BadRowError

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.laws.drawn import KINDS, MS, SHAPES
-from tests.support.float_sums import bits, expected
+from tests.laws.row_strategies import KINDS, MS, SHAPES
+from tests.support.exact_sums import bits, expected
 
 import slackwater as sw
 from slackwater.core.schema import Field

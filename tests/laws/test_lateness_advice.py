@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.ui_states import SHAPES, M, S, config, drawn, ran
 
 from slackwater.config.join import Join

@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws.replayed import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
-from tests.support.effort import long, some
+from tests.laws.replays import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
+from tests.support.case_selection import long, some
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window

@@ -7,10 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.laws import naive, revisions
+from tests.laws import naive_oracle, revisions
 from tests.laws.emission_modes import EMISSION_MODES, ran, run_every_emission_mode, sessions, tumbling
 from tests.laws.revisions import MS, SCHEMA
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.testing.script import Crash, LocalResult, run_local
 
@@ -141,7 +141,7 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
         assert row["_emit_reason"] in ("close", "flush", "standalone")
         counted[revisions.identity(row)] += row["ids"]
     rows = [r for epoch in run.epochs for r in epoch]
-    assert counted == {revisions.identity(w): w["ids"] for w in naive.answer(run.spec, rows)}
+    assert counted == {revisions.identity(w): w["ids"] for w in naive_oracle.answer(run.spec, rows)}
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])

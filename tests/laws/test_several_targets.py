@@ -7,7 +7,7 @@ import os
 import pytest
 from tests.laws import seeds
 from tests.laws.several_targets import FIXED, SCHEMA, Story, pipeline
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline

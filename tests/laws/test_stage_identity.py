@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.laws import seeds
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline, Transform

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
 

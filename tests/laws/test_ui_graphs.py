@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws import seeds
-from tests.laws.midway import midway
-from tests.support.effort import some
+from tests.laws.unfinished_runs import midway
+from tests.support.case_selection import some
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.evolution.operator_from_state import restore_window

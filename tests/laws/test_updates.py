@@ -1,4 +1,4 @@
-"""After each epoch the target is what the definition says: a part of the seeds of `updates.py` and `final.py`, and timelines by hand."""
+"""After each epoch the target is what the definition says: a part of the seeds of `updates.py` and `final_results.py`, and timelines by hand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.laws import final, updates
+from tests.laws import final_results, updates
 from tests.laws.updates import MS, SCHEMA, Table
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import LocalResult, Quiet, Restart, RowsInput, run_local
@@ -26,7 +26,7 @@ def test_seeded_runs_of_updates(first: int) -> None:
 @pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
 def test_seeded_runs_of_what_comes_out_once_or_at_the_close(first: int) -> None:
     for seed in range(first, first + 20):
-        final.checked(seed)
+        final_results.checked(seed)
 
 
 def sessions(gap: int, cap: int, **settings: Any) -> Window:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.laws import seeds
-from tests.laws.graph import MS, SCHEMA, counting
-from tests.laws.midway import midway
-from tests.support.effort import some
+from tests.laws.fixed_graphs import MS, SCHEMA, counting
+from tests.laws.unfinished_runs import midway
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.query.pipeline_from_state import rebuild_pipeline

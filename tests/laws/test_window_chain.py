@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.laws import seeds
 from tests.laws.window_chain import check, pipeline
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.config.step_spec import MOST_STAGES

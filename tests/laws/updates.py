@@ -1,8 +1,8 @@
-"""After each epoch the target is what the definition says of that commit: seeded runs, judged by the loops of `by_epoch.py`.
+"""After each epoch the target is what the definition says of that commit: seeded runs, judged by the loops of `epoch_oracle.py`.
 
     python -m tests.laws.updates --runs 5000 --seed 1        # emit = "updates"; prints the seed of a run that fails
     python -m tests.laws.updates --only 4711                 # one run again
-    python -m tests.laws.final --runs 5000                   # the same law for emit = "final" and "on_close"
+    python -m tests.laws.final_results --runs 5000                   # the same law for emit = "final" and "on_close"
 
 Each seed makes a window (mostly sessions whose cap is barely above their gap), rows on the edges, several keys and epochs,
 deaths at named steps, other numbers of shards after a death or a stop, and a target that replaces rows or only adds them.
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.laws import naive, seeds
-from tests.laws.by_epoch import Model, Panes, Sessions, Told
+from tests.laws import naive_oracle, seeds
+from tests.laws.epoch_oracle import Model, Panes, Sessions, Told
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
@@ -75,7 +75,7 @@ def planned(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str]
         **shape,
         **settings,
     )
-    spec = naive.Spec(
+    spec = naive_oracle.Spec(
         window.kind,
         ["u"],
         AGGREGATIONS,
@@ -177,7 +177,7 @@ class Table:
         done: set[Any] = set()
         while self._coming and self._coming[-1]["_epoch"] <= epoch:
             row = self._coming.pop()
-            name = (row["window_start"], (naive.word(row["u"]),))
+            name = (row["window_start"], (naive_oracle.word(row["u"]),))
             if row["_emit_reason"] == "standalone":
                 assert row["_revision"] == 1, f"a row by itself replaces none: {row}"
                 continue
@@ -195,7 +195,11 @@ class Table:
 
 def said(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row says of its window."""
-    return {k: naive.word(v) for k, v in row.items() if k not in ("_epoch", "_revision", "_emit_reason", "session_id")}
+    return {
+        k: naive_oracle.word(v)
+        for k, v in row.items()
+        if k not in ("_epoch", "_revision", "_emit_reason", "session_id")
+    }
 
 
 def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> None:
@@ -208,7 +212,7 @@ def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> 
 
 
 def _columns(emitted: Told) -> dict[str, Any]:
-    values = {name: naive.word(value) for name, value in emitted.values.items()}
+    values = {name: naive_oracle.word(value) for name, value in emitted.values.items()}
     return {"window_start": emitted.start, "window_end": emitted.end, "_final_at": emitted.final, **values}
 
 

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
-from tests.support.longest import Longest
+from tests.support.longest_text import Longest
 from tests.support.runner import Runner
 
 import slackwater as sw

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.events import iso, us
 from tests.support.runner import Runner
 from tests.support.topics import SCHEMA as RECORD

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.events import SCHEMA, comparable, iso, sample, window
-from tests.support.longest import Longest
+from tests.support.longest_text import Longest
 from tests.support.real_data import PIPELINES, check
 from tests.support.runner import Runner
 
@@ -128,7 +128,7 @@ def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -
         sw.batch(events, counts(kind), "SELECT user, _event_ts FROM source WHERE ts > '2024-01-01'").collect()
 
 
-@long(beside="test_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
+@long(beside="test_row_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
 def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     rows = [{"user": "a", "gap": gap, "ts": iso(n)} for n, gap in enumerate([9000, None, 3000, -1])]
     runner.write("0.jsonl", rows)

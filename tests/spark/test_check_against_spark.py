@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipeline
 
 from slackwater.config.pipeline import Pipeline

@@ -10,8 +10,8 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from tests.support.case_selection import long
 from tests.support.crashes import CrashOnce
-from tests.support.effort import long
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
-from tests.support.nth import Nth, WithNth, registered
+from tests.support.nth_row_operator import Nth, WithNth, registered
 from tests.support.runner import Runner
 
 import slackwater as sw

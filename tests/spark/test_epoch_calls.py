@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import tiny
-from tests.support.effort import long
+from benchmarks import small_epochs
+from tests.support.case_selection import long
 
 pytestmark = pytest.mark.spark
 
@@ -19,10 +19,10 @@ def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     import slackwater as sw
 
     files = 40
-    tiny.generate(tmp_path, 2 * files)
-    with tiny.counted_calls() as calls:
-        epochs = tiny.Epochs(spark, calls)
-        spec = tiny.pipeline(tmp_path, "session", files)
+    small_epochs.generate(tmp_path, 2 * files)
+    with small_epochs.counted_calls() as calls:
+        epochs = small_epochs.Epochs(spark, calls)
+        spec = small_epochs.pipeline(tmp_path, "session", files)
         sw.run(spec, available_now=True, spark=spark, on_status=epochs)
     first, second = epochs.readings
     assert second["jobs"] - first["jobs"] == 1
@@ -32,10 +32,10 @@ def test_an_epoch_is_one_job_and_few_calls(spark: Any, tmp_path: Path) -> None:
     """When Spark planned the epochs, an epoch of sessions took one job and 239 calls."""
     import slackwater as sw
 
-    tiny.generate(tmp_path, 12)
-    with tiny.counted_calls() as calls:
-        epochs = tiny.Epochs(spark, calls)
-        sw.run(tiny.pipeline(tmp_path, "session"), available_now=True, spark=spark, on_status=epochs)
+    small_epochs.generate(tmp_path, 12)
+    with small_epochs.counted_calls() as calls:
+        epochs = small_epochs.Epochs(spark, calls)
+        sw.run(small_epochs.pipeline(tmp_path, "session"), available_now=True, spark=spark, on_status=epochs)
     readings = epochs.readings[6:]  # the first epochs inspect the first rows and fill caches
     assert len(readings) == 6
     between = [(b["jobs"] - a["jobs"], b["calls"] - a["calls"]) for a, b in pairwise(readings)]

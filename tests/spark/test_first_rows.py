@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.runner import Runner
 
 import slackwater as sw

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.support.float_sums import bits, expected
+from tests.support.exact_sums import bits, expected
 from tests.support.runner import Runner
 
 import slackwater as sw

@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS

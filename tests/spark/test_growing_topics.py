@@ -14,7 +14,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.runner import Runner
 from tests.support.topics import Make, Topic, counted, minutes
 

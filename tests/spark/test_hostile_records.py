@@ -15,9 +15,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.avro import avro_record
-from tests.support.effort import some
-from tests.support.protobuf import files_of, written
+from tests.support.avro_records import avro_record
+from tests.support.case_selection import some
+from tests.support.protobuf_records import files_of, written
 from tests.support.runner import Runner
 from tests.support.topics import Make, minutes
 

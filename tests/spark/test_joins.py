@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.effort import long, some
-from tests.support.joined import ORDERS, PAYMENTS, join, sources, stamp, written
+from tests.support.case_selection import long, some
+from tests.support.order_joins import ORDERS, PAYMENTS, join, sources, stamp, written
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: di
         runner.run(sources=sources(runner), join=join(**settings))
 
 
-@long(beside="test_changed.py::test_a_join_before_a_window_that_changes")
+@long(beside="test_config_changes.py::test_a_join_before_a_window_that_changes")
 def test_another_join_needs_another_state(runner: Runner) -> None:
     written(runner, 9)
     runner.run(sources=sources(runner), join=join())

@@ -13,10 +13,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.avro import avro_record
-from tests.support.effort import long, some
-from tests.support.registry import answering, entries
+from tests.support.avro_records import avro_record
+from tests.support.case_selection import long, some
 from tests.support.runner import Runner
+from tests.support.schema_registry import answering, entries
 from tests.support.topics import START_MS, Make, Topic, counted, messages, minutes, settled, waited_for
 
 import slackwater as sw

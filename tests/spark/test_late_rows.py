@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.events import SIMPLE, events, simple, us
 from tests.support.runner import Runner
 from tests.support.topics import Make, minutes, waited_for

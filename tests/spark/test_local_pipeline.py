@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.parquet_rows import as_rows, table
 
 import slackwater as sw

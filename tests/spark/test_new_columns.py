@@ -14,11 +14,11 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
+from tests.support.case_selection import long, some
 from tests.support.command import command
 from tests.support.crashes import CrashAtSteps, CrashError
-from tests.support.effort import long, some
-from tests.support.lakes import connection, sql
-from tests.support.tables import COLUMNS, FORMATS, row
+from tests.support.iceberg_tables import connection, sql
+from tests.support.source_tables import COLUMNS, FORMATS, row
 
 from slackwater.config import toml
 from slackwater.engine import kill_points

@@ -11,8 +11,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support import ticks
-from tests.support.effort import long, some
+from tests.support import ticks_connector
+from tests.support.case_selection import long, some
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -183,7 +183,7 @@ def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[
 
 
 def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runner: Runner) -> None:
-    """The connector of `tests/support/ticks.py` reads each number once, four per epoch, over two runs. The first ends in the middle."""
+    """The connector of `tests/support/ticks_connector.py` reads each number once, four per epoch, over two runs. The first ends in the middle."""
     window = sw.Window(
         kind="tumbling",
         duration_ms="5s",
@@ -194,9 +194,9 @@ def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runne
         aggregations=[sw.Aggregation(agg="collect_list", column="n", as_="ns", max_values_per_group=10)],
     )
     sql = "SELECT CAST(n % 2 AS BIGINT) AS odd, n, _event_ts FROM source"
-    with ticks.registered():
+    with ticks_connector.registered():
         for count, flush in ((7, False), (10, True)):
-            clock = ticks.TicksConnection(count=count)
+            clock = ticks_connector.TicksConnection(count=count)
             source = sw.Source(name="ticks", connection=clock, query="numbers", max_messages_per_trigger=4)
             frame = runner.run(source=source, window=window, transform_sql=sql, flush=flush)
     assert sorted((r["odd"], sorted(r["ns"])) for r in frame.to_dicts()) == [

@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import long
-from tests.support.protobuf import FIRST, NOTE, SECOND, files_of, first, head, second, written
-from tests.support.registry import answering, entries
+from tests.support.case_selection import long
+from tests.support.protobuf_records import FIRST, NOTE, SECOND, files_of, first, head, second, written
 from tests.support.runner import Runner
+from tests.support.schema_registry import answering, entries
 from tests.support.topics import Make, Topic, counted, minutes
 
 import slackwater as sw

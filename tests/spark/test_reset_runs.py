@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, counted, minutes
 

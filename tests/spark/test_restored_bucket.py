@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.continued import Continued
+from tests.support.restartable_pipeline import Continued
 
 import slackwater as sw
 from slackwater.errors import StartError, StateError

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.continued import TARGETS, Continued
-from tests.support.effort import some
+from tests.support.case_selection import some
+from tests.support.restartable_pipeline import TARGETS, Continued
 
 from slackwater.errors import StartError, StateError
 

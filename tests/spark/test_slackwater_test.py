@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 
 from slackwater.cli.init import InitOptions, init_file
 from slackwater.cli.test import test_path as run_path

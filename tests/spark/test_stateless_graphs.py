@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.laws import stage_graphs
-from tests.laws.graph import _us
-from tests.laws.stage_graphs import COUNTED, MS, Row
-from tests.support.effort import some
+from tests.laws import random_graphs
+from tests.laws.fixed_graphs import _us
+from tests.laws.random_graphs import COUNTED, MS, Row
+from tests.support.case_selection import some
 
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs
@@ -76,7 +76,7 @@ def graph(draw: random.Random, lateness_ms: int) -> list[sw.Stage]:
     for number, (kind, names) in enumerate(zip(kinds, inputs, strict=True)):
         name = f"s{number}"
         if kind == "join" and len(names) == 2:
-            stages.append(sw.Stage(name=name, join=stage_graphs.join(draw, *names, lateness_ms)))
+            stages.append(sw.Stage(name=name, join=random_graphs.join(draw, *names, lateness_ms)))
         elif kind == "filter":
             stages.append(sw.Stage(name=name, from_=names[0], sql=draw.choice(list(FILTERS))))
         else:
@@ -105,7 +105,7 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
 def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequence[str]) -> list[Row]:
     """Return what a stage makes of all rows of its inputs at once."""
     if stage.sql is None or stage.window is not None:
-        return stage_graphs.answer(stage, inputs, names)
+        return random_graphs.answer(stage, inputs, names)
     rows = inputs[names[0]]
     return [{"k": r["k"], "v": v, "ts": r["ts"]} for r in rows for v in FILTERS[stage.sql](r["v"])]
 
@@ -113,13 +113,13 @@ def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequen
 def emitted(stage: sw.Stage, frame: Any) -> list[Row]:
     """Return the rows of a stage's result, with the event time that they have for the next one."""
     if stage.window is not None or stage.join is not None:
-        return stage_graphs.emitted(stage, frame)
+        return random_graphs.emitted(stage, frame)
     return [{"k": r["k"], "v": r["v"], "ts": _us(r["_event_ts"])} for r in frame.to_dicts()]
 
 
 def content(stage: sw.Stage, rows: Sequence[Row]) -> list[str]:
     if stage.window is not None or stage.join is not None:
-        return stage_graphs.content(stage, rows)
+        return random_graphs.content(stage, rows)
     return sorted(repr([r["k"], r["v"], r["ts"]]) for r in rows)
 
 

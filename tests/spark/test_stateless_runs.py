@@ -16,8 +16,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from tests.support.case_selection import long, some
 from tests.support.crashes import CrashOnce
-from tests.support.effort import long, some
 from tests.support.runner import Runner
 
 import slackwater as sw

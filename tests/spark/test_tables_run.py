@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.case_selection import some
 from tests.support.crashes import CrashAtSteps, CrashError
-from tests.support.effort import some
 from tests.support.runner import Runner
-from tests.support.tables import COLUMNS, FORMATS, Delta, row
+from tests.support.source_tables import COLUMNS, FORMATS, Delta, row
 
 import slackwater as sw
 from slackwater.engine import kill_points

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.effort import some
+from tests.support.case_selection import some
 from tests.support.events import us
 from tests.support.runner import Runner
 

@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.effort import long
-from tests.support.joined import written
+from tests.support.case_selection import long
+from tests.support.order_joins import written
 from tests.support.runner import Runner
 
 import slackwater as sw

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.effort import long, some
+from tests.support.case_selection import long, some
 from tests.support.runner import Runner
 
 import slackwater as sw

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.needs import needed
+from tests.support.dependencies import needed
 
 WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes so long
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

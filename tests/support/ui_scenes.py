@@ -18,8 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.support import several_stages
-from tests.support.ui_letters import with_letters
+from tests.support import three_stage_pipeline
+from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import DAY, S, config, drawn, joined_and_counted, ran, watched
 
 from slackwater.cli.ui import load_page_sources, save_page
@@ -117,7 +117,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         letters = watched(with_letters(home / "letters"))
         add("letters", letters, "/", "/letters?reason=late", "/key?user=u1")
         (home / "stages").mkdir()
-        stages = watched(several_stages.ran(home / "stages"))
+        stages = watched(three_stage_pipeline.ran(home / "stages"))
         names = ("sessions", "minutes", "seen")
         add(
             "stages",

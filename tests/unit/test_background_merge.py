@@ -7,7 +7,7 @@ from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
-from tests.support.stores import LOGIC, commit, rows
+from tests.support.store_commits import LOGIC, commit, rows
 
 from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import polars as pl
 import pytest
-from benchmarks import compare, figures, flat, floor, paper, report, shards
+from benchmarks import compare, figures, floor, long_run, report, shards, simulated_cluster
 from benchmarks.cases import (
     CASES,
     EPOCHS,
@@ -28,14 +28,14 @@ from benchmarks.cases import (
     quick,
 )
 from benchmarks.data import FILES_PER_EPOCH, SIDES, frames, generate
-from benchmarks.flat_plot import drawn
+from benchmarks.long_run_plot import drawn
 from benchmarks.peers import report as peers_report
-from benchmarks.peers import work
-from benchmarks.process import ROLES
+from benchmarks.peers import workloads
 from benchmarks.run import PARTS, RESULTS, main
 from benchmarks.shards_plot import drawn as drawn_shards
 from benchmarks.topics import PARTITIONS, Topic, records
 from benchmarks.worker import Progress, Told, epochs
+from benchmarks.worker_process import ROLES
 
 CASE = CASES[0]
 
@@ -238,19 +238,19 @@ def test_rows_of_an_epoch_of_a_topic_are_dealt_to_its_partitions_in_turn() -> No
     assert set(json.loads(first)) == {"k", "ts", "v"} and json.loads(first)["ts"].endswith("500Z")
 
 
-def look_at_epoch(epoch: int, **changed: float) -> flat.Look:
-    return flat.Look(
-        **(dict.fromkeys(flat.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
+def look_at_epoch(epoch: int, **changed: float) -> long_run.Look:
+    return long_run.Look(
+        **(dict.fromkeys(long_run.FLAT, 2) | {"epoch": epoch, **changed})  # type: ignore[arg-type]
     )
 
 
 def test_growth_over_the_epochs_is_measured() -> None:
     looks = [look_at_epoch(10 * n, open_files=n, state_files=0, seconds=9 if n == 1 else 2) for n in range(1, 41)]
-    growth = flat.growth(looks)
+    growth = long_run.growth(looks)
     assert growth["open_files"] == (9, 36, 4)  # during the first four epochs, compilers run
     assert growth["seconds"] == (2, 2, 1)
     assert growth["state_files"] == (0, 0, 1)
-    assert flat.growth(looks[:1])["seconds"] == (9, 9, 1)
+    assert long_run.growth(looks[:1])["seconds"] == (9, 9, 1)
 
 
 def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
@@ -259,24 +259,24 @@ def test_the_plot_is_one_file_with_a_line_per_figure() -> None:
     named = [part.text for part in plot.iter("{http://www.w3.org/2000/svg}text")]
     assert {"Seconds per epoch", "Memory, MiB", "open files: 4", "400"} <= set(named)
     lines_of = list(plot.iter("{http://www.w3.org/2000/svg}polyline"))
-    assert len(lines_of) == len(flat.FLAT) - 1  # but for the bytes of the state
+    assert len(lines_of) == len(long_run.FLAT) - 1  # but for the bytes of the state
     ys = [float(y) for y in re.findall(r",([\d.]+)", lines_of[-3].attrib["points"])]
     assert ys == sorted(ys, reverse=True) and len(set(ys)) == 4  # up
 
 
 def test_files_are_created_a_few_epochs_ahead_and_deleted_later(tmp_path: Path) -> None:
-    feed = flat.Feed(tmp_path / "in")
+    feed = long_run.Feed(tmp_path / "in")
     feed.reach(0)
-    assert len(list((tmp_path / "in").iterdir())) == flat.AHEAD
-    feed.reach(flat.KEPT + 7)
+    assert len(list((tmp_path / "in").iterdir())) == long_run.AHEAD
+    feed.reach(long_run.KEPT + 7)
     epochs = sorted(int(p.stem) for p in (tmp_path / "in").glob("*.parquet"))
-    assert epochs == list(range(7, flat.KEPT + 7 + flat.AHEAD))
+    assert epochs == list(range(7, long_run.KEPT + 7 + long_run.AHEAD))
     first, again = (pl.read_parquet(tmp_path / "in" / f"{n:08d}.parquet") for n in (57, 107))
     assert (again["ts"] - first["ts"]).unique().to_list() == [timedelta(seconds=50)]
 
 
 def test_no_peer_considers_a_generated_record_late() -> None:
-    records = work.topics(20_000)
+    records = workloads.topics(20_000)
     assert {name: frame.height for name, frame in records.items()} == {
         "events": 20_000,
         "orders": 10_000,
@@ -285,32 +285,34 @@ def test_no_peer_considers_a_generated_record_late() -> None:
     for frame in records.values():
         behind = frame["ts"].cum_max() - frame["ts"]
         assert 0 < behind.max() < 5000  # type: ignore[operator]
-    assert all(frame["ts"].max() < work.last_ms(records) for frame in records.values())  # type: ignore[operator]
+    assert all(frame["ts"].max() < workloads.last_ms(records) for frame in records.values())  # type: ignore[operator]
 
 
 def test_results_of_peers_are_compared_regardless_of_order_and_format() -> None:
     rows = [
         {"k": "a", "window_start": "2024-03-01T00:00:00Z", "window_end": "2024-03-01T00:01:00.000", "n": 2},
         {"n": 1, "k": "b", "window_end": "2024-03-01T00:01:00Z", "window_start": "2024-03-01T00:00:00"},
-        {"n": 1, "k": work.LAST, "window_end": "2024-03-01T02:01:00Z", "window_start": "2024-03-01T02:00:00Z"},
+        {"n": 1, "k": workloads.LAST, "window_end": "2024-03-01T02:01:00Z", "window_start": "2024-03-01T02:00:00Z"},
     ]
     messages = [json.dumps(row).encode() for row in rows]
     start = 1_709_251_200_000
     records = {"events": pl.DataFrame({"k": ["a", "b", "a"], "ts": [start, start + 59_999, start + 7], "v": [1, 2, 3]})}
-    expected = work.summary(work.expected(work.TUMBLING, records), work.TUMBLING)
+    expected = workloads.summary(workloads.expected(workloads.TUMBLING, records), workloads.TUMBLING)
     for some in (messages, messages[::-1]):
-        assert work.summary(work.results(iter(some), work.TUMBLING), work.TUMBLING) == expected
-    assert work.summary(work.results(iter(messages[1:]), work.TUMBLING), work.TUMBLING) != expected
-    assert work.summary(work.results(iter(messages[:1] * 2), work.TUMBLING), work.TUMBLING) != expected
+        assert workloads.summary(workloads.results(iter(some), workloads.TUMBLING), workloads.TUMBLING) == expected
+    assert workloads.summary(workloads.results(iter(messages[1:]), workloads.TUMBLING), workloads.TUMBLING) != expected
+    assert (
+        workloads.summary(workloads.results(iter(messages[:1] * 2), workloads.TUMBLING), workloads.TUMBLING) != expected
+    )
 
 
 def test_the_reference_batch_finds_sessions_and_pairs() -> None:
     rows = {"k": ["a", "a", "a", "b"], "ts": [0, 30_000, 60_001, 5], "v": [1, 2, 3, 4]}
-    sessions = work.expected(work.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
+    sessions = workloads.expected(workloads.SESSIONS, {"events": pl.DataFrame(rows)}).sort("k", "window_start")
     assert sessions.rows() == [("a", 0, 60_000, 2, 3, 2), ("a", 60_001, 90_001, 1, 3, 3), ("b", 5, 30_005, 1, 4, 4)]
     orders = pl.DataFrame({"order_id": ["x", "y"], "ts": [100, 100], "amount": [1, 2]})
     paid = pl.DataFrame({"order_id": ["x", "x", "y"], "ts": [100, 300_100, 99], "amount": [5, 6, 7]})
-    pairs = work.expected(work.JOIN, {"orders": orders, "payments": paid})
+    pairs = workloads.expected(workloads.JOIN, {"orders": orders, "payments": paid})
     assert sorted(pairs["paid_amount"]) == [5, 6]
 
 
@@ -373,7 +375,7 @@ def test_the_driver_commits_the_reports_of_simulated_shards() -> None:
 
 
 def test_simulated_segments_are_merged_like_real_ones() -> None:
-    assert paper.piled_up(700, 100) == [100] * 7
-    assert paper.piled_up(800, 100) == [800]
-    assert sum(paper.piled_up(100_000, 100)) == 100_000
-    assert paper.merged([800, *[100] * 8], 1000) == [800, 800]
+    assert simulated_cluster.piled_up(700, 100) == [100] * 7
+    assert simulated_cluster.piled_up(800, 100) == [800]
+    assert sum(simulated_cluster.piled_up(100_000, 100)) == 100_000
+    assert simulated_cluster.merged([800, *[100] * 8], 1000) == [800, 800]

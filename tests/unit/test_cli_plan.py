@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.why import HOPPING, SESSION, STORY, TUMBLING, ran
+from tests.support.why_states import HOPPING, SESSION, STORY, TUMBLING, ran
 
 from slackwater.cli.main import main
 from slackwater.config import toml

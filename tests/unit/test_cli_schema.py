@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.command import Command
-from tests.support.mistakes import BASE, CASES
-from tests.support.pages import anchors
+from tests.support.config_mistakes import BASE, CASES
+from tests.support.doc_pages import anchors
 
 from slackwater.config import json_schema, key_docs
 

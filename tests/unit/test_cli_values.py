@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.laws import hostile_commands
-from tests.support.mistakes import BASE, problems, swap
+from tests.support.config_mistakes import BASE, problems, swap
 
 HUGE = "0x" + "f" * 5000
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from tests.support.mistakes import BASE, DISTINCT, A
+from tests.support.config_mistakes import BASE, DISTINCT, A
 from tests.support.states import commit_of
 
 from slackwater import explain

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.support.command import GOOD
-from tests.support.pages import anchors
+from tests.support.doc_pages import anchors
 from tests.support.promql import Samples, grouping, parsed, selectors
 from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, exposed
 from typer.main import get_command

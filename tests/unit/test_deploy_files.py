@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from tests.support import deployed
-from tests.support.deployed import DEPLOY, PIPELINE, PORT, ROOT
+from tests.support import deploy_files
+from tests.support.deploy_files import DEPLOY, PIPELINE, PORT, ROOT
 from typer.main import get_command
 
 from slackwater.cli.check import check_file
@@ -45,7 +45,7 @@ def parse_options(arguments: list[str]) -> dict[str, Any]:
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", deployed.documents(), ids=lambda d: d["kind"])
+@pytest.mark.parametrize("document", deploy_files.documents(), ids=lambda d: d["kind"])
 def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
     assert schema_violations(document) == []
 
@@ -61,7 +61,7 @@ def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
     ],
 )
 def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: Any) -> None:
-    document = copy.deepcopy(deployed.deployment())
+    document = copy.deepcopy(deploy_files.deployment())
     parent: Any = document
     for step in path[:-1]:
         parent = parent[step]
@@ -70,7 +70,7 @@ def test_the_schema_refuses_an_invalid_manifest(path: tuple[Any, ...], value: An
 
 
 def test_one_runner_that_ends_before_the_next_one_starts() -> None:
-    spec = deployed.deployment()["spec"]
+    spec = deploy_files.deployment()["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 60
     labels = spec["template"]["metadata"]["labels"]
@@ -78,7 +78,7 @@ def test_one_runner_that_ends_before_the_next_one_starts() -> None:
 
 
 def test_the_pod_uses_existing_options_and_existing_probes() -> None:
-    pod = deployed.deployment()["spec"]["template"]
+    pod = deploy_files.deployment()["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     options = parse_options(container["args"])
     assert (str(options["file"]), options["metrics_host"]) == (PIPELINE, "0.0.0.0")
@@ -93,9 +93,9 @@ def test_the_pod_uses_existing_options_and_existing_probes() -> None:
 
 
 def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
-    spec = deployed.deployment()["spec"]["template"]["spec"]
+    spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    ((_, user),) = [i for i in deployed.last_stage() if i[0] == "USER"]
+    ((_, user),) = [i for i in deploy_files.last_stage() if i[0] == "USER"]
     assert f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" == user
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"] == {
@@ -111,8 +111,8 @@ def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
 
 
 def test_names_in_the_manifests_agree() -> None:
-    documents = {d["kind"]: d for d in deployed.documents()}
-    spec = deployed.deployment()["spec"]["template"]["spec"]
+    documents = {d["kind"]: d for d in deploy_files.documents()}
+    spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": documents["Secret"]["metadata"]["name"]}}]
     assert spec["serviceAccountName"] == documents["ServiceAccount"]["metadata"]["name"]
@@ -129,9 +129,9 @@ def test_names_in_the_manifests_agree() -> None:
 def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
     names = set(re.findall(r"\$\{(\w+)\}", "\n".join(lines_without_comments(file))))
-    (secret,) = [d for d in deployed.documents() if d["kind"] == "Secret"]
+    (secret,) = [d for d in deploy_files.documents() if d["kind"] == "Secret"]
     assert names == set(secret["stringData"]) == set(SECRETS)
-    assert names <= set(deployed.services()["pipeline"]["environment"])
+    assert names <= set(deploy_files.services()["pipeline"]["environment"])
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     check_file(file)
@@ -146,20 +146,20 @@ def lines_without_comments(file: Path) -> list[str]:
 
 
 def test_the_image_uses_existing_commands() -> None:
-    words = deployed.command()
+    words = deploy_files.command()
     assert words[:3] == ["tini", "--", "slackwater"]
     options = parse_options(words[3:])
     assert (str(options["file"]), options["metrics_port"], options["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
-    (prepares,) = [rest for name, rest in deployed.last_stage() if name == "RUN" and "slackwater prepare" in rest]
+    (prepares,) = [rest for name, rest in deploy_files.last_stage() if name == "RUN" and "slackwater prepare" in rest]
     assert parse_options(re.findall(r"slackwater (prepare)", prepares)) is not None
-    (exposed,) = [rest for name, rest in deployed.last_stage() if name == "EXPOSE"]
+    (exposed,) = [rest for name, rest in deploy_files.last_stage() if name == "EXPOSE"]
     assert exposed == PORT
-    (check,) = [rest for name, rest in deployed.last_stage() if name == "HEALTHCHECK"]
+    (check,) = [rest for name, rest in deploy_files.last_stage() if name == "HEALTHCHECK"]
     assert f"http://127.0.0.1:{PORT}{LIVE}" in check
 
 
 def test_the_image_is_slim_and_its_user_is_not_root() -> None:
-    instructions = deployed.instructions()
+    instructions = deploy_files.instructions()
     assert {name for name, _ in instructions} <= {
         *("ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"),
         *("ENTRYPOINT", "CMD", "HEALTHCHECK"),
@@ -169,11 +169,11 @@ def test_the_image_is_slim_and_its_user_is_not_root() -> None:
     assert [rest for name, rest in instructions if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
     for _, rest in (i for i in instructions if i[0] == "RUN" and "apt-get" in i[1]):
         assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
-    order = [name for name, _ in deployed.last_stage()]
+    order = [name for name, _ in deploy_files.last_stage()]
     assert order.index("USER") > max(n for n, name in enumerate(order) if name in ("RUN", "COPY"))
-    (user,) = [rest for name, rest in deployed.last_stage() if name == "USER"]
+    (user,) = [rest for name, rest in deploy_files.last_stage() if name == "USER"]
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
-    assert f"--uid {user.split(':')[0]} " in " ".join(rest for name, rest in deployed.last_stage() if name == "RUN")
+    assert f"--uid {user.split(':')[0]} " in " ".join(rest for name, rest in deploy_files.last_stage() if name == "RUN")
 
 
 def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
@@ -181,7 +181,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     allowed = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
         w
-        for name, rest in deployed.instructions()
+        for name, rest in deploy_files.instructions()
         if name == "COPY" and "--from" not in rest
         for w in rest.split()[:-1]
     }
@@ -189,15 +189,15 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["readme"] in copied
-    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(rest for _, rest in deployed.instructions()))
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(rest for _, rest in deploy_files.instructions()))
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     tag = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())["images"][0]["newTag"]
     assert tag == project["version"]
-    assert deployed.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
+    assert deploy_files.services()["pipeline"]["image"] == f"slackwater:{project['version']}"
 
 
 def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = [rest for _, rest in deployed.instructions() if "slackwater prepare" in rest]
+    (line,) = [rest for _, rest in deploy_files.instructions() if "slackwater prepare" in rest]
     names = re.findall(r"--with (\w+)", line)
     modules: list[str] = []
     monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)])
@@ -212,33 +212,33 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_compose_file_is_valid() -> None:
-    assert [e.message for e in COMPOSE.iter_errors(deployed.composed())] == []
+    assert [e.message for e in COMPOSE.iter_errors(deploy_files.composed())] == []
 
 
 @pytest.mark.parametrize(("key", "value"), [("imagee", "x"), ("stop_grace_period", 2.5), ("ports", "9090:9090")])
 def test_the_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> None:
-    document = copy.deepcopy(deployed.composed())
+    document = copy.deepcopy(deploy_files.composed())
     document["services"]["prometheus"][key] = value
     assert list(COMPOSE.iter_errors(document))
 
 
 def test_mounted_files_exist_and_named_volumes_are_declared() -> None:
-    home, named = DEPLOY / "compose", set(deployed.composed()["volumes"])
-    for name, service in deployed.services().items():
+    home, named = DEPLOY / "compose", set(deploy_files.composed()["volumes"])
+    for name, service in deploy_files.services().items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             assert (home / source).exists() if source.startswith(".") else source in named, (name, volume)
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), (name, port)
         for other in service.get("depends_on", []):
-            assert other in deployed.services()
+            assert other in deploy_files.services()
         assert not service["image"].endswith("latest") and ":" in service["image"]
-    build = deployed.services()["pipeline"]["build"]
+    build = deploy_files.services()["pipeline"]["build"]
     assert ((home / build["context"]).resolve(), ROOT / build["dockerfile"]) == (ROOT, DEPLOY / "docker/Dockerfile")
 
 
 def test_compose_uses_existing_commands() -> None:
-    services = deployed.services()
+    services = deploy_files.services()
     options = parse_options(services["pipeline"]["command"])
     assert (str(options["file"]), options["metrics_port"]) == (PIPELINE, int(PORT))
     assert READY in services["pipeline"]["healthcheck"]["test"][-1]
@@ -250,7 +250,7 @@ def test_compose_uses_existing_commands() -> None:
 
 
 def test_prometheus_scrapes_the_pipeline_at_an_allowed_host() -> None:
-    services = deployed.services()
+    services = deploy_files.services()
     config = yaml.safe_load((DEPLOY / "compose/prometheus.yml").read_text())
     (job,) = config["scrape_configs"]
     (target,) = job["static_configs"][0]["targets"]
@@ -269,9 +269,9 @@ def test_grafana_finds_the_dashboard_and_prometheus() -> None:
     home = DEPLOY / "compose/grafana"
     (source,) = yaml.safe_load((home / "datasources.yml").read_text())["datasources"]
     assert source["type"] == "prometheus" and source["isDefault"]
-    assert source["url"].split("//")[1].split(":")[0] in deployed.services()
+    assert source["url"].split("//")[1].split(":")[0] in deploy_files.services()
     (provider,) = yaml.safe_load((home / "dashboards.yml").read_text())["providers"]
-    mounts = dict(v.split(":")[1::-1] for v in deployed.services()["grafana"]["volumes"] if v.startswith("."))
+    mounts = dict(v.split(":")[1::-1] for v in deploy_files.services()["grafana"]["volumes"] if v.startswith("."))
     assert (DEPLOY / "compose" / mounts[provider["options"]["path"]] / "slackwater.json").is_file()
     assert all(path.startswith("/etc/grafana/provisioning/") for path in mounts if path != provider["options"]["path"])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.pages import FENCE, anchors
+from tests.support.doc_pages import FENCE, anchors
 
 from slackwater.config import toml
 

@@ -18,8 +18,8 @@ from typing import Any
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
+from tests.support.case_selection import some
 from tests.support.command import Command
-from tests.support.effort import some
 
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.schema import Field

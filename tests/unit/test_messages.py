@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from docgen import pictures, reference
-from docgen.sources import CLASSES, ROOT, SOURCES, Message, messages, mistakes, shown
-from tests.support.pages import anchors
+from docgen.message_sources import CLASSES, ROOT, SOURCES, Message, messages, mistakes, shown
+from tests.support.doc_pages import anchors
 
 from slackwater.cli import main as cli
 from slackwater.errors import BadRowError, ConfigError, LockHeldError, SlackwaterError, StartError

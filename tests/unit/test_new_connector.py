@@ -1,4 +1,4 @@
-"""A connector that Slackwater does not have, with a seekable source, in all packages: see `tests/support/ticks.py`."""
+"""A connector that Slackwater does not have, with a seekable source, in all packages: see `tests/support/ticks_connector.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.states import commit_of
-from tests.support.ticks import TicksConnection, TicksRead, TicksSource, registered
+from tests.support.ticks_connector import TicksConnection, TicksRead, TicksSource, registered
 
 import slackwater as sw
 from slackwater import explain

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openlineage.client import event_v2
 from tests.support.command import GOOD
-from tests.support.posted import Posted
+from tests.support.post_receiver import Posted
 
 from slackwater import observe, secrets
 from slackwater.config.pipeline import Pipeline

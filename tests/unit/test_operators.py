@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
-from tests.support.nth import NthOfKey
+from tests.support.nth_row_operator import NthOfKey
 
 import slackwater
 import slackwater as sw

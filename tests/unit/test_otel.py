@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from tests.support.command import GOOD
-from tests.support.posted import Posted
+from tests.support.post_receiver import Posted
 from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
 
 from slackwater import observe, secrets

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.tables import FORMATS, row
-from tests.support.why import SESSION, STORY, ran
+from tests.support.source_tables import FORMATS, row
+from tests.support.why_states import SESSION, STORY, ran
 
 from slackwater.cli.main import main
 from slackwater.runner import table_changes

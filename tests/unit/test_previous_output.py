@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.lakes import connection, sql
+from tests.support.iceberg_tables import connection, sql
 
 from slackwater.cli.main import main
 from slackwater.config import toml

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
-from tests.support.protobuf import FIRST, NOTES, SECOND, first, head, second, written
+from tests.support.protobuf_records import FIRST, NOTES, SECOND, first, head, second, written
 
 from slackwater.sources.payloads import protobuf_schema
 from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder, decode_batches

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.effort import long
+from tests.support.case_selection import long
 
 import slackwater as sw
 from slackwater.config.spec import with_units

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.fixtures.states.make import HERE, KINDS
+from tests.fixtures.states.write_states import HERE, KINDS
 from tests.laws.hostile_states import LIES, MISSING, NodePath, last_manifest, nodes, value_at, with_value
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.core.schema import Field, field_of
 from slackwater.engine.status import Counters

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from docgen import pictures
-from tests.support.pages import anchors
+from tests.support.doc_pages import anchors
 
 from slackwater.cli.check import check_file
 from slackwater.config import toml

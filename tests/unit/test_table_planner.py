@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.support.tables import COLUMNS, FORMATS, Delta, Iceberg, row
+from tests.support.source_tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
 from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from tests.support.lakes import sql
+from tests.support.iceberg_tables import sql
 
 from slackwater.core.json_text import json_text
 from slackwater.core.schema import Field

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.support.effort import some
-from tests.support.needs import needed
+from tests.support.case_selection import some
+from tests.support.dependencies import needed
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -109,9 +109,9 @@ def test_all_cases_but_the_first_are_exhaustive() -> None:
 
 
 def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
-    """`exhaustive` stands in tests/support/effort.py only, which leaves at least one case, or names the test next to it."""
+    """`exhaustive` stands in tests/support/case_selection.py only, which leaves at least one case, or names the test next to it."""
     marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
-    assert marked == ["effort.py"]
+    assert marked == ["case_selection.py"]
     texts = {p.name: p.read_text() for p in FILES}
     named = [n for text in texts.values() for n in re.findall(r'^@long\(\s*beside="(.*)"\s*\)$', text, re.M)]
     assert len(named) == sum(len(re.findall(r"^@long\b", text, re.M)) for text in texts.values()) > 5

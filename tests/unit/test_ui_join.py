@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.why import JOIN
+from tests.support.why_states import JOIN
 
 from slackwater.cli.why import report_lines
 from slackwater.config import toml

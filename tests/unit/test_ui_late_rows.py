@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.browsing import get
-from tests.support.ui_letters import with_letters
+from tests.support.page_client import get
+from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import DAY, S, config, ran, watched
 
 from slackwater.config.window import Aggregation, Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.support.browsing import get
+from tests.support.page_client import get
 from tests.support.ui_scenes import a_run, failed_run, note
 from tests.support.ui_states import DAY, config, ran, watched
 

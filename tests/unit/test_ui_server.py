@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.support.browser import until
-from tests.support.browsing import Tags, get
+from tests.support.page_client import Tags, get
 from tests.support.ui_states import DAY, M, config, drawn, ran, watched
 
 from slackwater.cli.main import main

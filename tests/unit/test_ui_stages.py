@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.browsing import Tags, get
-from tests.support.several_stages import TEXT, ran
+from tests.support.page_client import Tags, get
+from tests.support.three_stage_pipeline import TEXT, ran
 from tests.support.ui_states import watched
-from tests.support.why import NOON, us
+from tests.support.why_states import NOON, us
 
 from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.ui import pages

@@ -11,9 +11,9 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.support.browsing import Tags, get
+from tests.support.page_client import Tags, get
 from tests.support.ui_states import CLOCK, config, drawn, ran, watched
-from tests.support.why import JOIN
+from tests.support.why_states import JOIN
 
 from slackwater.cli.main import main
 from slackwater.cli.ui import load_page_sources

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.browsing import get
+from tests.support.page_client import get
 from tests.support.ui_states import DAY, M, config, ran, watched
 
 from slackwater.engine import driver

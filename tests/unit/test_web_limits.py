@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.effort import some
+from tests.support.case_selection import some
 
 from slackwater.web.hosts import client_network, is_allowed
 from slackwater.web.server import start_server

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.effort import some
-from tests.support.why import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, ran, rows_at, us, why_json
+from tests.support.case_selection import some
+from tests.support.why_states import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, ran, rows_at, us, why_json
 
 from slackwater.config import toml
 from slackwater.query.why import why

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.why import JOIN, Say, rows_at, why_json
+from tests.support.why_states import JOIN, Say, rows_at, why_json
 
 import slackwater as sw
 from slackwater.cli.why import report_lines

@@ -11,8 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.several_stages import SCHEMA, TEXT, ran
-from tests.support.why import NOON, Say, rows_at, us, why_json
+from tests.support.three_stage_pipeline import SCHEMA, TEXT, ran
+from tests.support.why_states import NOON, Say, rows_at, us, why_json
 
 import slackwater as sw
 from slackwater.config import toml

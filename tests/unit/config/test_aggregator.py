@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.mistakes import BASE, COUNT, OWN, Mean, problems, swap
+from tests.support.config_mistakes import BASE, COUNT, OWN, Mean, problems, swap
 
 import slackwater as sw
 from slackwater.config.aggregator import check_aggregator

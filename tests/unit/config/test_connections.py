@@ -6,9 +6,9 @@ import copy
 import pickle
 
 import pytest
+from tests.support.config_mistakes import named, problems, swap
 from tests.support.configs import ISSUE
-from tests.support.mistakes import named, problems, swap
-from tests.support.mistakes_connections import (
+from tests.support.connection_mistakes import (
     ANY_OFFSETS,
     CASES,
     KAFKA,

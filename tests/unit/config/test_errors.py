@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.mistakes import (
+from tests.support.config_mistakes import (
     BASE,
     CASES,
     COUNT,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.mistakes_join import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETTERS, TARGET, J, swap
+from tests.support.join_mistakes import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETTERS, TARGET, J, swap
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection

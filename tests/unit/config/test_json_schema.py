@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.support import mistakes, mistakes_connections, mistakes_join
+from tests.support import config_mistakes, connection_mistakes, join_mistakes
 from tests.support.configs import ISSUE
-from tests.support.pages import anchors
+from tests.support.doc_pages import anchors
 
 import slackwater as sw
 from slackwater.config import json_schema, key_docs
@@ -54,11 +54,11 @@ BEYOND = {
 
 def cases() -> Iterator[Any]:
     """Every line of the tables of errors, as (id, content, the lines of check)."""
-    for case in (*mistakes.CASES, *mistakes_connections.CASES):
+    for case in (*config_mistakes.CASES, *connection_mistakes.CASES):
         base, old, new, *lines = case
-        yield pytest.param(mistakes.swap(base, old, new), lines, id=lines[0].split(";")[0])
-    for old, new, *lines in mistakes_join.CASES:
-        yield pytest.param(mistakes_join.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
+        yield pytest.param(config_mistakes.swap(base, old, new), lines, id=lines[0].split(";")[0])
+    for old, new, *lines in join_mistakes.CASES:
+        yield pytest.param(join_mistakes.swap(old, new), lines, id=f"join: {lines[0].split(';')[0]}")
 
 
 def parse_toml(content: str) -> Any:
@@ -97,7 +97,7 @@ def right_configs() -> Iterator[Any]:
             if {"name", "sources", "target"} <= set(tomllib.loads(text)):
                 yield pytest.param(text, id=f"{page.relative_to(ROOT)}-{i}")
     yield pytest.param(ISSUE, id="issue")
-    for module in (mistakes, mistakes_connections, mistakes_join):
+    for module in (config_mistakes, connection_mistakes, join_mistakes):
         for name in ("BASE", "TUMBLING", "HOPPING", "PROCESSING", "KAFKA", "PERSISTED", "LATE", "ISSUE"):
             if isinstance(content := getattr(module, name, None), str):
                 yield pytest.param(content, id=f"{module.__name__.rpartition('.')[2]}.{name}")
@@ -109,7 +109,7 @@ RIGHT = list(right_configs())
 def test_the_tests_cover_configs_of_readme_docs_and_examples() -> None:
     named = [str(param.id) for param in RIGHT]
     assert any(n.startswith("README.md") for n in named) and any(n.startswith("docs/") for n in named)
-    assert any(n.startswith("examples/") for n in named) and any(n.startswith("mistakes_connections") for n in named)
+    assert any(n.startswith("examples/") for n in named) and any(n.startswith("connection_mistakes") for n in named)
 
 
 @pytest.mark.parametrize("content", RIGHT)
@@ -118,7 +118,7 @@ def test_the_schema_accepts_every_valid_config(content: str) -> None:
 
 
 def test_the_schema_accepts_environment_variables() -> None:
-    content = mistakes.BASE
+    content = config_mistakes.BASE
     for old, new in (
         ('format = "json"', 'format = "${X}"'),
         ('"30s"', '"${X}s"'),
@@ -127,7 +127,7 @@ def test_the_schema_accepts_environment_variables() -> None:
         ('agg = "count"\n', 'agg = "${X}"\n'),
         ('name = "p"', 'name = "${X}"'),
     ):
-        content = mistakes.swap(content, old, new)
+        content = config_mistakes.swap(content, old, new)
     assert problems(content) == []
 
 

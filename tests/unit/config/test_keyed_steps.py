@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support import nth
-from tests.support.nth import Nth, WithNth
+from tests.support import nth_row_operator
+from tests.support.nth_row_operator import Nth, WithNth
 from tests.support.statuses import STATUS
 
 import slackwater as sw
@@ -80,7 +80,7 @@ def start_problems(described: Any) -> list[str]:
     columns = {
         f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
     }
-    with nth.registered():
+    with nth_row_operator.registered():
         try:
             compile_step(described, {"a": columns})
         except StartError as error:
@@ -92,7 +92,7 @@ def test_a_start_reports_every_mistake_in_the_columns() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
-    with nth.registered(), pytest.raises(StartError) as caught:
+    with nth_row_operator.registered(), pytest.raises(StartError) as caught:
         compile_step(pipeline(), {"a": columns})
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [

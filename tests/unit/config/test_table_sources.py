@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.pages import block
+from tests.support.doc_pages import block
 
 import slackwater as sw
 from slackwater import explain

@@ -1,0 +1,31 @@
+"""The plot of `benchmarks.long_run`: four panels over the number of epochs, as one SVG file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks import plot
+
+PANELS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("Seconds per epoch", {"seconds": "on the clock", "cpu_s": "of the processors"}),
+    ("Memory, MiB", {"jvm_mib": "JVM", "python_mib": "Python"}),
+    ("Files of the state", {"state_files": "files"}),
+    ("Of all processes", {"open_files": "open files", "connections": "connections", "threads": "threads"}),
+)
+
+
+def drawn(epochs: Sequence[int], looks: Sequence[Mapping[str, float]]) -> str:
+    """The file's text; `looks`: the figures after so many epochs each."""
+    last = epochs[-1]
+    ticks = [(last * part / 4, f"{last * part / 4:,.0f}") for part in range(5)]
+    panels = []
+    for name, series in PANELS:
+        lines = [
+            (title, [(e, look[key]) for e, look in zip(epochs, looks, strict=True)]) for key, title in series.items()
+        ]
+        panels.append(plot.Panel(name, lines, ticks, last, number=_number))
+    return plot.drawn(f"Time, memory, files and connections over {last:,} epochs", panels, plot.Sizes(150, 60, 170))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 20 else f"{value:.2f}".rstrip("0").rstrip(".")

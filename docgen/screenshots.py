@@ -1,0 +1,161 @@
+"""The pictures of the page in docs/images, taken of real pages by Chromium: `python -m docgen.screenshots`.
+
+ui.png        light   sessions of two sources, one of them with partitions, run in process: watermark, and where every row went
+ui-dark.png   dark    a join over files, run by the command line and Spark, so that its phases are those of a run: pace, joins
+
+It takes about a minute; times on them are those of the run, so they differ each time and no test compares them.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import logging
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.browser import CHROMIUM, Browser, until
+from tests.support.ui_states import config, drawn, ran, watched
+
+from docgen.message_sources import ROOT
+from slackwater.cli.ui import load_page_sources
+from slackwater.ui.page_model import PageSource
+from slackwater.ui.server import serve_pages
+
+IMAGES = ROOT / "docs" / "images"
+WIDTH, MARGIN = 1180, 16
+EPOCHS = 12
+START = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
+JOIN = """name = "paid-orders"
+[connections.lake]
+kind = "files"
+[[sources]]
+name = "orders"
+connection = "lake"
+query = "orders/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+max_files_per_trigger = 1
+[[sources]]
+name = "payments"
+connection = "lake"
+query = "payments/*.jsonl"
+format = "json"
+schema = "user STRING, ts TIMESTAMP"
+max_files_per_trigger = 1
+[transform.join]
+kind = "left"
+left_source = "orders"
+right_source = "payments"
+left_keys = ["user"]
+right_keys = ["user"]
+time_window_ms = "2m"
+event_time_column = "ts"
+lateness_ms = "30s"
+[target]
+connection = "lake"
+path = "out"
+format = "parquet"
+[state_store]
+kind = "files"
+path = "state"
+"""
+
+
+def clicks(home: Path) -> PageSource:
+    file = config("session", home)
+    logging.disable(logging.WARNING)
+    ran(file, drawn(4, epochs=14, rows=300))
+    source = watched(file)
+    return replace(source, pipeline=source.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
+
+
+def paid_orders(home: Path) -> PageSource:
+    dice, now = random.Random(1), START
+    for n in range(EPOCHS):
+        now += dt.timedelta(seconds=dice.choice([10, 20, 30]))
+        for side in ("orders", "payments"):
+            rows = (
+                {
+                    "user": f"u{dice.randrange(1200) if side == 'orders' else dice.randrange(900)}",
+                    "ts": (
+                        now - dt.timedelta(seconds=dice.choice([0, 5, 20, 50]), milliseconds=dice.randrange(1000))
+                    ).isoformat(),
+                }
+                for _ in range(dice.randrange(800, 4000))
+            )
+            (home / side).mkdir(exist_ok=True)
+            (home / side / f"{n:02}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    file = home / "paid-orders.toml"
+    file.write_text(JOIN)
+    command = [sys.executable, "-m", "slackwater.cli.main", "run", file.name, "--available-now"]
+    subprocess.run(command, cwd=home, check=True, timeout=600)
+    (source,) = load_page_sources(str(file))
+    return source
+
+
+@contextmanager
+def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
+    running = serve_pages([shown], 0)
+    try:
+        browser.dark(dark)
+        browser.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=900, deviceScaleFactor=1, mobile=False)
+        browser.open(f"http://127.0.0.1:{running.port}/")
+        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        yield
+        browser.is_clean(f"http://127.0.0.1:{running.port}")
+        browser.open("about:blank")  # nobody is left who misses the server
+        browser.said.clear()
+    finally:
+        running.stop()
+
+
+def taken(browser: Browser, to: Path, *blocks: str) -> None:
+    """These blocks of the page, and no others, as a PNG."""
+    block_titles = [f"{name}-title" for name in blocks]
+    browser.value(
+        f"for (const e of document.querySelectorAll('.card'))"
+        f" if (!{json.dumps(block_titles)}.includes(e.getAttribute('aria-labelledby'))) e.style.display = 'none'; 1"
+    )
+    cut = "[...document.querySelectorAll('table')].filter(t => t.checkVisibility({contentVisibilityAuto: true}) && !t.closest('details:not([open])') && t.scrollWidth > t.clientWidth).length"
+    assert browser.value(cut) == 0, "a table does not fit"
+    edges = [
+        browser.value(
+            f"(() => {{ const e = document.getElementById('{name}'); const r = (e.closest('.card') || e).getBoundingClientRect();"
+            " return [r.top + scrollY, r.bottom + scrollY]; })()"
+        )
+        for name in (blocks[0], blocks[-1])
+    ]
+    top, bottom = edges[0][0], edges[1][1]
+    low = 0 if blocks[0] == "top" else max(top - MARGIN, 0)
+    clip = {"x": 0, "y": low, "width": WIDTH, "height": bottom + MARGIN - low, "scale": 1}
+    screenshot = browser.ask("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    to.write_bytes(base64.b64decode(screenshot["data"]))
+
+
+def main() -> None:
+    if CHROMIUM is None:
+        raise SystemExit("Chromium is not here: apt-get install chromium")
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        for folder in ("clicks", "orders"):
+            (home / folder).mkdir()
+        browser = Browser(home / "browser")
+        try:
+            with page(browser, clicks(home / "clicks"), dark=False):
+                taken(browser, IMAGES / "ui.png", "top", "watermark", "rows")
+            with page(browser, paid_orders(home / "orders"), dark=True):
+                taken(browser, IMAGES / "ui-dark.png", "pace", "joins")
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()

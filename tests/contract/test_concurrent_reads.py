@@ -1,0 +1,265 @@
+"""Reading a state next to its runner: a snapshot is one commit and stays the same, nobody waits, and nothing changes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.laws import join_scenarios
+from tests.support import why_states as states
+from tests.support.case_selection import some
+from tests.support.store_commits import LOGIC, Make, go_on, running, users
+
+from slackwater.cli.main import main
+from slackwater.config import toml
+from slackwater.errors import StateError
+from slackwater.state.commit import Commit
+from slackwater.state.files.commit import CommitLog
+from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.snapshot import SnapshotReader
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
+from slackwater.state.postgres.store import PostgresStore
+from slackwater.state.protocol import OUTLINE, Snapshot
+from slackwater.testing.script import RowsInput, run_local
+from slackwater.ui.blocks.join_buffers import build_buffers
+
+
+@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
+    """Yield a function that opens the same store each time."""
+    stores: list[Any] = []
+
+    def files() -> FilesStore:
+        return FilesStore(tmp_path / "state", "p")
+
+    def postgres() -> PostgresStore:
+        stores.append(PostgresStore(url, "public", "p"))
+        return stores[-1]  # type: ignore[no-any-return]
+
+    if request.param == "files":
+        yield files
+        return
+    if request.param == "objects":
+        place = request.getfixturevalue("bucket")
+        yield lambda: FilesStore(place, "p")
+        return
+    url = request.getfixturevalue("postgres").database(f"peek_{abs(hash(request.node.name)):x}")
+    yield postgres
+    for store in stores:
+        store.close()
+
+
+def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make, tmp_path: Path) -> None:
+    store = make()
+    with store.peek() as snapshot:
+        assert snapshot is None
+    assert store.runner() is None
+    assert list(tmp_path.iterdir()) == []
+    if isinstance(store, PostgresStore):
+        with psycopg.connect(store._url) as db:
+            assert db.execute("SELECT to_regclass('slackwater_pipelines')").fetchone() == (None,)
+
+
+def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> None:
+    store = running(make)
+    with make().peek() as snapshot:
+        assert snapshot is None
+    assert make().runner().startswith("process ")
+    store.close()
+
+
+def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> None:
+    """Its files are removed, and its rows are replaced and deleted, before they are read."""
+    store = running(make)
+    first = go_on(store, None, "a", "b", "c")
+    store.mark_published(0)
+    with make().peek() as snapshot:
+        last = first
+        for _ in range(KEPT_EPOCHS + 9):
+            last = go_on(store, last, "a", "x")
+        assert (snapshot.commit, snapshot.published) == (first, 0)
+        assert users(snapshot) == ["a", "b", "c"]
+        with make().peek() as later:
+            assert (later.commit.epoch, users(later)) == (last.epoch, ["a", "x"])
+    store.close()
+
+
+def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None:
+    store = running(make)
+    go_on(store, None, "a")
+    assert make().runner().startswith("process ")
+    store.close()
+    other = make()
+    assert other.runner() is None
+    with other.peek() as snapshot:
+        again = running(make)
+        go_on(again, snapshot.commit, "b")
+        assert users(snapshot) == ["a"]
+        again.close()
+
+
+def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) -> None:
+    """One thread reads while this one starts, commits and stops. Epoch n always holds exactly the users 0 to n mod 7."""
+    stop, wrong = threading.Event(), list[Any]()
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                store = make()
+                store.runner()
+                with store.peek() as snapshot:
+                    if snapshot is not None:
+                        seen_users, epoch = users(snapshot), snapshot.commit.epoch
+                        assert seen_users == [str(n) for n in range(epoch % 7 + 1)], (epoch, seen_users)
+            except BaseException as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    last: Commit | None = None
+    try:
+        for _ in range(3):
+            store = running(make)
+            for _ in range(12):
+                last = go_on(store, last, *(str(n) for n in range(((last.epoch if last else -1) + 1) % 7 + 1)))
+            store.close()
+    finally:
+        stop.set()
+        thread.join()
+    assert wrong == []
+
+
+def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path: Path) -> None:
+    """The runner goes on and cleans up after the reader found the latest epoch, before it reads the manifest."""
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    last = go_on(store, None, "a")
+    opened: list[int] = []
+
+    class Slow(SnapshotReader):
+        def open_commit(self, epoch: int) -> Snapshot:
+            nonlocal last
+            opened.append(epoch)
+            for _ in range(0 if len(opened) > 1 else KEPT_EPOCHS + 2):
+                last = go_on(store, last, "b")
+            return super().open_commit(epoch)
+
+    with Slow(CommitLog(LocalStorage(str(tmp_path / "p")))).peek() as snapshot:
+        assert users(snapshot) == ["b"]
+    assert opened == [0, KEPT_EPOCHS + 2]
+    store.close()
+
+
+def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
+    store = FilesStore(tmp_path, "p")
+    store.open()
+    done = go_on(store, None, "a")
+    store.close()
+    path = tmp_path / "p" / done.stages[0].segments[0][0].file
+    path.unlink()
+    with pytest.raises(StateError, match=f"state file .*{path.name} cannot be read"), store.peek():
+        pass
+
+
+def test_a_lock_that_cannot_be_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "p" / "lock").mkdir(parents=True)
+    with pytest.raises(StateError, match=r"lock .*/p/lock cannot be read \(Is a directory\); check its permissions"):
+        FilesStore(tmp_path, "p").runner()
+
+
+def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any) -> None:
+    url = postgres.database("peek_broken")
+    store = PostgresStore(url, "public", "p")
+    store.open()
+    store.prepare(LOGIC)
+    go_on(store, None, "a")
+    store.close()
+    with psycopg.connect(url) as db:
+        db.execute("ALTER TABLE slackwater_pipelines RENAME record TO other")
+    with (
+        pytest.raises(StateError, match=r'state store in schema "public" of .*: column "record" does not exist'),
+        store.peek(),
+    ):
+        pass
+
+
+def test_why_says_the_same_of_both_stores(
+    postgres: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sessions on three shards, with a cut to come, queried by key; then again next to a runner, which the answer names."""
+    url = postgres.database("peek_why")
+    monkeypatch.setenv("STATE_URL", url)
+    monkeypatch.chdir(tmp_path)
+    config = states.SESSION
+    stores = {"files.toml": config, "postgres.toml": config.replace('kind = "files"\npath = "state"', 'kind = "postgres"\nurl = "${STATE_URL}"')}  # fmt: skip
+    clocks = [*(f"9:{m:02}" for m in range(2, 60, 8)), "10:03", "10:06"]
+    story = [*states.STORY, RowsInput({"web": states.rows_at("u3", *clocks)})]
+    window = toml.loads(config).transform.window
+    options: dict[str, Any] = {
+        "lateness_ms": {"web": 30_000},
+        "clock_us": states.NOON,
+        "state_dir": "state",
+        "flush": False,
+    }
+    for store in (None, lambda: PostgresStore(url, "public", "law")):
+        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **options)
+
+    def say(file: str, *arguments: str) -> str:
+        Path(file).write_text(stores[file])
+        monkeypatch.setattr(sys, "argv", ["slackwater", "why", file, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    for arguments in ((), ("--key", "user=u3"), ("--key", "user")):
+        one, other = (json.loads(say(f, "--json", *arguments)) for f in stores)
+        assert (one.pop("file"), other.pop("file")) == tuple(stores)
+        assert {**one, "now_us": 0} == {**other, "now_us": 0}
+        assert one["runner"] is None
+    runner = PostgresStore(url, "public", "law")
+    runner.open()
+    text = say("postgres.toml", "--key", "user=u3")
+    runner.close()
+    assert "runner     process " in text
+    assert "    it is cut there, at max_session_duration" in text
+
+
+def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:
+    """Replaced and deleted units count, too; the outline covers several segments."""
+    store = running(make)
+    last = None
+    for names in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
+        last = go_on(store, last, *names)
+        with make().peek() as snapshot:
+            reader = snapshot.reader(0, LOGIC)
+            outline, whole = reader.outline(), reader.scan()
+            assert outline.schema == {n: whole.schema[n] for n in OUTLINE}
+            assert sorted(outline.rows()) == sorted(whole.select(OUTLINE).rows())
+            assert outline.height == len(names)
+    store.close()
+
+
+@pytest.mark.parametrize("kind", ["inner", "full"])
+def test_a_join_shows_the_same_of_both_stores(postgres: Any, tmp_path: Path, kind: str) -> None:
+    """Postgres marks a row without a partner in a column. The buffers are read after the files of the segments were removed."""
+    script = join_scenarios.story(11)
+    url = postgres.database(f"join_{kind}")
+    buffers = []
+    for make in (lambda: FilesStore(tmp_path, "law"), lambda: PostgresStore(url, "public", "law")):
+        join_scenarios.run(kind, script, store=make)
+        store = make()
+        with store.peek() as snapshot:
+            assert snapshot is not None
+            for file in (tmp_path / "law" / "segments").glob("*"):
+                file.unlink()
+            buffers.append(build_buffers(snapshot, join_scenarios.SOURCES))
+        store.close()
+    assert buffers[0] is not None and buffers[0].sides[0].rows > 0
+    assert buffers[0] == buffers[1]

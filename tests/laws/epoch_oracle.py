@@ -1,0 +1,295 @@
+"""What the target holds after each epoch, in plain loops over plain rows: the contract for windows that are told again.
+
+It shares no code with `slackwater`. Times are int microseconds; a row is a dict with `ts`, an `id` that is a power of two,
+and, where rows bring their own gap, `gap_us`. One source, so the watermark is the newest event time minus the lateness.
+
+    model = Sessions(spec, lateness_us=0, updates=True)
+    model.epoch(rows); model.target                     # (start, key) -> Told
+
+A row of the target is what the definition says of its window at the commit that wrote it last; what no longer exists is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.laws.naive_oracle import Row, Spec, one, starts_of, word
+
+BEFORE_ALL, AFTER_ALL = -(1 << 61), 1 << 61
+Key = tuple[Any, ...]
+Groups = list[list[Row]]
+
+
+@dataclass(frozen=True)
+class Told:
+    """A row of the target: its window as it was written last."""
+
+    start: int
+    end: int
+    final: int
+    ids: int
+    values: Mapping[str, Any]
+    revision: int
+    reason: str
+
+    def is_as(self, other: Told) -> bool:
+        return (self.start, self.end, self.final, self.ids) == (other.start, other.end, other.final, other.ids)
+
+
+@dataclass
+class Model:
+    """What sessions and panes share. `retained_us`: how long what closed may be corrected; `allowed_us`: for `_final_at`."""
+
+    spec: Spec
+    lateness_us: int
+    retained_us: int = 0
+    allowed_us: int = 0
+    updates: bool = False
+    interval_us: int = 0
+    watermark: int = BEFORE_ALL
+    now_us: int = 1 << 60
+    emitted_us: int = 0
+    waiting: bool = False
+    target: dict[tuple[int, Key], Told] = field(default_factory=dict)
+    late: list[Row] = field(default_factory=list)
+
+    def epoch(self, rows: Sequence[Row]) -> None:
+        late = len(self.late)
+        self.take(rows)
+        self.waiting = self.waiting or len(self.late) - late < len(rows)
+        newest = max((r["ts"] for r in rows), default=BEFORE_ALL)
+        self.advance(max(self.watermark, newest - self.lateness_us))
+
+    def quiet(self, us: int) -> None:
+        """Silence: the engine looks whether anything waits to be told."""
+        self.now_us += us
+        if self.waiting and self.now_us - self.emitted_us >= self.interval_us:
+            self.advance(self.watermark)
+
+    def flush(self) -> None:
+        self.advance(AFTER_ALL, flush=True)
+
+    def advance(self, watermark: int, flush: bool = False) -> None:
+        early = self.updates and (flush or self.now_us - self.emitted_us >= self.interval_us)
+        self.watermark = watermark
+        self.tell(early)
+        if early:
+            self.emitted_us, self.waiting = self.now_us, False
+
+    def take(self, rows: Sequence[Row]) -> None:
+        raise NotImplementedError
+
+    def tell(self, early: bool) -> None:
+        raise NotImplementedError
+
+    def key_of(self, row: Row) -> Key:
+        return tuple(word(row[k]) for k in self.spec.group_by)
+
+    def said(self, rows: Sequence[Row], start: int, end: int, final: int, before: int, reason: str) -> Told:
+        values = {n: one(a, c, rows) for n, a, c in self.spec.aggregations}
+        keys = {k: rows[0][k] for k in self.spec.group_by}
+        return Told(start, end, final, sum(r["id"] for r in rows), keys | values, before + 1, reason)
+
+
+@dataclass
+class Panes(Model):
+    """Tumbling and hopping windows."""
+
+    windows: dict[tuple[int, Key], list[Row]] = field(default_factory=dict)
+
+    def take(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            used = [s for s in starts_of(self.spec, row["ts"]) if self.end(s) + self.retained_us > self.watermark]
+            for start in used:
+                self.windows.setdefault((start, self.key_of(row)), []).append(row)
+            if not used:
+                self.late.append(row)
+
+    def tell(self, early: bool) -> None:
+        for name, rows in self.windows.items():
+            end, before = self.end(name[0]), self.target.get(name)
+            if not early and end > self.watermark:
+                continue
+            reason = "update" if end > self.watermark else "close"
+            now = self.said(rows, name[0], end, end + self.allowed_us, before.revision if before else 0, reason)
+            if before is None or not now.is_as(before):
+                self.target[name] = now
+
+    def end(self, start: int) -> int:
+        return start + self.spec.duration_us
+
+
+@dataclass(frozen=True)
+class Session:
+    """Rows that make a session, in groups that stay together; `cut`: the next one begins within what they hold."""
+
+    groups: Groups
+    end: int
+    cut: bool
+
+    @property
+    def rows(self) -> list[Row]:
+        return [r for group in self.groups for r in group]
+
+
+@dataclass
+class Sessions(Model):
+    """Sessions with a cap that binds. `held`: per key, groups of rows that stay in one session, whatever comes."""
+
+    held: dict[Key, Groups] = field(default_factory=dict)
+    floor: dict[Key, int] = field(default_factory=dict)
+    revision: dict[int, int] = field(default_factory=dict)  # of the row of the target that held each row last
+
+    # -- what a set of rows is
+
+    def gap(self, row: Row) -> int:
+        return int(row.get("gap_us", self.spec.gap_us))
+
+    def reach(self, group: Sequence[Row]) -> int:
+        return max(r["ts"] + self.gap(r) for r in group)
+
+    def arranged(self, groups: Groups) -> list[Session]:
+        """In event-time order: a gap ends a session, and so does what would make it span the cap."""
+        clusters: list[tuple[Groups, bool]] = []
+        for group in sorted(groups, key=first):
+            if clusters:
+                rows = [r for g in clusters[-1][0] for r in g]
+                touches = first(group) <= self.reach(rows)
+                if touches and last(group) - first(rows) < self.spec.cap_us:
+                    clusters[-1][0].append(group)
+                    continue
+                clusters[-1] = (clusters[-1][0], touches)
+            clusters.append(([group], False))
+        sessions = []
+        for index, (members, cut) in enumerate(clusters):
+            rows = [r for g in members for r in g]
+            end = self.reach(rows)
+            if cut:
+                end = min(end, first(rows) + self.spec.cap_us, first(clusters[index + 1][0][0]))
+            sessions.append(Session(members, end, cut))
+        return sessions
+
+    # -- rows come in
+
+    def take(self, rows: Sequence[Row]) -> None:
+        for key in {self.key_of(r) for r in rows}:
+            floor = self.floor.get(key, BEFORE_ALL)
+            key_rows = [r for r in rows if self.key_of(r) == key]
+            self.late += [r for r in key_rows if r["ts"] <= floor]
+            groups: Groups = []
+            for run in self.runs([*self.held.get(key, []), *([r] for r in key_rows if r["ts"] > floor)]):
+                groups += self.joined(run, key_rows)
+            self.held[key] = groups
+
+    def runs(self, groups: Groups) -> list[Groups]:
+        """What touches."""
+        runs: list[Groups] = []
+        for group in sorted(groups, key=first):
+            if runs and first(group) <= self.reach([r for g in runs[-1] for r in g]):
+                runs[-1].append(group)
+            else:
+                runs.append([group])
+        return runs
+
+    def joined(self, run: Groups, new: Sequence[Row]) -> Groups:
+        """The groups that a run becomes."""
+        is_new = {r["id"] for r in new}
+        held = [g for g in run if g[0]["id"] not in is_new]
+        rows = [g[0] for g in run if g[0]["id"] in is_new]
+        recent = [r for r in rows if r["ts"] + self.gap(r) >= self.watermark - self.retained_us]
+        opened = min(map(first, held), default=AFTER_ALL)
+        used = [r for r in rows if (held or recent) and (r in recent or r["ts"] >= opened)]
+        self.late += [r for r in rows if r not in used]
+        everything = [*held, *([r] for r in used)]
+        behind = [r for r in used if r["ts"] < self.watermark]
+        if not everything or max(map(last, everything)) - min(map(first, everything)) < self.spec.cap_us or not behind:
+            return absorbed(everything)
+        ahead = absorbed([*held, *([r] for r in used if r not in behind)])
+        sessions = [s.groups for s in self.arranged(ahead)]
+        for row in sorted(behind, key=lambda r: (r["ts"], self.gap(r))):
+            self.placed(sessions, row)
+        return [g for s in sessions for g in s]
+
+    def placed(self, sessions: list[Groups], row: Row) -> None:
+        """A row behind the watermark, into the sessions of its run. The one it joins, and the next, stay whole from then on."""
+        ts, cap = row["ts"], self.spec.cap_us
+        before = [s for s in sessions if first(flat(s)) <= ts]
+        earlier = before[-1] if before and ts <= self.reach(flat(before[-1])) else None
+        after = sessions[len(before)] if len(before) < len(sessions) else None
+        later = after if after is not None and first(flat(after)) <= ts + self.gap(row) else None
+        if earlier is not None and later is not None and last(flat(later)) - first(flat(earlier)) < cap:
+            earlier[:] = [[*flat(earlier), row, *flat(later)]]
+            sessions.remove(later)
+        elif earlier is not None and max(ts, last(flat(earlier))) - first(flat(earlier)) < cap:
+            earlier[:] = [[*flat(earlier), row]]
+            if later is not None:
+                later[:] = [flat(later)]
+        elif later is not None and last(flat(later)) - ts < cap:
+            later[:] = [[row, *flat(later)]]
+        elif earlier is None and later is None:
+            sessions.insert(len(before), [[row]])
+        else:
+            self.late.append(row)
+
+    # -- sessions come out
+
+    def tell(self, early: bool) -> None:
+        horizon = self.watermark - self.retained_us
+        for key, groups in self.held.items():
+            sessions = self.arranged(groups)
+            emitted, stay = [], []
+            for session in sessions:
+                start, reach = first(session.rows), self.reach(session.rows)
+                at_cap = start + self.spec.cap_us
+                over = self.watermark >= at_cap if session.cut else self.watermark > reach
+                if over or early:
+                    emitted.append((session, over))
+                if (over and session.cut) or (not session.cut and horizon > reach):
+                    self.floor[key] = max(self.floor.get(key, BEFORE_ALL), at_cap - 1 if session.cut else reach)
+                else:
+                    stay.append(session)
+            self.write(key, emitted)
+            self.held[key] = [g for s in stay for g in s.groups]
+            upto = self.floor.get(key, BEFORE_ALL) + (self.spec.gap_us or self.spec.cap_us)
+            if horizon > upto and all(first(g) > upto for g in self.held[key]):
+                self.floor.pop(key, None)
+
+    def write(self, key: Key, emitted: Sequence[tuple[Session, bool]]) -> None:
+        for session, over in emitted:
+            rows = session.rows
+            name = (first(rows), key)
+            reason = ("cap" if session.cut else "close") if over else "update"
+            before = max(self.revision.get(r["id"], 0) for r in rows)
+            final = session.end + (0 if session.cut else self.allowed_us)
+            now = self.said(rows, name[0], session.end, final, before, reason)
+            if name in self.target and now.is_as(self.target[name]):
+                continue
+            for old in [n for n, t in self.target.items() if n[1] == key and t.ids & now.ids and n != name]:
+                del self.target[old]
+            self.target[name] = now
+            self.revision.update({r["id"]: now.revision for r in rows})
+
+
+def first(group: Sequence[Row]) -> int:
+    return min(int(r["ts"]) for r in group)
+
+
+def last(group: Sequence[Row]) -> int:
+    return max(int(r["ts"]) for r in group)
+
+
+def flat(groups: Groups) -> list[Row]:
+    return [r for g in groups for r in g]
+
+
+def absorbed(groups: Groups) -> Groups:
+    """Groups that lie within the time of another are part of it."""
+    merged: Groups = []
+    for group in sorted(groups, key=lambda g: (first(g), -last(g))):
+        if merged and first(group) <= last(merged[-1]):
+            merged[-1] = [*merged[-1], *group]
+        else:
+            merged.append(list(group))
+    return merged

@@ -1,0 +1,338 @@
+"""Random sequences of what happens between the starts of one pipeline: does each start continue what it should, or refuse?
+
+    runs ─ state copied, restored ─ renamed ─ target emptied ─ state emptied ─ resharded ─ runs …
+
+Rows are minutes in order, one window each. The oracle is the list of minutes. A start either leads to exactly these rows in the
+target, or it is refused with a cause; then one of the ways out that the refusal names is taken. `plan` has to say the same before.
+
+    python -m tests.laws.restarts --runs 300
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.laws import seeds
+from tests.support.iceberg_tables import options
+
+import slackwater as sw
+from slackwater.cli import plan
+from slackwater.core.offsets import KafkaOffsets
+from slackwater.engine.clock_skew import ClockSkewWarnings
+from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.stage import StageRunner
+from slackwater.errors import SlackwaterError
+from slackwater.evolution.difference import REBUILD
+from slackwater.query.result_readers import result_reader
+from slackwater.runner import previous_name, previous_output, target_markers
+from slackwater.runner.components import create_store, create_target_writers
+from slackwater.sources.base import Batch
+from slackwater.state.commit import BatchId
+from slackwater.targets.iceberg_tables import IcebergTables
+from slackwater.testing.pipeline import LocalPipeline
+
+MINUTE_US = 60_000_000
+BEGIN_US = 1_704_067_200_000_000
+KINDS = ("files", "files", "delta", "append", "iceberg")
+CAUSES = (
+    "older copy",
+    "another history",
+    "holds no epoch of it",
+    "but the state wrote epoch",
+    "Was it renamed",
+    "another state of",
+    "the state was removed or emptied",
+)
+
+
+class Start(LocalPipeline):
+    """A start as `run` makes it, on rows that the test gives; its state and targets are those of the config."""
+
+    def __init__(self, pipeline: sw.Pipeline, shards: int, choice: str | None = None, rebuild: bool = False) -> None:
+        self._choice, self._rebuild = choice, rebuild
+        super().__init__(pipeline, {"user": "string"}, shards=shards, state_dir="unused", capture_losses=False)
+
+    def _start_driver(self) -> None:
+        pipeline, choice = self.pipeline, self._choice
+        store = create_store(pipeline)
+        try:
+            if self._rebuild:
+                previous_output.check_previous_output(pipeline, choice)
+                store.start_over()
+                latest = None
+            else:
+                previous_name.continue_previous_state(pipeline, store)
+                latest = store.open()
+            stored = latest
+            if latest is not None:
+                latest, _ = target_markers.resolve_mismatches(pipeline, store, latest, choice)
+            elif not self._rebuild:
+                if (
+                    choice != previous_output.KEEP
+                    and (question := previous_name.find_start_refusal(pipeline, store)) is not None
+                ):
+                    raise question
+                previous_output.check_previous_output(pipeline, choice)
+            if latest is None and choice == previous_output.ASIDE:
+                previous_output.put_aside(pipeline)
+            state_id = latest.lineage if latest is not None else uuid.uuid4().hex
+            held_markers = target_markers.read_unrecorded_markers(pipeline, latest)
+            self._targets = create_target_writers(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]
+            for target in self._targets.values():
+                target.open()
+            stages = [
+                StageRunner(
+                    name,
+                    stage_pipeline,
+                    self._steps[name],
+                    store,
+                    self._bound.engine(name, stage_pipeline),
+                    self._faults.in_worker,
+                    number,
+                    skew_warnings=ClockSkewWarnings(stage_pipeline),
+                )
+                for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
+            ]
+            hooks = Callbacks(lambda: self.now_us, faults=self._faults)
+            self._driver = Driver(pipeline, stages, store, self._targets, hooks, held_markers=held_markers)
+            self._driver.start(latest, self.shards, {}, state_id, branches=latest is not stored)
+        except BaseException:
+            store.close()
+            raise
+        self._open = True
+
+    def _run_epoch(self, payload: Mapping[str, Any], partitions: Mapping[str, Mapping[str, int]]) -> None:
+        """With offsets, as of a source that seeks."""
+        self._batches += 1
+        offsets = {"events": KafkaOffsets({"events": {"0": self._batches}})}
+        batch = Batch(
+            BatchId(checkpoint=self._checkpoint, batch=self._batches), offsets, payload, partitions=partitions
+        )
+        self._driver.run_batch(batch, 0)
+
+    @property
+    def read(self) -> int:
+        """How many rows the state has read: where it goes on."""
+        return int(self._driver.state.stages[0].counters.get("rows_in", 0))
+
+
+class Story:
+    """One sequence."""
+
+    def __init__(self, seed: int, home: Path) -> None:
+        self.chance, self.home = random.Random(seed), home
+        self.kind = self.chance.choice(KINDS)
+        self.name, self.formerly, self.names = "counts", None, 0
+        self.shards, self.aggregations = 1, ["n"]
+        self.minutes = 0
+        self.stored_as: str | None = None  # the name under which there is a state
+        self.copies: list[tuple[Path, str]] = []
+        self.refused: Counter[str] = Counter()
+        self.lines: list[str] = []
+        self.starts = 0
+
+    # -- the pipeline ------------------------------------------------------------------------------------------------------
+
+    @property
+    def pipeline(self) -> sw.Pipeline:
+        connections: dict[str, Any] = {"lake": sw.FilesConnection()}
+        if self.kind == "files":
+            connections["out"], place = sw.FilesConnection(), {"path": str(self.home / "out")}
+        elif self.kind == "iceberg":
+            connections["out"], place = (
+                sw.IcebergConnection(catalog="sql", options=options(self.home)),
+                {"table": "s.t"},
+            )
+        else:
+            mode = "append" if self.kind == "append" else "merge"
+            connections["out"], place = sw.DeltaConnection(), {"path": str(self.home / "out"), "mode": mode}
+        window = sw.Window(
+            kind="tumbling",
+            duration_ms="1m",
+            event_time_column="ts",
+            lateness_ms="0s",
+            group_by=["user"],
+            max_groups_per_window=1000,
+            aggregations=[sw.Aggregation(agg="count", as_="n")],
+        )
+        return sw.pipeline(
+            name=self.name,
+            formerly=self.formerly,
+            connections=connections,
+            sources=[sw.Source(name="events", connection="lake", query=str(self.home / "in"), format="json")],
+            window=window.model_copy(update={"max_groups_per_window": 1000 + self.names}),
+            target=sw.Target(connection="out", **place),
+            state_store=sw.StateStore(kind="files", path=str(self.home / "state"), shards=self.shards),
+        )
+
+    @property
+    def upserts(self) -> bool:
+        return self.kind in ("delta", "iceberg")
+
+    # -- starts ------------------------------------------------------------------------------------------------------------
+
+    def planned(self) -> str | None:
+        """Why `plan` says that a start would be refused."""
+        comparison = plan._compare_with_state(self.pipeline)
+        if comparison is None:
+            return plan._refusal(self.pipeline)
+        return comparison.waits or "; ".join(c.line for c in comparison.with_verdict(REBUILD)) or None
+
+    def start(self, choice: str | None = None, rebuild: bool = False, flush: bool = False) -> str | None:
+        """Start, read what is there, and compare the target with the oracle; returns why it was refused."""
+        predicted = self.planned() if choice is None and not rebuild else None
+        before = self.rows()
+        try:
+            running = Start(self.pipeline, self.shards, choice, rebuild)
+        except SlackwaterError as error:
+            assert choice is None and not rebuild, f"a way out was refused: {error}"
+            assert any(cause in str(error) for cause in CAUSES), error
+            assert predicted is not None and str(error) in predicted, (predicted, str(error))
+            assert self.rows() == before, "a refused start changed the target"
+            self.refused[next(cause for cause in CAUSES if cause in str(error))] += 1
+            return str(error)
+        assert predicted is None, f"plan said what the start did not: {predicted}"
+        self.starts += 1
+        self.stored_as = self.name
+        with running:
+            while running.read < self.minutes:
+                size = self.chance.randint(1, 3)
+                todo = range(running.read, min(running.read + size, self.minutes))
+                running.pipe([{"user": "u", "ts": BEGIN_US + m * MINUTE_US} for m in todo])
+            if flush:
+                running.flush()
+        closed = self.minutes if flush else max(self.minutes - 1, 0)
+        assert self.rows() == Counter(dict.fromkeys(range(closed), 1)), (self.rows(), closed)
+        return None
+
+    def begin(self, flush: bool = False) -> None:
+        """Start, and where that is refused take one of the exact ways out."""
+        for _ in range(4):
+            refused = self.start(flush=flush)
+            if refused is None:
+                return
+            self.lines.append(refused)
+            self.take_way_out(refused)
+            if self.settled:
+                return
+        raise AssertionError(f"refused again and again: {self.lines}")
+
+    def take_way_out(self, refused: str) -> None:
+        self.settled = False
+        if "Was it renamed" in refused:
+            if self.stored_as is None:  # the state is gone: nothing can be taken over
+                self.empty_target()
+                self.settled = self.start(rebuild=True) is None
+                return
+            here = "whose state is not here" not in refused
+            self.formerly = refused.partition('formerly = "')[2].partition('"')[0] if here else self.stored_as
+            assert self.formerly == self.stored_as, "the question names another pipeline"
+            return
+        if "another state of" in refused:  # the state is gone: as it was before its first commit
+            moves = (
+                self.kind == "files" and self.names < 2
+            )  # a config names one former name: files of earlier ones would stay
+            if not moves:
+                self.empty_target()
+            self.settled = self.start("aside" if moves else None) is None
+            return
+        if "the state was removed or emptied" in refused:
+            self.settled = self.start(rebuild=True) is None
+            return
+        ways = [w for w in ("aside", "keep") if f"--{'put-aside' if w == 'aside' else w}-output" in refused]
+        behind = "restore the target" in refused
+        if "aside" in ways and self.chance.random() < 0.6:
+            self.settled = self.start("aside") is None
+        elif "keep" in ways and self.upserts and not behind and self.chance.random() < 0.6:
+            self.settled = self.start("keep") is None
+        else:
+            if self.kind != "files":
+                self.empty_target()
+            self.settled = self.start("aside" if self.kind == "files" else None, rebuild=True) is None
+
+    settled = False
+
+    # -- what happens ------------------------------------------------------------------------------------------------------
+
+    def rows(self) -> Counter[int]:
+        counts_per_minute: Counter[int] = Counter()
+        named = self.pipeline.model_copy(update={"formerly": None})
+        for name in dict.fromkeys([self.name, *self.known_names] if self.kind == "files" else [self.name]):
+            with closing(result_reader(named.model_copy(update={"name": name}))) as results:
+                frame = results.latest(100_000)
+            if frame is not None and frame.height:
+                for start_us, n in zip(frame["window_start"].dt.timestamp("us"), frame["n"], strict=True):
+                    counts_per_minute[(start_us - BEGIN_US) // MINUTE_US] += n
+        return counts_per_minute
+
+    @property
+    def known_names(self) -> list[str]:
+        return ["counts", *(f"counts{n + 1}" for n in range(self.names))]
+
+    def empty_target(self) -> None:
+        if self.kind == "iceberg":
+            tables = IcebergTables("sql", "default", options(self.home))
+            if tables.load("s.t") is not None:
+                tables.catalog.drop_table("s.t")
+        else:
+            shutil.rmtree(self.home / "out", ignore_errors=True)
+
+    def step(self) -> None:
+        action = self.chance.choice(
+            ["rows", "rows", "rows", "copy", "copy", "restore", "restore", "rename", "empty", "shards", "lose"]
+        )
+        if action == "rows":
+            self.minutes += self.chance.randint(1, 6)
+        elif action == "copy" and self.stored_as is not None:
+            path = self.home / f"copy{len(self.copies)}"
+            shutil.copytree(self.home / "state", path)
+            self.copies.append((path, self.stored_as))
+        elif action == "restore" and (
+            matching_copies := [path for path, name in self.copies if name == self.stored_as]
+        ):
+            shutil.rmtree(self.home / "state")
+            shutil.copytree(self.chance.choice(matching_copies), self.home / "state")
+        elif action == "rename" and self.stored_as is not None:
+            self.names += 1
+            self.name = f"counts{self.names}"
+            self.formerly = self.stored_as if self.chance.random() < 0.5 else None
+        elif action == "empty":
+            self.empty_target()
+        elif action == "lose" and self.stored_as == self.name:
+            shutil.rmtree(self.home / "state")
+            self.stored_as = None
+        elif action == "shards":
+            self.shards = self.chance.randint(1, 3)
+
+    def run(self) -> Counter[str]:
+        for _ in range(self.chance.randint(4, 9)):
+            if self.chance.random() < 0.8:
+                self.minutes += self.chance.randint(1, 6)
+            self.begin()
+            self.step()
+            if self.chance.random() < 0.5:
+                self.begin()
+        self.minutes += 1
+        self.begin(flush=True)
+        return self.refused
+
+
+def checked(seed: int) -> tuple[int, ...]:
+    """Check one seed: starts that went on, and refusals by their cause."""
+    seeds.quiet()
+    with tempfile.TemporaryDirectory(prefix="slackwater-continued-") as home:
+        story = Story(seed, Path(home))
+        refused = story.run()
+        return (story.starts, *(refused[cause] for cause in CAUSES))
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("starts", *CAUSES), 300)

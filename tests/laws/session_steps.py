@@ -1,0 +1,216 @@
+"""The step of sessions by the walk against the former one by whole arrays: the same state, counts and late rows, seed by seed.
+
+    python -m tests.laws.session_steps --runs 100000 --seed 1        # prints the seed of a run that fails
+    python -m tests.laws.session_steps --only 4711                   # one run again
+
+Each seed makes a window (mostly with a cap barely above its gap; every way to emit and to treat late rows; gaps of rows' own),
+keys with hashes of their own, a few shared ones or one for all, and epochs of rows on the edges, some far behind. Both steps get
+the same units; the run goes on with what the walk made of them, through emission.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import polars as pl
+from tests.laws import seeds
+from tests.support import whole_array_step
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.core.arrays import distinct_values, is_in_sorted
+from slackwater.core.schema import Field
+from slackwater.operators.compile import bind_window
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows import session_emission, session_step, sessions
+from slackwater.windows.intervals import IntervalBatch, SessionLogic
+from slackwater.windows.results import IngestResult
+from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
+
+MS = 1000
+NEAR = ((20, 22), (20, 21), (20, 26), (5, 6), (5, 8), (3, 4), (2, 5), (10, 21), (10, 35), (5, 1000))  # gap, cap in ms
+COLUMNS = {"u": "string", "d": "double", "id": "bigint", "f": "double", "g": "bigint"}
+AGGREGATIONS = (
+    ("n", "count", None),
+    ("ids", "sum", "id"),
+    ("mean", "avg", "f"),
+    ("low", "min", "f"),
+    ("top", "max", "f"),
+    ("most", "max", "id"),
+    ("text", "max", "u"),
+    ("first", "first", "f"),
+    ("every", "collect_list", "id"),
+)
+
+
+def planned(rng: random.Random) -> SessionLogic:
+    """A session window that may be of a changed pipeline."""
+    gap, cap = rng.choice(NEAR)
+    late, emit = rng.choice(["reopen", "reopen", "drop", "standalone"]), rng.choice(["on_close", "final", "updates"])
+    settings: dict[str, Any] = {"lateness_ms": 0, "late_data": late, "emit": emit, "emit_metadata": True}
+    if late == "reopen":
+        settings["allowed_lateness_ms"] = rng.choice([1, 3, gap, cap, 3 * cap, 1000])
+    if late == "standalone" or (emit == "updates" and late == "standalone"):
+        settings["emit"] = "on_close"
+    window = Window(
+        kind="session",
+        gap_ms="g" if rng.random() < 0.3 else gap,
+        max_session_duration_ms=cap,
+        group_by=rng.choice([["u"], ["u"], ["u", "d"], ["d"], ["id"]]),
+        aggregations=[
+            Aggregation(agg=a, column=c, as_=name, **({"max_values_per_group": 9999} if a == "collect_list" else {}))
+            for name, a, c in rng.sample(AGGREGATIONS, rng.randint(1, 4))
+        ],
+        **settings,
+    )
+    logic = bind_window("law", window, {name: Field(name, field_type) for name, field_type in COLUMNS.items()})
+    assert isinstance(logic, SessionLogic)
+    if rng.random() < 0.1:
+        logic = replace(logic, revised=True)
+    return logic
+
+
+def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra: bool, dense: bool) -> pl.DataFrame:
+    """Lifted rows of one epoch, whose times wander on from `now` (ms) with jumps back; `dense`: most of them in long runs."""
+    gap, cap = logic.gap_us // MS or 7, logic.cap_us // MS
+    steps = [0, 0, 1, 2, gap - 1, gap, gap + 1, max(cap - gap, 0), cap - 1, cap, 40]
+    backs = [0, 0, 0, 0, 1, gap, gap + 1, cap, 2 * cap, 80]
+    users = ["a", "a", "b", None, "c"][: rng.randint(1, 5)]
+    if dense:  # rows behind the watermark fall into them
+        steps, backs, users = [0, 1, 2, gap - 1, gap], [0, 0, gap, cap, 2 * cap], ["a"]
+    rows = []
+    for n in range(rng.choice([1, 2, 5, 12, 30, 90])):
+        now += rng.choice(steps)
+        ts = now - rng.choice(backs)
+        user, number = rng.choice(users), rng.choice([None, 0.0, 1.5, float("nan")])
+        row_gap = rng.choice([1, 2, gap, max(cap - 1, 1)])
+        rows.append(
+            (ts * MS, user, number, rng.choice([0, 1 << n % 60, -(1 << 40)]), rng.choice([None, number, -2.5]), row_gap)
+        )
+    frame = pl.DataFrame(
+        rows,
+        schema={"__ts": pl.Int64, "u": pl.String, "d": pl.Float64, "id": pl.Int64, "f": pl.Float64, "g": pl.Int64},
+        orient="row",
+    )
+    if "id" in logic.key_names:
+        frame = frame.with_columns(pl.col("id") % 3)
+    names = frame.select(pl.concat_str([pl.col(k).cast(pl.String).fill_null("?") for k in logic.key_names])).to_series()
+    number = names.hash(7).reinterpret(signed=True)
+    frame = frame.with_columns(__kh=number if not hashes else number % hashes)
+    if logic.dynamic:
+        frame = frame.with_columns(__end=pl.col("__ts") + pl.col("g").clip(1, max(cap - 1, 1)) * MS)
+    lifted = logic.lift_rows(frame)
+    if extra:
+        marks = {"__idle": [rng.random() < 0.5 for _ in rows], "__row": list(range(len(rows)))}
+        lifted = lifted.with_columns(**{name: pl.Series(values) for name, values in marks.items()})
+    return lifted
+
+
+def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+    return state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
+
+
+def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+    """The state with `new` in the place of these units."""
+    unchanged = state.filter(~pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
+    return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
+
+
+def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
+    """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
+    built = sessions.build_state(logic, unit, floors, watermark)
+    first = np.full(int(unit.key[-1]) + 1, FAR)
+    np.minimum.at(first, unit.key, unit.start)
+    limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
+    run, reach = whole_array_step.runs_of(logic, unit)
+    fragment = whole_array_step.pieces(logic, unit, reach, run, limit)
+    expected_unit = whole_array_step.Unit(unit.frame, unit.key, unit.kind, unit.start, unit.last, unit.due, unit.end)
+    expected = whole_array_step.state_of(logic, expected_unit, run, fragment, floors, watermark)
+    assert built.equals(expected), f"{built.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return built
+
+
+def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """`drop_expired`, the same as by whole arrays."""
+    if state.is_empty():
+        return state
+    retained, horizon = logic.drop_expired(state, watermark), logic.horizon(watermark)
+    unit = whole_array_step.Unit.from_frame(logic, state)
+    needed = unit.floors(logic.reach_us, horizon)[unit.key] != NO_WATERMARK
+    expected = unit.frame.filter(pl.Series(~unit.is_gone(horizon) | needed)).sort("__h", maintain_order=True)
+    assert retained.equals(expected), f"{retained.to_dicts()}\nexpected\n{expected.to_dicts()}"
+    return retained
+
+
+def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of units as they are, which are in order of their hashes, and no other within a unit."""
+    assert rows["__h"].is_sorted()
+    by = [c for c, dtype in rows.schema.items() if not isinstance(dtype, pl.List)]
+    return rows.sort(by, nulls_last=False)
+
+
+def same(seed: int, epoch: int, actual: IngestResult, expected: IngestResult) -> None:
+    where = f"seed {seed}, epoch {epoch}"
+    assert actual.counts == expected.counts, f"{where}: {actual.counts}, expected {expected.counts}"
+    for name in ("state", "late"):
+        actual_frame, expected_frame = getattr(actual, name), getattr(expected, name)
+        if actual_frame.equals(expected_frame):
+            continue
+        actual_frame, expected_frame = in_one_order(actual_frame), in_one_order(expected_frame)
+        assert actual_frame.schema == expected_frame.schema, (
+            f"{where}: {name}: {actual_frame.schema}, expected {expected_frame.schema}"
+        )
+        assert actual_frame.equals(expected_frame), (
+            f"{where}: {name}:\n{actual_frame.to_dicts()}\nexpected\n{expected_frame.to_dicts()}"
+        )
+
+
+def checked(seed: int) -> tuple[int, int, int, int]:
+    """Run a seed; how many epochs and rows, how many of these late, how many refused."""
+    seeds.quiet()
+    rng = random.Random(seed)
+    logic = planned(rng)
+    hashes, room, extra = rng.choice([0, 0, 2, 1]), rng.choice([None] * 8 + [0, 1, 3]), rng.random() < 0.3
+    state, watermark, now = logic.empty_state(), NEVER, rng.randint(-50, 20)
+    epochs = rng.choice([1, 2, 2, 3, 5])
+    rows_in = late = refused = 0
+    for epoch in range(epochs):
+        rows = drawn(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
+        touched = rows["__kh"].to_numpy()
+        before = units(state, touched)
+        step_result = session_step.ingest_intervals(logic, rows, before, watermark, room)
+        same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
+        rows_in, late, refused = (
+            rows_in + rows.height,
+            late + step_result.counts.late,
+            refused + step_result.counts.refused,
+        )
+        if not step_result.state.is_empty():
+            state = replaced(state, step_result.state, step_result.state["__h"].to_numpy())
+        now = rng.choice([now, int(rows["__ts"].max()) // MS])
+        since, watermark = watermark, max(watermark, (now - rng.choice([0, 0, 5, 20, 60])) * MS)
+        early = logic.updates and rng.random() < 0.7
+        due = state.filter(
+            pl.Series(
+                logic.due_between(since, watermark, early).mask(
+                    *(state[c].to_numpy() for c in ("__kind", "__start", "__due"))
+                )
+            )
+        )
+        if due.height:
+            visited = units(state, due["__h"].to_numpy())
+            with patch.object(session_emission, "build_state", as_before):
+                done = session_emission.emit_sessions(logic, visited, since, watermark, early)
+            state = replaced(state, done.state, done.state["__h"].to_numpy())
+        if rng.random() < 0.2:
+            state = forgotten(logic, state, watermark)
+        if rng.random() < 0.05:
+            logic = replace(logic, rows_from_us=watermark - rng.choice([0, 5, 30]) * MS)
+    return epochs, rows_in, late, refused
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("epochs", "rows", "late", "refused"), runs=100_000)

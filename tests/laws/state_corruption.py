@@ -1,0 +1,398 @@
+"""Seeded corruptions of a state directory: each is told with the file's name, or does no harm. None gives a wrong row.
+
+    python -m tests.laws.state_corruption --runs 1000 --seed 1         # prints the seed of a run that fails
+    python -m tests.laws.state_corruption --only 4711                  # one run again
+
+A pipeline runs for some thirty epochs and stops, in half of the seeds with its last epoch committed and not published. Then
+a seed damages one or two files of its state: bits, ends, ranges, whole files, files in each other's places. `verify` looks at
+it, and the pipeline is started again on it and gets the rest of its rows.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.laws import seeds
+
+from slackwater.config.join import Join
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import SlackwaterError
+from slackwater.maintenance.verify import VerifyReport, verify_state
+from slackwater.state.commit import Commit
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
+from slackwater.testing.script import LocalResult, Replay, RowsInput, run_local
+
+MS = 1000
+SCHEMA = {"u": "string", "id": "bigint", "page": "string"}
+AGGREGATIONS = (
+    Aggregation(agg="count", as_="n"),
+    Aggregation(agg="sum", column="id", as_="ids"),
+    Aggregation(agg="last", column="page", as_="page"),
+    Aggregation(agg="collect_set", column="page", as_="pages", max_values_per_group=100),
+)
+STOPS = 30  # batches before the damage; two more epochs, and garbage is collected
+BATCHES = 34
+NAME = "law"  # of the kit's pipelines
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline: its steps and its sources."""
+
+    step: Window | Join
+    sources: tuple[str, ...] = ("a",)
+    then: Window | None = None
+    replays: bool = False  # whether letters are applied on the way, which is noted in a list of its own
+
+
+def _window(kind: str, **more: Any) -> Window:
+    shape: dict[str, Any] = {"max_groups_per_window": 1000}
+    if kind == "session":
+        shape = {"gap_ms": 40, "max_session_duration_ms": 400}
+    elif kind == "hopping":
+        shape |= {"duration_ms": 90, "hop_ms": 30}
+    else:
+        shape |= {"duration_ms": 60}
+    settings = {"lateness_ms": 30, "emit_metadata": True, "aggregations": AGGREGATIONS} | more
+    return Window(kind=kind, group_by=["u"], **shape, **settings)
+
+
+def _join(**more: Any) -> Join:
+    columns = {"left_keys": ["u"], "right_keys": ["u"], "left_source": "a", "right_source": "b"}
+    return Join(kind="full", time_window_ms=60, lateness_ms=30, **columns, **more)
+
+
+CASES: Mapping[str, Case] = {
+    "sessions": Case(_window("session", late_data="reopen", allowed_lateness_ms=80)),
+    "letters": Case(_window("session", late_data="dlq"), replays=True),
+    "hopping": Case(_window("hopping", late_data="reopen", allowed_lateness_ms=80)),
+    "updates": Case(_window("tumbling", emit="updates")),
+    "join": Case(_join(late_data="dlq"), ("a", "b")),
+    "stages": Case(
+        _join(),
+        ("a", "b"),
+        Window(
+            kind="tumbling",
+            duration_ms=60,
+            group_by=["left_u"],
+            max_groups_per_window=1000,
+            aggregations=[Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="right_id", as_="ids")],
+        ),
+    ),
+}
+
+
+def script(case: str) -> list[RowsInput]:
+    """Rows of a dozen users, some of them late."""
+    rng, now, number, batches = random.Random(case), 0, 0, list[RowsInput]()
+    for _ in range(BATCHES):
+        rows_by_source: dict[str, list[dict[str, Any]]] = {s: [] for s in CASES[case].sources}
+        for _ in range(rng.randint(6, 14)):
+            now += rng.choice([0, 1, 3, 7])
+            number += 1
+            row = {"ts": (now - rng.choice([0, 0, 5, 20, 70, 150])) * MS, "u": rng.choice("abcdefghijk")}
+            row |= {"id": number, "page": rng.choice(["/", "/a", None])}
+            rows_by_source[rng.choice(CASES[case].sources)].append(row)
+        batches.append(RowsInput(rows_by_source))
+    return batches
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A sound state of a case, and what the whole run gives. `last`: the last epoch that the target has."""
+
+    home: Path
+    last: int
+    before: tuple[Mapping[str, Any], ...]
+    whole: tuple[Mapping[str, Any], ...]
+
+
+def _run(case: str, home: Path, items: Sequence[Any], flush: bool, letters: Sequence[Any] = ()) -> LocalResult:
+    example = CASES[case]
+    return run_local(
+        example.step,
+        items,
+        SCHEMA,
+        example.sources,
+        state_dir=str(home),
+        flush=flush,
+        downstream=example.then,
+        letters=letters,
+    )
+
+
+def _rows(result: LocalResult) -> list[Mapping[str, Any]]:
+    """All that a target got, and the letters: with their epochs, in the order of these."""
+    gone = [{**r, "is": "gone"} for r in result.gone]
+    all_rows = [*({**r, "is": "row"} for r in result.rows), *gone, *({**r, "is": "letter"} for r in result.letters)]
+    return sorted(all_rows, key=lambda r: r["_epoch"])
+
+
+@functools.cache
+def stopped(case: str, published: bool) -> Stopped:
+    """The state of a case after some thirty epochs; where it is not `published` its last epoch waits for that."""
+    if not published:
+        return _waiting(stopped(case, True))
+    home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    items: list[Any] = script(case)[:STOPS]
+    if CASES[case].replays:
+        items.insert(STOPS // 2, Replay())
+    before = _rows(_run(case, home, items, flush=False))
+    store = FilesStore(home, NAME)
+    last = store.epochs()[-1]
+    assert store.manifest(last).staged, "the last epoch of a case must have output, so that it can wait"
+    stopped_run = Stopped(home, last, tuple(before), ())
+    assert not verify_state(store).problems
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(home, copy, dirs_exist_ok=True)
+        whole = continued(case, stopped_run, Path(copy))
+    assert len(whole) > len(before) + 5
+    return Stopped(home, last, tuple(before), tuple(whole))
+
+
+def _waiting(done: Stopped) -> Stopped:
+    """Copy a stopped run to the state it had before its last epoch was published."""
+    home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    shutil.copytree(done.home, home, dirs_exist_ok=True)
+    before = tuple(r for r in done.before if r["_epoch"] < done.last)
+    store = FilesStore(home, NAME)
+    store.mark_published(max(r["_epoch"] for r in before))
+    (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
+    assert not verify_state(store).problems
+    return Stopped(home, done.last - 1, before, done.whole)
+
+
+def continued(case: str, state: Stopped, home: Path) -> list[Mapping[str, Any]]:
+    """Start again and get the rest of the rows, from where the state says: all that the target has in the end.
+
+    The target ignores the epochs it has, as those do that know their last one.
+    """
+    store = FilesStore(home, NAME)
+    try:
+        latest = store.open()
+    finally:
+        store.close()
+    done = 0 if latest is None else batches(latest)
+    rest = _rows(_run(case, home, script(case)[done:], flush=True))
+    return [*state.before, *(r for r in rest if r["_epoch"] > state.last)]
+
+
+def batches(commit: Commit) -> int:
+    """How many batches of the script a commit holds."""
+    assert commit.batch is not None
+    return commit.batch.batch + 1
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def _files(home: Path, *folders: str) -> list[Path]:
+    return sorted(p for folder in folders for p in (home / NAME / folder).glob("*") if p.is_file())
+
+
+def _content(rng: random.Random, home: Path) -> Path:
+    """A file of the state, of each kind equally often; the later, the likelier."""
+    kinds = [[home / NAME / "published"], *(_files(home, f) for f in ("manifests", "segments", "outputs", "offsets"))]
+    files = rng.choice([k for k in kinds if k])
+    return files[-1 - int(len(files) * rng.random() ** 2)]
+
+
+def flip(rng: random.Random, home: Path) -> list[Path]:
+    """One bit to eight."""
+    path = _content(rng, home)
+    content = bytearray(path.read_bytes())
+    for bit in rng.sample(range(8 * len(content)), rng.choice([1, 1, 2, 8])):
+        content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    return [path]
+
+
+def overwrite(rng: random.Random, home: Path) -> list[Path]:
+    """A range of zeros, or of anything."""
+    path = _content(rng, home)
+    content = bytearray(path.read_bytes())
+    begin = rng.randrange(len(content))
+    end = min(len(content), begin + rng.choice([1, 8, 64, 4096]))
+    content[begin:end] = bytes(end - begin) if rng.random() < 0.7 else rng.randbytes(end - begin)
+    path.write_bytes(content)
+    return [path]
+
+
+def truncate(rng: random.Random, home: Path) -> list[Path]:
+    path = _content(rng, home)
+    size = path.stat().st_size
+    os.truncate(path, rng.choice([0, max(size - 1, 0), rng.randrange(size)]))
+    return [path]
+
+
+def lengthen(rng: random.Random, home: Path) -> list[Path]:
+    path = _content(rng, home)
+    path.write_bytes(path.read_bytes() + rng.choice([b"\0", b"9", b"\n", rng.randbytes(50)]))
+    return [path]
+
+
+def remove(rng: random.Random, home: Path) -> list[Path]:
+    path = _content(rng, home)
+    path.unlink()
+    return [path]
+
+
+def remove_some(rng: random.Random, home: Path) -> list[Path]:
+    """The latest manifests, or all."""
+    files = _files(home, "manifests")
+    gone = files[-rng.choice([1, 2, 5, KEPT_EPOCHS * 3]) :]
+    for path in gone:
+        path.unlink()
+    return gone
+
+
+def swap_manifests(rng: random.Random, home: Path) -> list[Path]:
+    return _swapped(rng, _files(home, "manifests"))
+
+
+def swap_segments(rng: random.Random, home: Path) -> list[Path]:
+    return _swapped(rng, _files(home, "segments"))
+
+
+def swap_outputs(rng: random.Random, home: Path) -> list[Path]:
+    return _swapped(rng, _files(home, "outputs"))
+
+
+def _swapped(rng: random.Random, files: list[Path]) -> list[Path]:
+    one, other = rng.sample(files[-6:] if rng.random() < 0.5 else files, 2)
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    return [one, other]
+
+
+def put_old(rng: random.Random, home: Path) -> list[Path]:
+    """An old manifest, or file of rows, in the place of a new one."""
+    files = _files(home, rng.choice(["manifests", "manifests", "segments", "outputs"]))
+    new = files[-1 - int(3 * rng.random() ** 2)]
+    new.write_bytes(rng.choice(files[: files.index(new)]).read_bytes())
+    return [new]
+
+
+def rename_manifest(rng: random.Random, home: Path) -> list[Path]:
+    """As if it were of another epoch, earlier or later, or copied to one."""
+    path = rng.choice(_files(home, "manifests"))
+    to = path.with_name(f"{max(int(path.stem) + rng.choice([-12, -1, 1, 1, 2, 9]), 0):09d}.json")
+    (path.rename if rng.random() < 0.5 else functools.partial(shutil.copy, path))(to)
+    return [path, to]
+
+
+def put_foreign(rng: random.Random, home: Path) -> list[Path]:
+    """The latest manifest of another pipeline's state, or of another state of this one, at the same epoch or at its own."""
+    other = rng.choice([c for c in CASES if not (home / NAME).samefile(stopped(c, True).home / NAME)])
+    theirs = _files(stopped(other, True).home, "manifests")[-1 - int(4 * rng.random() ** 2)]
+    replaced_file = home / NAME / "manifests" / theirs.name
+    if rng.random() < 0.5:
+        replaced_file = _files(home, "manifests")[-1]
+    replaced_file.write_bytes(theirs.read_bytes())
+    return [replaced_file]
+
+
+def garble_published(rng: random.Random, home: Path) -> list[Path]:
+    path = home / NAME / "published"
+    latest = int(_files(home, "manifests")[-1].stem)
+    digest = path.read_text().split()[1]
+    texts = [
+        "",
+        "garbled",
+        f"{latest} {digest}",
+        f"{latest + 1} {digest}",
+        "99999",
+        f"-1 {digest}",
+        f"{latest - 1}",
+        "²",
+    ]
+    path.write_text(rng.choice(texts))
+    return [path]
+
+
+Damage = Callable[[random.Random, Path], list[Path]]  # what it damaged
+DAMAGES: tuple[Damage, ...] = (
+    flip,
+    flip,
+    overwrite,
+    truncate,
+    lengthen,
+    remove,
+    remove_some,
+    swap_manifests,
+    swap_segments,
+    swap_outputs,
+    put_old,
+    rename_manifest,
+    put_foreign,
+    garble_published,
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a damage: the report of `verify`, and how the restart was refused, None for the right rows."""
+
+    description: str
+    report: VerifyReport
+    refused: str | None
+
+
+def check(seed: int) -> Outcome:
+    """The damage of a seed."""
+    rng = random.Random(seed)
+    case, published = rng.choice(list(CASES)), rng.random() < 0.5
+    return damaged(case, published, rng.choice(DAMAGES), rng)
+
+
+def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> Outcome:
+    """Damage, verify, start again. Raises AssertionError for a wrong row, or an error that does not name the file."""
+    state = stopped(case, published)
+    with tempfile.TemporaryDirectory() as directory:
+        home = Path(directory)
+        shutil.copytree(state.home, home, dirs_exist_ok=True)
+        paths = damage(rng, home)
+        description = f"{case}, {'published' if published else 'not published'}: {damage.__name__} {', '.join(p.name for p in paths)}"
+        names = {str(p) for p in paths}
+        report = verify_state(FilesStore(home, NAME))
+        problems_naming_files = [p for p in report.problems if any(n in str(p) for n in names)]
+        assert bool(problems_naming_files) == bool(report.problems), (
+            f"{description}: verify names other files: {[*map(str, report.problems)]}"
+        )
+        try:
+            rows = continued(case, state, home)
+        except SlackwaterError as error:
+            assert any(n in str(error) for n in names), f"{description}: the file is not named: {error}"
+            assert problems_naming_files, f"{description}: verify finds nothing, and a start does: {error}"
+            return Outcome(description, report, str(error))
+        wrong = [r for r in rows if r not in state.whole][:3]
+        assert rows == list(state.whole), (
+            f"{description}: {len(rows)} rows, expected {len(state.whole)}; wrong: {wrong}"
+        )
+        return Outcome(description, report, None)
+
+
+def checked(seed: int) -> tuple[int, int, int]:
+    """Check a seed; (told by verify, refused at the start, unharmed and not told). Names the seed of a failure."""
+    seeds.quiet()
+    try:
+        outcome = check(seed)
+    except BaseException as error:
+        raise AssertionError(f"seed {seed}: {error}") from error
+    return bool(outcome.report.problems), outcome.refused is not None, not (outcome.report.problems or outcome.refused)
+
+
+if __name__ == "__main__":
+    seeds.main(checked, __doc__ or "", ("told by verify", "refused at the start", "harmless and not told"), 1000)

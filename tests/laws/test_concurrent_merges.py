@@ -1,0 +1,74 @@
+"""Segments are merged next to the epochs: whenever that is done, and whenever it is taken, the answer is the same.
+
+commits   1    2    3    4    5
+merging   ├─── a late thread ───┤         taken by the epoch after it, or by none if an epoch merged some of these itself
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from tests.laws import final_results, joins, revisions, updates
+from tests.support.case_selection import some
+
+from slackwater.state.files import background_merge, buffers, segments
+from slackwater.state.files.merging import SegmentMerge
+
+
+class Whenever(Future[Any]):
+    """Done at some look at it, and not before."""
+
+    def __init__(self, rng: random.Random, work: Callable[[], Any]) -> None:
+        super().__init__()
+        self._rng, self._work = rng, work
+
+    def done(self) -> bool:
+        if not super().done() and self._rng.random() < 0.4:
+            try:
+                self.set_result(self._work())
+            except BaseException as error:
+                self.set_exception(error)
+        return super().done()
+
+
+class Thread:
+    """In the place of the thread that merges: nothing happens by itself."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Whenever:
+        return Whenever(self._rng, lambda: work(*arguments))
+
+    def shutdown(self, cancel_futures: bool) -> None:
+        assert cancel_futures
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
+    """Two segments are a pile, three of them an epoch's; how often what was merged was taken, and how often it could not be."""
+    rng, merge_counts = random.Random(1), {True: 0, False: 0}
+    applied = SegmentMerge.apply
+
+    def counted(merge: SegmentMerge, metas: Any, watermark: int) -> Any:
+        after = applied(merge, metas, watermark)
+        merge_counts[after != metas] += 1
+        return after
+
+    monkeypatch.setattr(background_merge, "FAN", 2)
+    for module in (segments, buffers):
+        monkeypatch.setattr(module, "MOST", 3)
+    monkeypatch.setattr(background_merge, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
+    monkeypatch.setattr(background_merge.SegmentMerge, "apply", counted)
+    yield merge_counts
+    assert merge_counts[True] > 20 and merge_counts[False] > 5, merge_counts
+
+
+@pytest.mark.parametrize("law", some([updates, joins, revisions, final_results], keep=2), ids=lambda law: law.__name__)
+def test_the_answer_does_not_depend_on_when_segments_are_merged(law: Any, taken: dict[bool, int]) -> None:
+    for seed in range(40):
+        law.checked(seed)

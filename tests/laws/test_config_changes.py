@@ -1,0 +1,295 @@
+"""Stopped, changed and started again: seeded runs of `config_changes.py`, and timelines drawn by hand."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+import pytest
+from tests.laws import config_changes
+from tests.laws.config_changes import MS, SCHEMA, Config
+from tests.support.case_selection import some
+
+from slackwater.config.aggregator import Aggregator
+from slackwater.config.window import Aggregation, Window
+from slackwater.errors import StateError
+from slackwater.evolution.operator_from_state import restore_window
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.script import Crash, LocalResult, Quiet, Restart, RowsInput, run_local
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
+
+
+@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"], keep=2))
+@pytest.mark.parametrize("crashes", some([True, False]))
+def test_a_changed_run_is_the_mixed_oracle(kind: str, crashes: bool) -> None:
+    for seed in range(SEEDS):
+        config_changes.checked(seed, kind, crashes)
+
+
+def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
+    """Gaps up and down, caps up, in any disorder; every row is used once, refused or late, by any number of shards."""
+    cut = 0
+    for seed in range(SEEDS):
+        chance = random.Random(seed)
+        first, items = config_changes.script_of(seed, "session")
+        items = [[{**r, "ts": r["ts"] // 4} for r in i] if isinstance(i, list) else i for i in items]  # crowded
+        config = first = replace(first, allowed=None, aggs=("n", "ids"), cap=chance.choice([10, 13]))
+        script: list[Any] = []
+        for item in items:
+            if isinstance(item, Config):
+                config = replace(config, gap=min(item.gap, 9), cap=config.cap + chance.choice([0, 0, 15]))
+                script.append(Restart(config.window, chance.choice([1, 2, 5])))
+            elif item:
+                script.append(RowsInput({"a": item}))
+        result = run_local(first.window, script, SCHEMA)
+        again = run_local(first.window, [replace(i, shards=2) if isinstance(i, Restart) else i for i in script], SCHEMA)
+        assert said(again) == said(result), seed
+        assert again.counters == result.counters
+        cut += result.counters.emitted.get("cap", 0)
+        assert sum(r["n"] for r in result.rows) == result.counters.rows_used, seed
+        times_of = {r["id"]: r["ts"] for i in items if isinstance(i, list) for r in i}
+        told_apart = len(times_of) == result.counters.rows_in  # more than 60 rows have ids twice
+        for user in (None, "a", "b"):
+            user_sessions = sorted(
+                (r["window_start"], r["window_end"], r["ids"]) for r in result.rows if r["u"] == user
+            )
+            assert all(end <= start for (_, end, _), (start, _, _) in pairwise(user_sessions)), seed
+            for start, _, ids in user_sessions if told_apart else []:
+                times = [times_of[1 << n] for n in range(60) if ids >> n & 1]
+                assert min(times) == start, seed
+                assert max(times) - min(times) < config.cap * MS, seed
+    assert cut > SEEDS / 3
+
+
+def rows(*times: int, u: str = "a") -> RowsInput:
+    return RowsInput({"a": [{"ts": t * MS, "u": u, "id": 1, "f": 1.0} for t in times]})
+
+
+def said(result: LocalResult) -> list[tuple[int, ...]]:
+    """(start, end, count) in milliseconds."""
+    return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in result.rows)
+
+
+def far(gap: int, cap: int = 1000, **more: Any) -> Window:
+    return replace(Config("session", gap=gap, cap=cap, lateness=1000), **more).window
+
+
+def test_a_larger_gap_joins_at_once_what_it_makes_touch(tmp_path: Path) -> None:
+    """
+    gap 5     [0]    [9 ── 12]      [33]
+    gap 10    [0 ─────── 12]22      [33]      before any row touches them
+    """
+    run_local(far(5), [rows(0, 9, 12, 33)], SCHEMA, state_dir=str(tmp_path), flush=False)
+    run_local(far(10), [], SCHEMA, state_dir=str(tmp_path), flush=False)
+    with FilesStore(tmp_path, "law").peek() as snapshot:
+        assert snapshot is not None
+        assert (snapshot.commit.epoch, sum(snapshot.commit.stages[0].windows)) == (1, 2)
+        logic = restore_window(snapshot.commit)
+        held = pl.concat([snapshot.reader(s, logic).scan() for s in range(2)]).sort("__start")
+    assert held.select("__start", "__last", "__due", "n.n").rows() == [
+        (0, 12 * MS, 22 * MS + 1, 3),
+        (33 * MS, 33 * MS, 43 * MS + 1, 1),
+    ]
+
+
+def test_a_smaller_gap_leaves_sessions_whole_and_closes_those_it_passed_in_the_next_epoch() -> None:
+    """
+    gap 20      [0 ── 15]35        watermark 18
+    gap 2       [0 ── 15]17        was passed: closes with the next tick
+    """
+    window = replace(Config("session", gap=20), lateness=0).window
+    smaller = replace(Config("session", gap=2), lateness=0).window
+    result = run_local(window, [rows(0, 15), rows(18, u="b"), Restart(smaller), Quiet(500)], SCHEMA, flush=False)
+    assert said(result) == [(0, 17, 2)]
+    assert (result.rows[0]["_epoch"], result.counters.emitted) == (3, {"close": 1})
+
+
+def test_what_closed_and_was_forgotten_is_not_opened_again_by_a_larger_gap() -> None:
+    """
+    gap 5     [0 ── 3]8      watermark 20: closed, its floor forgotten
+    gap 50    a row at 5 or 12 would be within the gap of the watermark, and stays late: 12 < 20 - 5
+    """
+    config = Config("session", gap=5)
+    script = [rows(0, 3), rows(20, u="b"), Restart(replace(config, gap=50).window), rows(5, 12), rows(15)]
+    result = run_local(config.window, script, SCHEMA)
+    assert said(result) == [(0, 8, 2), (15, 65, 1), (20, 70, 1)]
+    assert result.counters.rows_late == 2
+
+
+def test_sessions_that_together_would_reach_the_cap_stay_two() -> None:
+    """cap 100, gap 5 to 20: [0 ── 90] [100 ── 130] touch, and a row at 95 in between joins the first."""
+    first, second = [*range(0, 91, 5)], [*range(100, 131, 5)]
+    script = [rows(*second), rows(*first), Restart(far(20, 100)), rows(95), rows(140)]
+    assert said(run_local(far(5, 100), script, SCHEMA)) == [(0, 100, 20), (100, 160, 8)]
+
+
+def test_a_higher_cap_holds_for_what_was_not_cut_yet_under_the_pieces_that_are_there() -> None:
+    times = [*range(0, 60, 4)]
+    cut = run_local(far(5, 20), [rows(*times)], SCHEMA)
+    assert len(cut.rows) == 3
+    assert said(run_local(far(5, 20), [rows(*times), Restart(far(5, 40))], SCHEMA)) == [(0, 40, 10), (40, 61, 5)]
+    assert said(run_local(far(5, 20), [rows(*times), Restart(far(5, 500))], SCHEMA)) == [(0, 61, 15)]
+
+
+def test_a_smaller_gap_settles_pieces_first() -> None:
+    """Pieces of a run are 12 apart: with the gap down to 2 they stay the sessions that the cap makes of them."""
+    times = [0, 12, 24, 36, 48]
+    assert said(run_local(far(15, 30), [rows(*times), Restart(far(2, 30))], SCHEMA)) == [(0, 26, 3), (36, 50, 2)]
+
+
+def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
+    def updates(gap: int) -> Window:
+        return far(gap).model_copy(update={"emit": "updates"})
+
+    result = run_local(updates(5), [rows(0, 9), Restart(updates(10)), Quiet(500)], SCHEMA, flush=False)
+    assert said(result) == [(0, 5, 1), (0, 19, 2), (9, 14, 1)]
+    assert [(r["window_start"] // MS, r["_epoch"]) for r in result.gone] == [(9, 2)]
+
+
+def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts() -> None:
+    """
+    updates     [0]5      [9]14     both are told
+    on_close    row 4 joins them, two starts later: [0 ── 9]14 replaces both
+    """
+    updates = far(5).model_copy(update={"emit": "updates"})
+    script = [rows(0, 9), Quiet(500), Restart(far(5)), Restart(), Restart(), rows(4)]
+    result = run_local(updates, script, SCHEMA)
+    assert said(result)[-1:] == [(9, 14, 1)]
+    assert (0, 14, 3) in said(result)
+    assert [r["window_start"] // MS for r in result.gone] == [9]
+
+
+def test_a_cap_that_cuts_what_was_told_as_one() -> None:
+    """The target holds two cut sessions; a higher cap makes them one, which replaces both."""
+
+    def updates(cap: int) -> Window:
+        return far(5, cap).model_copy(update={"emit": "updates"})
+
+    result = run_local(updates(10), [rows(0, 4, 8, 12, 16), Restart(updates(50)), Quiet(500)], SCHEMA, flush=False)
+    assert [r["window_start"] // MS for r in result.gone] == [12]
+    assert said(result)[-2:] == [(0, 21, 5), (12, 21, 2)]
+
+
+def test_gaps_of_rows_go_on_by_another_expression() -> None:
+    def by(gap: str) -> Window:
+        return far(5).model_copy(update={"gap_ms": gap})
+
+    schema = SCHEMA | {"g": "bigint", "h": "bigint"}
+
+    def row(t: int, g: int, h: int) -> RowsInput:
+        return RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
+
+    script = [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)]
+    assert said(run_local(by("g"), script, schema)) == [(0, 10, 1), (30, 32, 1), (40, 47, 1)]
+    with pytest.raises(StateError, match="gap: state has g, config has 5ms: the ends of 1 state rows are stored"):
+        run_local(by("g"), [row(0, 10, 1), Restart(far(5))], schema)
+
+
+class Sums(Aggregator):
+    inputs: ClassVar = {"v": "double"}
+    accumulators: ClassVar = {"total": "double"}
+    output = "double"
+
+    def lift(self, v: pl.Expr) -> dict[str, pl.Expr]:
+        return {"total": v.fill_null(0)}
+
+    def merge(self, total: pl.Expr) -> dict[str, pl.Expr]:
+        return {"total": total.sum()}
+
+    def finish(self, total: pl.Expr) -> pl.Expr:
+        return total
+
+
+class Sticky(Sums):
+    """NULL once a part is NULL: nothing to begin with."""
+
+    def merge(self, total: pl.Expr) -> dict[str, pl.Expr]:
+        return {"total": pl.when(total.null_count() == 0).then(total.max())}
+
+
+def custom(cls: type[Aggregator]) -> Window:
+    window = far(5)
+    added = Aggregation(agg=cls, columns={"v": "f"}, as_="own")
+    return window.model_copy(update={"aggregations": (*window.aggregations, added)})
+
+
+def test_an_aggregation_of_ones_own_begins_with_no_rows_or_is_refused() -> None:
+    result = run_local(far(5), [rows(0, 2), Restart(custom(Sums)), rows(3)], SCHEMA)
+    assert [(r["n"], r["own"]) for r in result.rows] == [(3, 1.0)]
+    with pytest.raises(StateError, match=r'"own".*the result of Sticky.merge for no rows is not neutral in a merge'):
+        run_local(far(5), [rows(0, 2), Restart(custom(Sticky)), rows(3)], SCHEMA)
+
+
+def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) -> None:
+    run_local(custom(Sums), [rows(0, 2)], SCHEMA, state_dir=str(tmp_path), flush=False)
+    (path,) = (tmp_path / "law" / "manifests").glob("*.json")
+    assert "Sums" in path.read_text()
+    text, _, _ = path.read_text().rstrip("\n").rpartition("\n")
+    text = text.replace("test_changed:Sums", "test_gone:Sums")
+    from slackwater.state.files.arrow import file_checksum
+
+    path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
+    assert said(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
+
+
+@pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
+def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
+    """2, 8, 3 shards with the state kept: what each epoch publishes is byte for byte what two shards publish."""
+    first, items = config_changes.script_of(7, kind)
+    batches = [item for item in items if isinstance(item, list) and item]
+    frames: dict[str, list[bytes]] = {}
+    for name, restarts in (("moved", {1: 8, 3: 3}), ("still", {1: 2, 3: 2})):
+        script: list[Any] = []
+        for epoch, batch in enumerate(batches):
+            script.append(RowsInput({"a": batch}))
+            script += [Restart(shards=restarts[epoch])] if epoch in restarts else []
+        assert len(batches) > 4
+        published: list[bytes] = []
+        run_local(first.window, script, SCHEMA, shards=2, on_publish=lambda f, p=published: p.append(_bytes(f)))
+        frames[name] = published
+    assert sum(map(len, frames["moved"])) > 0
+    assert frames["moved"] == frames["still"]
+
+
+def _bytes(frame: pl.DataFrame) -> bytes:
+    from slackwater.state.files.arrow import encode_frame
+
+    return encode_frame(frame).to_pybytes()  # type: ignore[no-any-return]
+
+
+def test_a_join_before_a_window_that_changes() -> None:
+    """The second stage's state goes on by the changed window."""
+    from slackwater.config.join import Join
+
+    join = Join(kind="inner", left_source="a", right_source="b", left_keys=["u"], right_keys=["u"], time_window_ms=5)
+
+    def counted(*names: str) -> Window:
+        aggs = [Aggregation(agg="count", as_="n"), *(Aggregation(agg="sum", column="left_id", as_=n) for n in names)]
+        settings = {"max_groups_per_window": 99, "group_by": ["left_u"], "aggregations": aggs}
+        return Window(kind="tumbling", duration_ms=50, **settings)
+
+    def both(t: int) -> RowsInput:
+        row = {"ts": t * MS, "u": "x", "id": 1, "f": 1.0}
+        return RowsInput({"a": [row], "b": [row]})
+
+    script = [both(0), both(10), Crash("commit.before"), Restart(downstream=counted("ids"), shards=3), both(20)]
+    result = run_local(join, script, SCHEMA, ("a", "b"), downstream=counted())
+    assert [(r["window_start"], r["n"], r["ids"]) for r in result.rows] == [(0, 3, 1)]
+    with pytest.raises(
+        StateError, match=r"another join .*bounds_us: state has \[-5000, 5000\], config has \[-9000, 9000\]"
+    ):
+        run_local(join, [both(0), Restart(join.model_copy(update={"time_window_ms": 9}))], SCHEMA, ("a", "b"))
+
+
+@pytest.mark.parametrize("step", [f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
+def test_dying_at_any_step_of_the_change_leaves_a_state_that_goes_on(step: str) -> None:
+    before = Config("session", lateness=50)
+    after = Config("session", gap=9, lateness=50, aggs=("n", "fs"), shards=3)
+    script = [rows(0, 7), Crash(step), Restart(after.window, 3), rows(9)]
+    assert [(r["n"], r["fs"]) for r in run_local(before.window, script, SCHEMA).rows] == [(3, 1)]

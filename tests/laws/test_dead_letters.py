@@ -1,0 +1,187 @@
+"""`late_data = "dlq"`: one letter per row that is late for at least one window, whatever dies and however it is sharded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import naive_oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_contract import IDLE, LAW, MS, PANES, ascending, cut, plain, spec_of, two_sources, window_of
+from test_goldens import SCHEMA, SCRIPTS, SHAPES
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
+
+IDS = {"id": "bigint", "u": "string"}
+
+# -- goldens: the timelines are those of test_goldens.py -------------------------------------------------------------
+
+GOLDENS: dict[
+    str, list[tuple[Any, ...]]
+] = {  # event, watermark, late by, windows missed and their starts; milliseconds
+    "tumbling": [(-3, 7, 10, 1, "[-10]"), (9, 10, 1, 1, "[0]")],
+    "hopping": [(3, 7, 4, 1, "[-4]")],
+    "session": [(21, 28, 7, 1, None)],
+}
+
+
+def golden(result: LocalResult) -> list[tuple[Any, ...]]:
+    letters = []
+    for r in result.letters:
+        starts = r["windows"] and str([_ms(t) for t in json.loads(r["windows"])])
+        assert (r["reason"], r["pipeline"], r["source"], r["cause"]) == ("late", "law", "a", "lateness")
+        assert (r["watermark_source"], r["epoch"]) == ("a", r["_epoch"])
+        assert json.loads(r["value"])["ts"] == r["event_time"]
+        letters.append((r["event_time"] // MS, r["watermark"] // MS, r["late_us"] // MS, r["windows_missed"], starts))
+    return sorted(letters)
+
+
+def _ms(text: str) -> int:
+    import datetime as dt
+
+    return round(
+        (dt.datetime.fromisoformat(text) - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) / dt.timedelta(milliseconds=1)
+    )
+
+
+def run(kind: str, script: list[Any], **more: Any) -> LocalResult:
+    aggregations = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="x", as_="x")]
+    window = Window(group_by=["u"], aggregations=aggregations, late_data="dlq", **SHAPES[kind])
+    result = run_local(window, script, SCHEMA, **more)
+    counters = result.counters
+    assert counters.letters.get("late", 0) == len(result.letters) == counters.rows_late + counters.rows_partly_late
+    return result
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_golden_whole(kind: str, shards: int) -> None:
+    assert golden(run(kind, SCRIPTS[kind], shards=shards)) == GOLDENS[kind]
+
+
+@pytest.mark.parametrize("step", KILL_POINTS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
+    """Letters are neither lost nor doubled: they are part of the commit, and published like results."""
+    script = [item for epoch in SCRIPTS[kind] for item in (Crash(step), epoch)]
+    assert golden(run(kind, [*script, Crash(step)])) == GOLDENS[kind]
+
+
+def test_the_log_says_where_they_went(caplog: pytest.LogCaptureFixture) -> None:
+    run("tumbling", SCRIPTS["tumbling"])
+    run("hopping", SCRIPTS["hopping"])
+    assert [m for m in caplog.messages if "late" in m] == [
+        "law: epoch 1: 1 late row sent to the dead letters (watermark 1970-01-01T00:00:00.007000Z): "
+        "u=b at 1969-12-31T23:59:59.990000Z",
+        "law: epoch 2: 1 late row sent to the dead letters (watermark 1970-01-01T00:00:00.010000Z): "
+        "u=a at 1970-01-01T00:00:00Z",
+        "law: epoch 1: 1 late row sent to the dead letters, 1 of them late for some windows only "
+        "(watermark 1970-01-01T00:00:00.007000Z)",
+    ]
+
+
+def test_a_letter_lists_a_hundred_windows_at_most() -> None:
+    window = Window(
+        kind="hopping", duration_ms=300, hop_ms=1, max_groups_per_window=9, late_data="dlq",
+        aggregations=[Aggregation(agg="count", as_="n")],
+    )  # fmt: skip
+    script = [RowsInput({"a": [{"ts": 1000 * MS}]}), RowsInput({"a": [{"ts": 0}]})]
+    (letter,) = run_local(window, script, {}).letters
+    assert letter["windows_missed"] == 300
+    starts = [_ms(t) for t in json.loads(letter["windows"])]
+    assert starts == list(range(-299, -199))
+
+
+# -- laws ------------------------------------------------------------------------------------------------------------
+
+
+def ids(result: LocalResult) -> list[int]:
+    return sorted(json.loads(r["value"])["id"] for r in result.letters)
+
+
+@pytest.mark.parametrize("kind", PANES)
+@LAW
+@given(data=st.data())
+def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st.DataObject) -> None:
+    """Two sources, one going quiet and coming back, a bound that refuses groups, and a crash: the model's rows, each once."""
+    rows = data.draw(st.permutations(data.draw(ascending())))
+    script = data.draw(two_sources(rows))
+    spec = spec_of(kind)
+    model = naive_oracle.JudgingOracle(spec, {"a": 0, "b": 4 * MS}, IDLE * MS)
+    missed: dict[int, list[int]] = {}
+    idle: set[int] = set()
+    for item in script:
+        if isinstance(item, Quiet):
+            model.quiet(item.ms * MS)
+            continue
+        for source, given_ in item.rows.items():
+            for row in given_:
+                starts = [
+                    s
+                    for s in naive_oracle.starts_of(spec, row["ts"])
+                    if model.watermark is not None and s + spec.duration_us <= model.watermark
+                ]
+                if starts:
+                    missed[row["id"]] = starts
+                if source in model.lost:  # the watermark went on without it
+                    idle.add(row["id"])
+        model.epoch(item.rows)
+    position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
+    # a death forgets the quiet time that was not worth a commit, which the model does not know
+    brief = any(isinstance(item, Quiet) and item.ms < IDLE for item in script)
+    bound: dict[str, Any] = {}
+    if data.draw(st.booleans()):
+        bound = {"max_groups_per_window": data.draw(st.integers(1, 3)), "on_state_cap": "drop_new_groups"}
+    result = run_local(
+        window_of(spec, late_data="dlq", **bound),
+        script if brief else [*script[:position], Crash(step), *script[position:]],
+        IDS,
+        ("a", "b"),
+        data.draw(st.integers(1, 3)),
+        lateness_ms={"a": 0, "b": 4},
+    )
+    assert ids(result) == sorted(missed)
+    for r in result.letters:
+        row = json.loads(r["value"])["id"]
+        assert (r["windows_missed"], len(json.loads(r["windows"]))) == (len(missed[row]), len(missed[row]))
+        assert round(_ms(json.loads(r["windows"])[0])) * MS == missed[row][0]
+        assert r["cause"] == ("idle" if row in idle else "lateness")
+    counters = result.counters
+    assert counters.letters.get("late", 0) == len(missed) == counters.rows_late + counters.rows_partly_late
+    late_idle = sum(r["cause"] == "idle" for r in result.letters)
+    assert counters.late.get("idle", 0) <= late_idle
+    assert counters.late.get("idle", 0) == late_idle or kind == "hopping"
+
+
+@LAW
+@given(data=st.data())
+def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
+    rows = data.draw(st.permutations(data.draw(ascending(most=40))))
+    lateness = data.draw(st.sampled_from([0, 4, 12]))
+    epochs = data.draw(cut(rows))
+    spec = spec_of("session", cap=100_000)
+    model = naive_oracle.JudgingSessions(spec, lateness * MS)
+    for epoch in epochs:
+        model.epoch(epoch)
+    script: list[Any] = plain(epochs)
+    position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
+    script = [*script[:position], Crash(step), *script[position:]]
+    window = window_of(spec, lateness_ms=lateness, late_data="dlq")
+    result = run_local(window, script, IDS, shards=data.draw(st.sampled_from([1, 4])))
+    assert ids(result) == sorted(r["id"] for r in model.late)
+    assert result.counters.letters.get("late", 0) == result.counters.rows_late == len(model.late)
+
+
+@LAW
+@given(data=st.data())
+def test_capped_sessions_lose_no_late_row(data: st.DataObject) -> None:
+    """Rows that a cut leaves no place for are late too: a row is in a session, or a letter, and never both."""
+    rows = data.draw(st.permutations(data.draw(ascending(most=40))))
+    window = window_of(spec_of("session"), late_data="dlq")
+    result = run_local(window, plain(data.draw(cut(rows))), IDS)
+    used = sum(s["ids"] for s in result.rows)
+    assert used + sum(ids(result)) == sum(r["id"] for r in rows)
+    assert used & sum(ids(result)) == 0

@@ -1,0 +1,86 @@
+"""Stages in a graph give the batch answer of each in turn, whatever dies in between: see `fixed_graphs.py`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.laws import seeds
+from tests.laws.fixed_graphs import SCHEMA, check, counting, pipeline_of_stages
+from tests.support.case_selection import some
+
+from slackwater.errors import StateError
+from slackwater.evolution.compare import compare_config
+from slackwater.testing.pipeline import LocalPipeline
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+def test_seeded_graphs(first: int) -> None:
+    seeds.quiet()
+    for seed in range(first, first + 10):
+        try:
+            check(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def rows(first: int) -> list[dict[str, object]]:
+    return [{"k": "x", "v": 1, "ts": (first + 7 * i) * 1000} for i in range(30)]
+
+
+W, X, Y = counting("w", "a"), counting("x", "w", "total"), counting("y", "x", "total")
+
+
+@pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
+def test_stages_come_and_go_between_runs(step: str) -> None:
+    """w ─▶ x, then w ─▶ x ─▶ y, then w ─▶ y: what stays goes on, what comes begins with what comes."""
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
+        test.pipe({"a": rows(0)})
+        test.crash(step)
+        test.restart(pipeline_of_stages(W, X, Y), shards=3)
+        assert len({s.watermark_us for s in test._driver.state.stages}) == 1, (
+            "also where the start died once it was there"
+        )
+        test.pipe({"a": rows(2000)})
+        w, x, y = test._driver.state.stages
+        assert (w.counters["rows_in"], w.watermark_us) == (60, y.watermark_us)
+        assert y.counters["rows_in"] == sum(x.counters["emitted"].values()) > 0
+        test.crash(step)
+        test.restart(pipeline_of_stages(W, counting("y", "w", "total")))
+        test.pipe({"a": rows(4000)})
+        test.flush()
+        w, y = test._driver.state.stages
+        assert (w.counters["rows_in"], w.counters["late"], y.counters["late"]) == (90, {}, {})
+        counted = sum(row["total"] for row in test.result().rows if row["window_start"] >= 2_000_000)
+        assert counted == 60, "every row since it began, once"
+
+
+def test_the_plan_says_what_stages_need() -> None:
+    with LocalPipeline(pipeline_of_stages(W, X), SCHEMA, capture_losses=False) as test:
+        test.pipe({"a": rows(0)})
+        state = test._driver.state
+    more, fewer = (
+        compare_config(pipeline_of_stages(W, X, Y), state),
+        compare_config(
+            pipeline_of_stages(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state
+        ),
+    )
+    assert [(c.key, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
+    assert "begins empty" in more.changes[0].how
+    verdicts = {c.key: (c.verdict, c.level) for c in fewer.changes}
+    assert verdicts['stage "w"'] == ("migrated", "warning")
+    assert verdicts["stages[0].from"][0] == "compatible"
+    another = compare_config(pipeline_of_stages(W, counting("z", "w", "total")), state)
+    assert {c.key for c in another.with_verdict("migrated")} == {'stage "x"', 'stage "z"'}, (
+        "a name that is unknown is a new stage"
+    )
+    before = compare_config(
+        pipeline_of_stages(
+            counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"
+        ),
+        state,
+    )
+    with pytest.raises(StateError, match="in Postgres a stage's table is named by its position"):
+        before.check()

@@ -1,0 +1,381 @@
+"""Section 2 of the contract on the virtual clock: lateness, the far future, idle sources and partitions, `idle_close_ms`.
+
+Windows of 10 s, a source counts as idle after 60 s of quiet; times below are in seconds. The model is `naive.JudgingOracle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import naive_oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_contract import LAW, SCHEMA, ascending, conserved, spec_of, table, two_sources, window_of
+from tests.support.case_selection import some
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
+
+S = 1_000_000
+USERS = {"u": "string"}
+BOTH = ("a", "b")
+Script = Sequence[RowsInput | Quiet | Crash]
+
+
+def window(kind: str = "tumbling", **more: Any) -> Window:
+    shape: dict[str, Any] = {
+        "tumbling": {"duration_ms": "10s", "max_groups_per_window": 100},
+        "hopping": {"duration_ms": "10s", "hop_ms": "5s", "max_groups_per_window": 100},
+        "session": {"gap_ms": "10s", "max_session_duration_ms": "1h"},
+    }[kind]
+    count = Aggregation(agg="count", as_="n")
+    return Window(**{"kind": kind, "group_by": ["u"], "aggregations": [count], **shape, **more})
+
+
+def rows_at(*seconds: float, partition: str | None = None) -> list[dict[str, Any]]:
+    return [{"ts": int(s * S), "u": "x"} | ({"partition": partition} if partition else {}) for s in seconds]
+
+
+def run(script: Script, given_: Window | None = None, sources: Sequence[str] = BOTH, **more: Any) -> LocalResult:
+    return run_local(given_ or window(), script, USERS, sources, flush=False, **more)
+
+
+def watermark(*script: Any, **more: Any) -> float:
+    return run(script, **more).watermark_us / S
+
+
+def idle(result: LocalResult) -> list[str]:
+    return [s.name for s in result.statuses[-1].sources if s.idle]
+
+
+def ticks(seconds: int, every: int = 10) -> list[Quiet]:
+    return [Quiet(1000 * every)] * (seconds // every)
+
+
+# -- lateness and the future -----------------------------------------------------------------------------------------
+
+
+def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() -> None:
+    rows = RowsInput({"a": rows_at(100), "b": rows_at(100)})
+    assert watermark(rows, given_=window(lateness_ms="5s")) == 95
+    assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"b": 30_000}) == 70
+    assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000}) == 99
+
+
+def test_a_row_exactly_at_max_future_ms_counts_and_one_beyond_it_is_bad_and_moves_nothing() -> None:
+    bound = START_US + 3600 * S
+    hour = window(max_future_ms="1h")
+    rows = [{"ts": t, "u": "x"} for t in (bound, bound + 1, None)]
+    result = run([RowsInput({"a": rows})], hour, ["a"])
+    assert (result.watermark_us, result.counters.rows_bad) == (bound, 2)
+    conserved(result, 3, bad=2)
+    alone = run([RowsInput({"a": rows_at(100)}), RowsInput({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"])
+    assert alone.watermark_us == 100 * S
+    conserved(alone, 2, bad=1)
+
+
+def test_the_bound_of_the_future_goes_with_the_clock() -> None:
+    """One microsecond beyond it is bad; once the clock has moved, the same time is good."""
+    rows = RowsInput({"a": [{"ts": START_US + 1000, "u": "x"}]})
+    zero = window(max_future_ms=0)
+    assert run([rows], zero, ["a"]).counters.rows_bad == 1
+    later = run([RowsInput({"a": rows_at(1)}), Quiet(1), rows], zero, ["a"])
+    assert (later.counters.rows_bad, later.watermark_us) == (0, START_US + 1000)
+
+
+def test_a_source_of_bad_rows_only_is_not_quiet_and_holds_the_watermark() -> None:
+    future = [{"ts": START_US + 2 * 86_400 * S, "u": "x"}]
+    script: list[Any] = []
+    for n in range(4):
+        script += [RowsInput({"a": rows_at(100 + n), "b": future}), Quiet(40_000)]
+    result = run(script)
+    assert idle(result) == []
+    assert result.statuses[-1].watermark_us is None
+
+
+# -- idle sources ----------------------------------------------------------------------------------------------------
+
+
+def test_a_source_idle_from_the_start_holds_until_it_counts_as_idle() -> None:
+    assert run([RowsInput({"a": rows_at(100)}), Quiet(59_999)]).statuses[-1].watermark_us is None
+    result = run(
+        [
+            RowsInput({"a": rows_at(100)}),
+            Quiet(59_999),
+            RowsInput({"a": rows_at(101)}),
+            Quiet(1),
+            RowsInput({"a": rows_at(102)}),
+        ]
+    )
+    assert (result.watermark_us, idle(result)) == (102 * S, ["b"])
+
+
+def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_it() -> None:
+    """b falls silent at 50, a goes on to 200; when b returns with 120 it counts again and takes nothing back.
+
+    a           ●100    ●150          ●200         ●300
+    b           ●50     ○   60 s ○    ○     ●120   ●250
+    watermark    50      50      150  200    200    250
+    """
+    script: list[Any] = [RowsInput({"a": rows_at(100), "b": rows_at(50)})]
+    expected = [50]
+    for item, seconds in (
+        ([RowsInput({"a": rows_at(150)})], 50),
+        ([*ticks(50), RowsInput({"a": rows_at(150)}), Quiet(10_000)], 150),
+        ([RowsInput({"a": rows_at(200)})], 200),
+        ([RowsInput({"b": rows_at(120)})], 200),
+        ([RowsInput({"a": rows_at(300), "b": rows_at(250)})], 250),
+    ):
+        script += item
+        expected.append(seconds)
+        result = run(script)
+        assert result.watermark_us == seconds * S, script
+    watermarks = [s.watermark_us for s in result.statuses]
+    assert watermarks == sorted(watermarks), "it never goes back"
+    assert dict(result.counters.late) == {"idle": 1}
+    conserved(result, 8)
+
+
+def test_all_quiet_leaves_the_watermark_where_it_is() -> None:
+    result = run([RowsInput({"a": rows_at(100), "b": rows_at(50)}), *ticks(7200)])
+    assert (result.watermark_us, idle(result)) == (50 * S, ["a", "b"])
+    assert [r["window_start"] for r in result.rows] == [], "the window of 50 is open"
+
+
+@pytest.mark.parametrize(("first", "stays"), [("a", 50), ("b", 110)])
+def test_where_it_stays_depends_on_who_fell_silent_last_and_where_it_runs_on_to_does_not(
+    first: str, stays: int
+) -> None:
+    """b is at 50. If a falls silent first, b still holds the watermark; if b does, it goes on to a's last event."""
+    last = {"a": rows_at(110)} if first == "b" else {"b": rows_at(50)}
+    script = [
+        RowsInput({"a": rows_at(110), "b": rows_at(50)}),
+        Quiet(40_000),
+        RowsInput(last),
+        Quiet(30_000),
+        RowsInput(last),
+        Quiet(60_000),
+    ]
+    assert watermark(*script) == stays
+    assert watermark(*script, *ticks(60), given_=window(idle_close_ms="2m")) == 110 + 120
+
+
+def test_a_slow_epoch_is_no_silence() -> None:
+    """An hour of work, before and after which the engine asks and finds nothing: only the asking counts."""
+    slow = RowsInput({"a": rows_at(100)}, took_ms=3_600_000)
+    script = [RowsInput({"a": rows_at(99), "b": rows_at(50)}), Quiet(30_000), slow, Quiet(29_999)]
+    result = run(script, window(idle_close_ms="1m"))
+    assert (result.watermark_us, idle(result)) == (50 * S, [])
+    assert idle(run([*script, Quiet(1)])) == ["b"]
+
+
+def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
+    """b returns far behind and comes nearer over two epochs; then it is late by its own disorder.
+
+    watermark   200                    260
+    b           idle  ●100  ●150,●189  ●261   ●240
+    late              idle  idle,idle         lateness
+    """
+    script = [
+        RowsInput({"a": rows_at(200), "b": rows_at(50)}),
+        Quiet(60_000),
+        RowsInput({"a": rows_at(200)}),
+        RowsInput({"b": rows_at(100)}),
+        RowsInput({"b": rows_at(150, 189)}),
+        RowsInput({"a": rows_at(260), "b": rows_at(261)}),
+        RowsInput({"b": rows_at(240)}),
+    ]
+    result = run(script)
+    assert dict(result.counters.late) == {"idle": 3, "lateness": 1}
+    conserved(result, 9)
+
+
+def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorder() -> None:
+    result = run([RowsInput({"a": rows_at(200)}), Quiet(60_000), RowsInput({"a": rows_at(100)})], sources=["a"])
+    assert dict(result.counters.late) == {"lateness": 1}
+
+
+# -- partitions ------------------------------------------------------------------------------------------------------
+
+TWO = {"a": ("0", "1")}
+
+
+def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apart() -> None:
+    """Partition 1 is at 50 and falls silent while 0 goes on to 200; what it brings then is late, cause idle.
+
+    0          ●100  ●150        ●200
+    1          ●50   ○     60 s        ●70   ●201
+    watermark   50    50   150    200   200   200
+    """
+
+    def rows(*given_: dict[str, Any]) -> RowsInput:
+        return RowsInput({"a": given_}, TWO)
+
+    zero, one = lambda s: rows_at(s, partition="0")[0], lambda s: rows_at(s, partition="1")[0]
+    script: list[Any] = [rows(zero(100), one(50)), rows(zero(150))]
+    assert watermark(*script, sources=["a"]) == 50
+    script += [Quiet(59_999), rows(zero(150))]
+    assert watermark(*script, sources=["a"]) == 50
+    script += [Quiet(1), rows(zero(150))]
+    assert watermark(*script, sources=["a"]) == 150
+    script += [rows(zero(200)), rows(one(70), zero(80)), rows(zero(205), one(201)), rows(one(202))]
+    result = run(script, sources=["a"])
+    assert result.watermark_us == 202 * S
+    assert dict(result.counters.late) == {"idle": 1, "lateness": 1}
+    conserved(result, 11)
+
+
+def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
+    first = RowsInput({"a": rows_at(100, partition="0")}, TWO)
+    assert run([first, Quiet(59_999)], sources=["a"]).statuses[-1].watermark_us is None
+    assert watermark(first, Quiet(30_000), first, Quiet(30_000), first, sources=["a"]) == 100
+
+
+# -- idle_close_ms ---------------------------------------------------------------------------------------------------
+
+CLOSE = "2m"
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
+def test_the_last_windows_close_by_silence(kind: str) -> None:
+    """The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed."""
+    script = [RowsInput({"a": rows_at(95, 100), "b": rows_at(50)}), *ticks(110)]
+    before = run(script, window(kind, idle_close_ms=CLOSE))
+    assert max((r["window_start"] for r in before.rows), default=0) <= 50 * S
+    result = run([*script, Quiet(10_000)], window(kind, idle_close_ms=CLOSE))
+    assert result.watermark_us == 220 * S
+    assert table(result.rows) == table(run_local(window(kind), script, USERS, BOTH).rows), "what a flush would emit"
+    assert set(result.counters.emitted) == {"close"}
+
+
+def test_windows_close_when_their_time_has_come_and_steps_between_are_committed_once_a_minute() -> None:
+    """Ticks of half a second over half an hour. The window of the last event ends 400 s after it.
+
+    quiet       0      60     120    180 …          395    400    460 …  1800
+    commit      ●      ●      ●      ●              ●      ●      ●      ●
+                rows   idle   runs on, once a minute        closes
+    """
+    long = window(duration_ms="500s", idle_close_ms=CLOSE)
+    result = run([RowsInput({"a": rows_at(100)}), *[Quiet(500)] * 3600], long, ["a"])
+    marks = [(s.watermark_us or 0) / S for s in result.statuses]
+    assert marks[:4] == [100, 100, 220, 280]
+    assert 500 in marks
+    assert [(s.watermark_us, s.emitted) for s in result.statuses if s.emitted] == [(500 * S, 1)]
+    assert marks == sorted(marks)
+    assert 30 <= len(marks) <= 33, "about one a minute, not two a second"
+
+
+def test_a_session_that_closes_between_two_checkpoints_is_not_kept_waiting() -> None:
+    result = run(
+        [RowsInput({"a": rows_at(100, 215, 230)}), *[Quiet(500)] * 400], window("session", idle_close_ms=CLOSE), ["a"]
+    )
+    assert [r["window_start"] / S for r in result.rows] == [100, 215, 230]
+    assert [s.watermark_us for s in result.statuses if s.emitted][-1] == 350 * S, "230 + the first silence that counts"
+
+
+def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_idleness() -> None:
+    script = [RowsInput({"a": rows_at(100), "b": rows_at(100)}), *ticks(180)]
+    closing = window(idle_close_ms=CLOSE)
+    assert watermark(*script, given_=closing) == 280
+    script += [RowsInput({"a": rows_at(110, 275, 280)})]
+    result = run([*script, *ticks(60)], closing)
+    assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence starts over"
+    assert dict(result.counters.late) == {"idle": 2}
+    conserved(result, 5)
+    assert watermark(*script, RowsInput({"a": rows_at(500)}), given_=closing) == 500, "b is still idle"
+    assert watermark(*script, RowsInput({"a": rows_at(500), "b": rows_at(300)}), given_=closing) == 300
+
+
+def test_what_was_not_committed_never_was() -> None:
+    """Between two commits the watermark would be further: a row is judged by the committed one alone."""
+    script = [RowsInput({"a": rows_at(100)}), *ticks(170), RowsInput({"a": rows_at(221, 219)})]
+    result = run(script, window(duration_ms="1s", idle_close_ms=CLOSE), ["a"])
+    assert [(s.watermark_us or 0) / S for s in result.statuses] == [100, 100, 220, 221]
+    assert dict(result.counters.late) == {"idle": 1}
+
+
+def test_a_source_without_any_event_has_no_time_to_run_on_from() -> None:
+    result = run(ticks(600), window(idle_close_ms=CLOSE))
+    assert result.statuses[-1].watermark_us is None
+    assert (
+        watermark(*ticks(600), RowsInput({"a": rows_at(100)}), *ticks(120), given_=window(idle_close_ms=CLOSE)) == 220
+    )
+
+
+def test_partitions_fall_silent_together() -> None:
+    rows = rows_at(100, partition="0") + rows_at(40, partition="1")
+    result = run([RowsInput({"a": rows}, TWO), *ticks(120)], window(idle_close_ms=CLOSE), ["a"])
+    assert result.watermark_us == 220 * S
+    late = [RowsInput({"a": rows_at(90, partition="1") + rows_at(300, partition="0")}, TWO)]
+    back = run([RowsInput({"a": rows}, TWO), *ticks(120), *late], window(idle_close_ms=CLOSE), ["a"])
+    assert dict(back.counters.late) == {"idle": 1}
+
+
+SILENCE = [
+    RowsInput({"a": rows_at(3, 12, 100), "b": rows_at(1, 55)}),
+    *ticks(60, 20),
+    RowsInput({"b": rows_at(95, 101, 102)}),
+    *ticks(240, 20),
+    RowsInput({"a": rows_at(60, 500), "b": rows_at(70)}),
+    *ticks(300, 20),
+]
+
+
+@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize(
+    "step", some(sorted(KILL_POINTS, key=lambda s: not s.startswith(("commit.", "checkpoint."))), keep=8)
+)
+def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) -> None:
+    """A crash before a commit forgets the quiet time since the last one: windows may close later, with the same rows."""
+    closing = window(kind, idle_close_ms=CLOSE)
+    whole = run(SILENCE, closing)
+    for at_ in range(KILL_POINTS.index(step) % 6, len(SILENCE), 6):
+        result = run([*SILENCE[:at_], Crash(step), *SILENCE[at_:], *ticks(60)], closing)
+        marks = [s.watermark_us or -1 for s in result.statuses]
+        assert marks == sorted(marks)
+        assert table(result.rows) == table(whole.rows), at_
+        assert result.counters.late == whole.counters.late == {"idle": 2}
+        assert result.counters.emitted == whole.counters.emitted
+        assert result.watermark_us >= whole.watermark_us
+
+
+@pytest.mark.parametrize("restart", range(0, len(SILENCE), 3))
+def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> None:
+    closing = window(idle_close_ms=CLOSE)
+    whole = run(SILENCE, closing)
+    result = run([*SILENCE, *ticks(60)], closing, reshard_after=restart, reshard_to=2)
+    assert table(result.rows) == table(whole.rows)
+    assert result.counters.late == whole.counters.late
+    assert result.watermark_us >= whole.watermark_us
+
+
+@pytest.mark.parametrize("kind", ["tumbling", "hopping"])
+@LAW
+@given(data=st.data())
+def test_silence_and_return_of_two_sources_are_judged_as_the_contract_says(kind: str, data: st.DataObject) -> None:
+    """Any disorder, quiet times and idle_close_ms: windows, late rows by cause and the watermark are the model's."""
+    rows = data.draw(st.permutations(data.draw(ascending())))
+    lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
+    script: list[Any] = []
+    for item in data.draw(two_sources(rows)):
+        script += [
+            item,
+            *[Quiet(ms) for ms in data.draw(st.lists(st.sampled_from([1, 7, 500, 1000, 2000, 60_000]), max_size=4))],
+        ]
+    spec = spec_of(kind)
+    model = naive_oracle.JudgingOracle(spec, {s: ms * 1000 for s, ms in lateness.items()}, 1_000_000, 2_000_000)
+    for item in script:
+        if isinstance(item, Quiet):
+            model.quiet(item.ms * 1000)
+        else:
+            model.epoch(item.rows)
+    given_ = window_of(spec, idle_close_ms=2000)
+    result = run_local(given_, script, SCHEMA, BOTH, data.draw(st.integers(1, 3)), flush=False, lateness_ms=lateness)
+    closed = [w for w in model.answer() if model.watermark is not None and w["window_end"] <= model.watermark]
+    assert table(result.rows) == table(closed)
+    assert (result.watermark_us if model.watermark is not None else None) == model.watermark
+    late = {"idle": len(model.late_idle), "lateness": len(model.late) - len(model.late_idle)}
+    assert dict(result.counters.late) == {cause: n for cause, n in late.items() if n}
+    conserved(result, len(rows))

@@ -1,0 +1,250 @@
+"""Joins: a part of the seeded runs of `joins.py`, and timelines drawn by hand."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from tests.laws import joins
+from tests.laws.joins import IDLE_MS, MS, SCHEMA
+from tests.support.case_selection import some
+
+from slackwater.config.join import Join
+from slackwater.errors import CapExceededError
+from slackwater.joins import interval_join
+from slackwater.testing import local_engine
+from slackwater.testing.script import Crash, LocalResult, Quiet, RowsInput, run_local
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+Row = tuple[str, int, int]  # key, time in ms, id
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+def test_seeded_runs(first: int) -> None:
+    for seed in range(first, first + 20):
+        joins.checked(seed)
+
+
+def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interval_join, "MOST", 3)
+    for seed in range(20):
+        joins.checked(seed)
+
+
+def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys collide: rows lie next to each other in the buffers, and match by their values only."""
+    original_hash = local_engine.key_hash
+    monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
+    for seed in range(20):
+        joins.checked(seed)
+
+
+def join(**settings: Any) -> Join:
+    defaults: dict[str, Any] = {"kind": "inner", "left_keys": ["k"], "right_keys": ["k"], "source_idleness_ms": IDLE_MS}
+    if "lower_ms" not in settings:
+        defaults["time_window_ms"] = 10
+    return Join(left_source="a", right_source="b", **{**defaults, **settings})
+
+
+def rows(left_rows: list[Row] | None = None, right_rows: list[Row] | None = None) -> RowsInput:
+    rows_by_source = {"a": left_rows or [], "b": right_rows or []}
+    return RowsInput(
+        {
+            s: [{"k": k, "ts": t * MS, "id": n, "f": 0.0} for k, t, n in some]
+            for s, some in rows_by_source.items()
+            if some
+        }
+    )
+
+
+def ran(spec: Join, *script: Any, flush: bool = False, **more: Any) -> LocalResult:
+    return run_local(spec, script, SCHEMA, sources=("a", "b"), flush=flush, **more)
+
+
+def said(result: LocalResult) -> list[tuple[int, int | None, int | None]]:
+    """(epoch, id of the left, id of the right row) of what came out."""
+    return sorted(
+        ((r["_epoch"], r["left_id"], r["right_id"]) for r in result.rows),
+        key=lambda r: [-1 if v is None else v for v in r],
+    )
+
+
+def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
+    """
+    epoch 0   left    ● 100
+    epoch 1   right            ● 105       they are 5 apart: a pair
+    epoch 2   right   ● 95  ● 110  ● 111   10 apart on either side are pairs, 11 apart are none
+    """
+    result = ran(
+        join(lateness_ms=50),
+        rows([("x", 100, 1)]),
+        rows(None, [("x", 105, 2)]),
+        rows(None, [("x", 90, 3), ("x", 110, 4), ("x", 111, 5)]),
+    )
+    assert said(result) == [(1, 1, 2), (2, 1, 3), (2, 1, 4)]
+    assert [r["_event_ts"] for r in result.rows] == [105 * MS, 100 * MS, 110 * MS]
+
+
+def test_an_outer_row_comes_out_once_when_the_watermark_proves_it_alone() -> None:
+    """
+    epoch 0   left   ● 100             lives until the watermark is above 110
+              right  ● 100 (another key)
+    epoch 1   both           ● 110     watermark 110: it could still match
+    epoch 2   both              ● 111  watermark 111: alone
+    """
+    spec = join(kind="left")
+    tail = [rows([("t", t, t)], [("t", t, t)]) for t in (110, 111, 500)]
+    result = ran(spec, rows([("x", 100, 1)], [("y", 100, 2)]), *tail)
+    assert [s for s in said(result) if s[1] == 1] == [(2, 1, None)]
+    assert result.counters.emitted["unmatched"] == 1
+    assert result.counters.sides["left"]["unmatched"] == 1
+    assert result.counters.sides["right"]["unmatched"] == 0
+
+
+def test_an_outer_row_comes_out_though_the_other_side_never_sends_one() -> None:
+    """The right side is silent from the start: once it is idle the left side alone moves the watermark."""
+    result = ran(join(kind="left"), rows([("x", 100, 1)]), Quiet(IDLE_MS), rows([("y", 200, 2)]), rows([("z", 300, 3)]))
+    assert said(result) == [(2, 1, None), (3, 2, None)]
+
+
+def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
+    """The first match is part of the state: also after deaths, with other shards, and once its partner has expired."""
+    spec = join(kind="full", lower_ms=-40, upper_ms=0)
+    script = [
+        rows([("x", 100, 1)], [("x", 90, 2)]),
+        rows([("x", 120, 3)]),
+        Crash("commit.before"),
+        rows([("x", 121, 4)], [("y", 121, 5)]),
+        Crash("note.before"),
+        rows([("y", 900, 6)], [("y", 900, 7)]),
+    ]
+    result = ran(spec, *script, flush=True, reshard_after=1)
+    pairs = [(left_id, right_id) for _, left_id, right_id in said(result)]
+    assert pairs == [(1, 2), (3, 2), (4, 2), (None, 5), (6, 7)]
+
+
+def test_rows_without_a_key_match_nothing() -> None:
+    keyless = [rows([(None, 100, 1)], [(None, 100, 2)])]  # type: ignore[list-item]
+    inner, left_outer = ran(join(), *keyless, flush=True), ran(join(kind="left"), *keyless, flush=True)
+    assert said(inner) == []
+    assert {side: c["keyless"] for side, c in inner.counters.sides.items()} == {"left": 1, "right": 1}
+    assert inner.counters.rows_used == 0
+    assert said(left_outer) == [(0, 1, None)], "it comes out at once"
+    assert {side: c["keyless"] for side, c in left_outer.counters.sides.items()} == {"left": 0, "right": 1}
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "matching"),
+    [(5, 10, [105, 110]), (-10, -5, [90, 95]), (0, 0, [100]), (-5, 10, [95, 100, 105, 110])],
+)
+def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[int]) -> None:
+    """
+    left                 ● 100
+    right   90  95  99  100  101  105  110        which of them match depends on lower <= right - left <= upper
+    """
+    times = (
+        [89, 90, 95, 96, 100, 104, 105, 110, 111] if (lower, upper) != (5, 10) else [90, 95, 100, 104, 105, 110, 111]
+    )
+    inside = [t for t in times if lower <= t - 100 <= upper]
+    spec = join(kind="full", lower_ms=lower, upper_ms=upper, lateness_ms=100)
+    for script in (
+        [rows([("x", 100, 1)]), rows(None, [("x", t, t) for t in times])],
+        [rows(None, [("x", t, t) for t in times]), rows([("x", 100, 1)])],
+    ):
+        result = ran(spec, *script, flush=True)
+        pairs = [(left_time, right_time) for _, left_time, right_time in said(result)]
+        assert sorted(right_time for left_time, right_time in pairs if left_time and right_time) == inside
+        assert set(matching) <= set(inside)
+        assert sorted(right_time for left_time, right_time in pairs if left_time is None) == [
+            t for t in times if t not in inside
+        ]
+
+
+def test_equal_rows_are_rows_of_their_own() -> None:
+    result = ran(join(), rows([("x", 100, 1)] * 2), rows(None, [("x", 100, 2)] * 3))
+    assert said(result) == [(1, 1, 2)] * 6
+
+
+def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
+    """
+    watermark 200 after epoch 0; left 199 is late, and so is right 150
+    """
+    start = rows([("x", 200, 1)], [("x", 200, 2)])
+    result = ran(join(late_data="dlq"), start, rows([("x", 199, 3), ("x", 201, 4)], [("x", 150, 5)]))
+    assert said(result) == [(0, 1, 2), (1, 4, 2)]
+    assert {side: c["late"] for side, c in result.counters.sides.items()} == {"left": 1, "right": 1}
+    assert sorted((letter["reason"], letter["late_us"], letter["windows_missed"]) for letter in result.letters) == [
+        ("late", MS, None),
+        ("late", 50 * MS, None),
+    ]
+
+
+def test_reopen_finds_partners_that_are_kept_for_late_rows() -> None:
+    """
+    watermark 220; time window 10, allowed lateness 30: left 185 is not late, and right 195 still lives (until 195 + 10 + 30)
+    """
+    script = [rows([("x", 200, 1)], [("x", 195, 2)]), rows([("t", 220, 8)], [("t", 220, 9)]), rows([("x", 190, 3)])]
+    spec = join(late_data="reopen", allowed_lateness_ms=30, kind="left")
+    result = ran(spec, *script, rows([("x", 189, 4)]), flush=True)
+    assert (2, 3, 2) in said(result)
+    assert result.counters.rows_late == 1, "189 + 30 is below the watermark"
+    assert said(ran(join(kind="left"), *script)) == [(0, 1, 2), (1, 8, 9)]
+
+
+def test_allowed_lateness_may_change_between_runs_and_what_came_out_stays_out(tmp_path: Any) -> None:
+    """A row came out alone under one allowed lateness. It stays gone when a greater one would have kept it."""
+    first = [rows([("x", 100, 1)], [("y", 100, 2)]), rows([("t", 115, 8)], [("t", 115, 9)])]
+    before = ran(join(kind="left"), *first, state_dir=str(tmp_path))
+    assert (1, 1, None) in said(before)
+    spec = join(kind="left", late_data="reopen", allowed_lateness_ms=50)
+    after = ran(spec, rows(None, [("x", 105, 3)]), state_dir=str(tmp_path))
+    assert said(after) == []
+    assert after.counters.rows_late == 0, "the row itself is not late any more"
+
+
+def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
+    spec = join(max_rows_per_key=4, lateness_ms=100)
+    first = rows([("x", 100, n) for n in range(4)] + [("y", 100, 9)])
+    assert ran(spec, first).counters.sides["left"]["buffered"] == 5
+    for script in ([first, rows([("x", 101, 4)])], [rows([("x", 100, n) for n in range(5)])]):
+        with pytest.raises(
+            CapExceededError,
+            match=r"law: 5 rows of the left side wait for partners with k = 'x', max_rows_per_key is 4; raise it, or set "
+            r'on_state_cap = "drop_oldest"; this epoch was not committed',
+        ):
+            ran(spec, *script)
+
+
+def test_rows_that_have_expired_do_not_count() -> None:
+    spec = join(max_rows_per_key=4)
+    epochs = []
+    for time_ms in range(100, 900, 100):
+        several = [("x", time_ms + i, i) for i in range(3)]
+        epochs.append(rows([*several, ("t", time_ms + 99, 8)], [("t", time_ms + 99, 9)]))
+    assert ran(spec, *epochs).counters.rows_used == 40
+
+
+@pytest.mark.parametrize("kind", ["inner", "left"])
+def test_the_oldest_rows_of_a_key_go_first(kind: str) -> None:
+    """
+    max_rows_per_key = 3; a right row matches what is at most 20 older or 1 younger
+    epoch 0   left   1 @100   2 @101   3 @102      right 7 @101 matches all three
+    epoch 1   left   4 @103   5 @80                5 and 1 go; 5 never matched: of a left join it comes out
+    epoch 2   right  8 @104                        matches 2, 3 and 4
+    """
+    spec = join(kind=kind, max_rows_per_key=3, on_state_cap="drop_oldest", lateness_ms=100, lower_ms=-1, upper_ms=20)
+    script = [
+        rows([("x", 100, 1), ("x", 101, 2), ("x", 102, 3)], [("x", 101, 7)]),
+        rows([("x", 103, 4), ("x", 80, 5)]),
+        rows(None, [("x", 104, 8)]),
+    ]
+    result = ran(spec, *script, flush=True)
+    alone = [] if kind == "inner" else [(1, 5, None)]
+    assert said(result) == [(0, 1, 7), (0, 2, 7), (0, 3, 7), *alone, (2, 2, 8), (2, 3, 8), (2, 4, 8)]
+    assert result.counters.sides["left"]["evicted"] == 2
+    assert result.statuses[1].buffered["left"].rows == 4, "what was evicted is still on disk"
+    # another one goes in the next epoch: what had gone before is not counted any more
+    again = ran(spec, *script, rows([("x", 104, 6)]), rows(None, [("x", 105, 9)]), flush=True)
+    assert [r for r in said(again) if r[0] == 4] == [(4, 3, 9), (4, 4, 9), (4, 6, 9)]
+    assert again.counters.sides["left"]["evicted"] == 3

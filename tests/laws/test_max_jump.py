@@ -1,0 +1,151 @@
+"""`max_jump_ms`: far dates are held back from the watermark, the same way however rows come, and no row is lost by it.
+
+first 45 rows    ●        ●  ●     wrong clocks, days apart
+the rest                        ●●●●●●●●●●●●●●●●●●●●●●   one after the other; the watermark follows these
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_idle_sources import S, rows_at, window
+from tests.support.case_selection import some
+
+from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
+from slackwater.watermark import CONFIRMS, SourceActivity, SourceClock, Span, advance_clock, merge_spans
+
+DAY = 86_400
+
+
+def run(script: Any, **more: Any) -> LocalResult:
+    guarded = window(**({"max_jump_ms": "1h"} | more))
+    return run_local(guarded, script, {"u": "string"}, ["a"], flush=False)
+
+
+def model(times: list[int], jump: int) -> int | None:
+    """From the CONFIRMS-th newest row on, as far as steps of at most `jump` lead; None before there are so many."""
+    newest = sorted(times)[-CONFIRMS:]
+    if len(newest) < CONFIRMS:
+        return None
+    reached = newest[0]
+    for t in newest[1:]:
+        if t - reached > jump:
+            break
+        reached = t
+    return reached
+
+
+def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
+    times_by_bucket: dict[int, list[int]] = {}
+    for t in times:
+        times_by_bucket.setdefault(t // jump, []).append(t)
+    newest = sorted(times_by_bucket, reverse=True)[:CONFIRMS]
+    return tuple((min(times_by_bucket[b]), max(times_by_bucket[b]), len(times_by_bucket[b])) for b in newest)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=30),
+    st.integers(1, 40),
+    st.integers(0, 2**32),
+)
+def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]], jump: int, seed: int) -> None:
+    """Clusters of rows in any order, cut into any epochs: after each the clock says what the model says of all rows so far."""
+    draw = random.Random(seed)
+    times = [100 * place + draw.randrange(50) for place, count in groups for _ in range(count)]
+    draw.shuffle(times)
+    clock, at_ = SourceClock(0, 60, jump_us=jump), 0
+    while at_ < len(times):
+        size = draw.choice([1, 2, 7, 60])
+        some = times[at_ : at_ + size]
+        heard = SourceActivity(len(some), max(some))
+        if clock.needs_spans(heard):
+            heard = SourceActivity(len(some), max(some), spans=stretches(some, jump))
+        before, clock, at_ = clock, advance_clock(clock, heard, 0), at_ + size
+        assert clock.max_event_us == model(times[:at_], jump)
+        assert (before.max_event_us or -1) <= (clock.max_event_us if clock.max_event_us is not None else -1)
+        assert len(clock.spans) <= CONFIRMS
+
+
+def test_spans_join_where_a_row_comes_between() -> None:
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1)], 5) == ((0, 0, CONFIRMS), (8, 9, 1))
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, 1), (4, 4, 1)], 5) == ((0, 9, CONFIRMS),)
+    assert merge_spans([(0, 0, CONFIRMS), (8, 9, CONFIRMS)], 5) == ((8, 9, CONFIRMS),)
+
+
+def poisoned() -> list[dict[str, Any]]:
+    wrong = rows_at(*(DAY * (1 + n) for n in range(45)))
+    return [*wrong, *rows_at(*range(7200))]
+
+
+@pytest.mark.parametrize("size", some([1000, 7245, 30], keep=2))
+def test_wrong_clocks_make_nothing_late_and_their_rows_are_used(size: int) -> None:
+    rows = poisoned()
+    script = [RowsInput({"a": rows[n : n + size]}) for n in range(0, len(rows), size)]
+    run_result = run(script)
+    assert (run_result.counters.rows_late, run_result.counters.rows_used) == (0, 7245)
+    assert run_result.watermark_us == 7199 * S
+    assert sum(r["n"] for r in run_result.rows) == 7190
+    if size < 7245:  # as it is without: all but the first epoch's rows come late
+        assert run(script, max_jump_ms=None).counters.rows_late > 6000
+
+
+@pytest.mark.parametrize("step", ["ingest.after", "commit.before", "write.before", "note.before"])
+def test_a_kill_and_another_number_of_shards_change_nothing(step: str) -> None:
+    rows = poisoned()
+    script: list[Any] = [RowsInput({"a": rows[n : n + 500]}) for n in range(0, len(rows), 500)]
+    expected = run(script)
+    script[5:5] = [Crash(step)]
+    script[9:9] = [Restart(shards=3)]
+    run_result = run(script)
+
+    def window_counts(result: LocalResult) -> list[tuple[Any, ...]]:
+        return sorted((r["window_start"], r["u"], r["n"]) for r in result.rows)
+
+    assert window_counts(run_result) == window_counts(expected)
+    assert (run_result.watermark_us, run_result.counters.rows_late) == (expected.watermark_us, 0)
+
+
+def test_a_real_pause_is_followed_once_enough_rows_lie_beyond_it() -> None:
+    night = rows_at(*range(200))
+    day = rows_at(*(DAY + n for n in range(CONFIRMS)))
+    assert run([RowsInput({"a": night}), RowsInput({"a": day[:-1]})]).watermark_us == 199 * S
+    run_result = run([RowsInput({"a": night}), RowsInput({"a": day[:-1]}), RowsInput({"a": day[-1:]})])
+    assert (run_result.watermark_us, run_result.counters.rows_late) == ((DAY + CONFIRMS - 1) * S, 0)
+
+
+def test_partitions_are_guarded_one_by_one() -> None:
+    def rows(*seconds: float, partition: str) -> list[dict[str, Any]]:
+        return rows_at(*seconds, partition=partition)
+
+    both = [*rows(*range(200), partition="t-0"), *rows(*range(200), DAY, partition="t-1")]
+    later = rows(250, partition="t-0") + rows(240, partition="t-1")
+    script = [RowsInput({"a": epoch_rows}, partitions={"a": ["t-0", "t-1"]}) for epoch_rows in (both, later)]
+    assert run(script).watermark_us == 240 * S
+
+
+def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        run([RowsInput({"a": rows_at(*range(200), 2 * DAY)})])
+    (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
+    assert 'source "a" jumps from 1970-01-01T00:03:19Z to 1970-01-03T00:00:00Z' in line
+    assert (
+        "max_jump (1h); the rows are used, but do not advance its watermark until there are 100 of them (now 1)" in line
+    )
+
+
+def test_a_newest_time_that_makes_the_rest_late_is_told_as_soon_as_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    script = [
+        RowsInput({"a": rows_at(0, DAY)}),
+        *[RowsInput({"a": rows_at(*range(n, n + 8))}) for n in range(0, 40, 8)],
+    ]
+    with caplog.at_level(logging.WARNING, "slackwater"):
+        run(script, max_jump_ms=None)
+    (line,) = [r.getMessage() for r in caplog.records if "may be wrong" in r.getMessage()]
+    assert "epoch 2: most rows are late, 16 of 16" in line
+    assert 'source "a" has 1970-01-02T00:00:00Z as its newest event time' in line

@@ -1,0 +1,328 @@
+"""What a stage emits is never late for the stages that read it: random graphs, see `random_graphs.py`, and the cases that broke it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+from tests.laws.random_graphs import check
+from tests.support.case_selection import some
+
+import slackwater as sw
+from slackwater.cli.format import summary
+from slackwater.query.text import waiting_text
+from slackwater.query.why import why_from_snapshot
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.pipeline import LocalPipeline
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
+MINUTE = 60_000_000
+COUNT = [sw.Aggregation(agg="count", as_="n")]
+USER = {"user": "string"}
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+def test_seeded_graphs(first: int) -> None:
+    seeds.quiet()
+    for seed in range(first, first + 10):
+        try:
+            check(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_graphs_that_failed() -> None:
+    for seed in (1259, 3959):
+        check(seed)
+
+
+def tumbling(duration: str, **more: Any) -> sw.Window:
+    return sw.Window(
+        kind="tumbling", duration_ms=duration, group_by=["user"], max_groups_per_window=1000, aggregations=COUNT, **more
+    )
+
+
+def session(gap: str = "30m", cap: str = "12h") -> sw.Window:
+    return sw.Window(kind="session", gap_ms=gap, max_session_duration_ms=cap, group_by=["user"], aggregations=COUNT)
+
+
+def pipeline(*stages: sw.Stage, sources: str = "a") -> sw.Pipeline:
+    """Stages that each have a target."""
+    return sw.pipeline(
+        name="law",
+        sources=[sw.Source(name=name, dataframe=object()) for name in sources],
+        connections={"t": sw.DeltaConnection()},
+        stages=stages,
+        targets=[
+            sw.Target(
+                name=f"of-{s.name}",
+                from_=s.name,
+                connection="t",
+                path=s.name,
+                mode="merge" if s.join is None else "append",
+            )
+            for s in stages
+        ],
+        state_store=sw.StateStore(kind="files", path="s"),
+    )
+
+
+def row_at(minute: float, user: str = "u") -> dict[str, Any]:
+    return {"user": user, "ts": int(minute * MINUTE)}
+
+
+def states(test: LocalPipeline) -> dict[str, Any]:
+    return {s.name: s for s in test._driver.state.stages}
+
+
+def counted(test: LocalPipeline, stage: str) -> int:
+    return sum(row["n"] for row in test.target(f"of-{stage}").held.to_dicts())
+
+
+def late(test: LocalPipeline) -> dict[str, dict[str, int]]:
+    return {name: dict(s.counters.get("late", {})) for name, s in states(test).items()}
+
+
+def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
+    """
+    u    00:50 ── every 10 minutes ── 12:40          reaches to 13:10, its cap is at 12:50
+    w                                        13:05   the watermark; a row of u by 13:10 would cut at 12:50
+    u                                        13:08   does
+    """
+    spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
+        test.pipe([row_at(785, "w")])
+        visits = states(test)["visits"]
+        assert (visits.watermark_us, visits.promised_us) == (785 * MINUTE, 770 * MINUTE)
+        assert states(test)["hours"].watermark_us == 770 * MINUTE
+        store = FilesStore(test._directory, "law")
+        with store.peek() as snapshot:
+            assert snapshot is not None
+            report = why_from_snapshot(spec, snapshot, None, 0)
+        assert 'stage "visits"' in waiting_text(report.stages[1])
+        assert "it holds its results back by 15 minutes, since sessions may still be cut" in waiting_text(
+            report.stages[1]
+        )
+        test.restart(shards=3)
+        assert states(test)["visits"].promised_us == 770 * MINUTE
+        test.pipe([row_at(788)])
+        assert states(test)["visits"].promised_us == 788 * MINUTE, "it is cut: nothing holds any more"
+        test.flush()
+        assert late(test) == {"visits": {}, "hours": {}}
+        assert counted(test, "hours") == test.target("of-visits").held.height == 3
+        ended = test.target("of-visits").held.filter(user="u")["window_end"].to_list()
+        assert ended[0].strftime("%H:%M") == "12:50"
+
+
+def test_a_session_that_ends_where_the_next_one_begins_closes_by_its_gap() -> None:
+    """
+    u     269              287        302  311    gap 15, cap 33: two sessions
+    w                        289                  the watermark is at 289 minutes
+    u            278                              joins the first one, and not both, since 311 - 269 >= cap
+    u     [269 ── 278 ──────)[287 ── 302 ── 311   the first one ends at 287
+    w                             294             and closes at 293, before its start + cap = 302
+    """
+    spec = pipeline(
+        sw.Stage(name="visits", window=session("15m", "33m").model_copy(update={"lateness_ms": 15 * 60_000})),
+        sw.Stage(name="quarters", window=tumbling("1m")),
+    )
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
+        test.pipe([row_at(269)])
+        test.pipe([row_at(287), row_at(299, "w")])
+        assert states(test)["visits"].watermark_us == 284 * MINUTE
+        test.pipe([row_at(302), row_at(278), row_at(311)])
+        for minute in (308, 309, 315, 316, 318, 330):
+            test.pipe([row_at(minute, "w")])
+            visits, quarters = states(test)["visits"], states(test)["quarters"]
+            assert quarters.watermark_us <= visits.promised_us
+        test.flush()
+        first = test.target("of-visits").held.filter(user="u").sort("window_start").row(0, named=True)
+        assert (first["window_end"].strftime("%H:%M"), first["n"]) == ("04:47", 2)
+        assert late(test) == {"visits": {}, "quarters": {}}
+        assert counted(test, "quarters") == test.target("of-visits").held.height
+        assert test.result().counters.late_between_stages == 0
+
+
+def test_one_that_closes_by_its_gap_holds_no_longer() -> None:
+    spec = pipeline(sw.Stage(name="visits", window=session()), sw.Stage(name="hours", window=tumbling("1h")))
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
+        for minute, promised in ((785, 770), (790, 770), (791, 791)):
+            test.pipe([row_at(minute, "w")])
+            assert states(test)["visits"].promised_us == promised * MINUTE
+
+
+def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
+    apart = sw.Stage(name="visits", window=session()), sw.Stage(name="x", from_=["a"], window=tumbling("1h"))
+    both = pipeline(*apart, sw.Stage(name="hours", from_=["visits"], window=tumbling("1h")))
+    with LocalPipeline(pipeline(*apart), USER, capture_losses=False) as test:
+        test.pipe([row_at(50 + m) for m in range(0, 711, 10)])
+        test.pipe([row_at(785, "w")])
+        assert states(test)["visits"].holds is None
+        test.restart(both)
+        assert states(test)["hours"].watermark_us == 770 * MINUTE
+        test.pipe([row_at(788)])
+        test.flush()
+        assert late(test) == {"visits": {}, "x": {}, "hours": {}}
+        assert test.result().counters.late_between_stages == 0
+
+
+def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
+    """A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20."""
+    minutes = sw.Stage(name="minutes", window=tumbling("1m"))
+    with LocalPipeline(
+        pipeline(sw.Stage(name="visits", window=session()), minutes), USER, capture_losses=False
+    ) as test:
+        test.pipe([row_at(0, f"u{i}") for i in range(100)])
+        test.pipe([row_at(20, "w")])
+        test.restart(pipeline(sw.Stage(name="visits", window=session(gap="5m")), minutes))
+        test.pipe([row_at(21, "w")])
+        test.flush()
+        ends = {row["window_end"].strftime("%H:%M") for row in test.target("of-visits").held.to_dicts()}
+        assert ends == {"00:05", "00:26"}, "what a target gets is as it is"
+        held = test.target("of-minutes").held.filter(test.target("of-minutes").held["user"] != "w")
+        assert {row["window_start"].strftime("%H:%M") for row in held.to_dicts()} == {"00:20"}
+        assert (held["n"].sum(), late(test)["minutes"]) == (100, {})
+        assert test.result().counters.late_between_stages == 100
+    (line,) = [r.getMessage() for r in caplog.records if "late between stages" in r.getMessage()]
+    assert line.startswith('law: epoch 3: 100 results of stage "visits" came late between stages')
+    assert "user=u" in line
+    assert "at 1970-01-01T00:05:00" in line
+
+
+def joined(event_time: Any) -> sw.Join:
+    return sw.Join(
+        kind="inner",
+        left_source="a",
+        right_source="b",
+        left_keys=["user"],
+        right_keys=["user"],
+        lower_ms=0,
+        upper_ms="10m",
+        event_time=event_time,
+        left_prefix="",
+        output_left_columns=["user"],
+        output_right_columns=[],
+    )
+
+
+@pytest.mark.parametrize(("before", "after"), [(("later", "j"), ("left", "j")), (("left", "a"), ("left", "j"))])
+def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str], after: tuple[str, str]) -> None:
+    def spec(event_time: str, read: str) -> sw.Pipeline:
+        stages = sw.Stage(name="j", join=joined(event_time)), sw.Stage(name="w", from_=[read], window=tumbling("1m"))
+        return pipeline(*stages, sources="ab")
+
+    with LocalPipeline(spec(*before), USER, capture_losses=False) as test:
+        test.pipe({"a": [row_at(0), row_at(8, "w")], "b": [row_at(8, "w")]})
+        test.restart(spec(*after))
+        test.pipe({"b": [row_at(9)]})
+        test.flush()
+        assert test.target("of-j").held.filter(user="u").height == 1
+        assert late(test) == {"j": {}, "w": {}}
+        assert test.result().counters.late_between_stages == 1
+
+
+@pytest.mark.parametrize("idle_source", [True, False])
+def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
+    """An idle source is left out; a stage whose sources are idle is carried along, and its windows close."""
+    quick = tumbling("1h", source_idleness_ms="1m")
+    first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
+    both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
+        test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
+        for hour in range(1, 6):
+            test.quiet(30_000)
+            test.pipe({"a": [row_at(60 * hour)]})
+        assert states(test)["both"].watermark_us >= 4 * 60 * MINUTE
+        assert test.target("of-first").held.height >= 1
+        assert test.target("of-both").held.height >= 4
+        test.pipe({"b": [row_at(1)]})
+        causes = late(test)
+        assert causes == ({"first": {}, "both": {"idle": 1}} if idle_source else {"first": {"idle": 1}, "both": {}})
+
+
+def test_a_carried_stage_commits_in_silence_what_becomes_due() -> None:
+    quick = tumbling("1h", source_idleness_ms="1m")
+    first = sw.Stage(name="first", from_=["b"], window=quick)
+    both = sw.Stage(name="both", from_=["first", "a"], window=tumbling("1h", source_idleness_ms="1h"))
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
+        test.pipe({"a": [row_at(0)], "b": [row_at(0)]})
+        test.pipe({"a": [row_at(200)]})
+        for _ in range(5):
+            test.quiet(30_000)
+        assert test.target("of-first").held.height == 1
+        assert states(test)["both"].watermark_us == 200 * MINUTE
+
+
+def test_while_all_is_idle_the_watermarks_stay() -> None:
+    quick = tumbling("1h", source_idleness_ms="1m")
+    first = sw.Stage(name="first", from_=["b"], window=quick)
+    both = sw.Stage(name="both", from_=["first", "a"], window=quick)
+    with LocalPipeline(pipeline(first, both, sources="ab"), USER, capture_losses=False) as test:
+        test.pipe({"a": [row_at(10)], "b": [row_at(0)]})
+        for _ in range(10):
+            test.quiet(30_000)
+        assert {s.watermark_us for s in states(test).values()} == {0}
+
+
+def test_a_flush_brings_all_stages_to_one_point() -> None:
+    """Rows behind it are late where they come in, and nowhere else."""
+    spec = pipeline(sw.Stage(name="minute", window=tumbling("1m")), sw.Stage(name="day", window=tumbling("24h")))
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
+        test.pipe([row_at(0)])
+        test.flush()
+        assert {s.watermark_us for s in states(test).values()} == {24 * 60 * MINUTE}
+        test.restart()
+        for minute in (10, 20, 30):
+            test.pipe([row_at(minute)])
+        test.pipe([row_at(24 * 60 + 1)])
+        test.flush()
+        assert late(test) == {"minute": {"flush": 3}, "day": {}}
+        assert test.target("of-minute").held.height == counted(test, "day") == 2
+        shown = summary(test._result.statuses[-1], "law", "t")
+    assert "0 results late between stages" in shown
+
+
+def test_a_join_is_flushed_past_its_readers() -> None:
+    """Its rows may lie ten minutes back, so it stands ten minutes ahead: no pair of later rows is late behind it."""
+    stages = sw.Stage(name="j", join=joined("left")), sw.Stage(name="w", from_=["j"], window=tumbling("1h"))
+    with LocalPipeline(pipeline(*stages, sources="ab"), USER, capture_losses=False) as test:
+        test.pipe({"a": [row_at(0), row_at(55)], "b": [row_at(1)]})
+        test.flush()
+        stage_states = states(test)
+        assert (stage_states["w"].watermark_us, stage_states["j"].watermark_us) == (60 * MINUTE, 70 * MINUTE)
+        test.pipe({"a": [row_at(70)], "b": [row_at(61), row_at(71)]})
+        test.flush()
+        assert test.target("of-j").held.height == counted(test, "w")
+        assert test.result().counters.late_between_stages == 0
+
+
+@pytest.mark.parametrize("on_error", ["fail", "drop"])
+@pytest.mark.parametrize("first", [tumbling("1d"), session(gap="2h")])
+def test_no_limit_of_a_source_judges_results(first: sw.Window, on_error: Any) -> None:
+    """Windows of a flush end ahead of the clock, further than `max_future_ms`."""
+    now = int(dt.datetime(2026, 11, 24, 10, 5, tzinfo=dt.UTC).timestamp()) * 10**6
+    second = sw.Window(kind="tumbling", duration_ms="1d", max_groups_per_window=1000, aggregations=COUNT)
+    spec = pipeline(sw.Stage(name="users", window=first), sw.Stage(name="days", window=second, on_error=on_error))
+    with LocalPipeline(spec, USER, capture_losses=False, clock_us=now) as test:
+        test.pipe([{"user": f"u{i}", "ts": now - MINUTE} for i in range(5)])
+        test.flush()
+        assert test.target("of-users").held.height == counted(test, "days") == 5
+        assert states(test)["days"].counters["rows_bad"] == 0
+
+
+def test_late_results_are_never_told_as_idle() -> None:
+    """Sessions cut behind the watermark, of a source that brought rows in every epoch."""
+    cut = sw.Window(kind="session", gap_ms="20s", max_session_duration_ms="50s", group_by=["user"], aggregations=COUNT)
+    spec = pipeline(sw.Stage(name="visits", window=cut), sw.Stage(name="tens", window=tumbling("10s")))
+    rows = [[("z", -500)], [("u", 0), ("u", 20)], [("u", 40)], [("w", 60)], [("u", 60)], [("w", 80), ("u", 80)]]
+    with LocalPipeline(spec, USER, capture_losses=False) as test:
+        for some_rows in rows:
+            test.pipe([row_at(second / 60, user) for user, second in some_rows])
+        test.flush()
+        assert late(test) == {"visits": {}, "tens": {}}
+        assert counted(test, "tens") == test.target("of-visits").held.height

@@ -1,0 +1,16 @@
+"""Every start continues what it should, or refuses and names the cause; `plan` says the same before. See `restartable_pipeline.py`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.laws.restarts import checked
+
+EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
+
+
+@pytest.mark.parametrize("seed", range(1, EXAMPLES + 1))
+def test_a_start_continues_its_state_and_target_or_refuses(seed: int) -> None:
+    starts, *_ = checked(seed)
+    assert starts > 0

@@ -1,0 +1,46 @@
+"""Some damages of `tests.laws.state_corruption`; the thousand seeds are run from the command line."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+from tests.laws import seeds, state_corruption
+from tests.laws.state_corruption import CASES
+
+DAMAGES = (
+    state_corruption.flip,
+    state_corruption.remove,
+    state_corruption.remove_some,
+    state_corruption.swap_manifests,
+    state_corruption.swap_segments,
+    state_corruption.put_old,
+    state_corruption.garble_published,
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sound states are made where the machine is quick, and late rows need no line each."""
+    former = tempfile.tempdir
+    seeds.prepared()
+    seeds.quiet()
+    yield
+    tempfile.tempdir = former
+
+
+def test_a_damaged_state_is_told_or_harmless() -> None:
+    """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
+    outcomes = [
+        state_corruption.damaged("sessions", bool(number % 2), damage, random.Random(number))
+        for number, damage in enumerate(DAMAGES)
+    ]
+    assert any(o.refused for o in outcomes)
+    assert any(not o.refused for o in outcomes)
+
+
+def test_there_is_a_case_for_every_kind_of_state() -> None:
+    kinds = {c.step.kind for c in CASES.values()} | {c.then.kind for c in CASES.values() if c.then}
+    assert {"session", "hopping", "tumbling", "full"} <= kinds

@@ -1,0 +1,94 @@
+"""State in a bucket whose server cannot be relied on: dying at any step, and whatever a request meets, change nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.laws import seeds
+from tests.laws.row_strategies import SHAPES
+from tests.support.case_selection import some
+from tests.support.dependencies import needed
+
+from slackwater.config.window import Aggregation, Window
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.files.store import FilesStore
+from slackwater.testing.object_store import S3, Azurite, Fault, FaultyProxy
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
+
+SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
+FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")
+
+
+def window(kind: str) -> Window:
+    aggregations = [Aggregation(agg="count", as_="n"), Aggregation(agg="sum", column="id", as_="ids")]
+    return Window(group_by=["k", "u"], aggregations=aggregations, **SHAPES[kind])
+
+
+def answer(result: LocalResult) -> list[str]:
+    """Without ids and epochs, which a run that died has others of."""
+    return sorted(repr({k: v for k, v in r.items() if k not in ("session_id", "_epoch")}) for r in result.rows)
+
+
+def rows(rng: random.Random, epoch: int) -> RowsInput:
+    epoch_rows = []
+    for n in range(rng.randrange(1, 6)):
+        time_us = 1000 * (epoch * 9 + rng.randrange(14))
+        epoch_rows.append(
+            {
+                "ts": time_us,
+                "k": rng.choice([None, 0.0, 1.5]),
+                "u": rng.choice(["a", None]),
+                "id": 1 << (epoch * 6 + n) % 60,
+                "x": 3,
+                "f": 2.5,
+            }
+        )
+    return RowsInput({"a": epoch_rows})
+
+
+def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
+    return lambda method, path: rng.choice(FAULTS) if rng.random() < share else ""
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[Azurite]:
+    needed("npm", shutil.which("npm") is not None, "apt-get install npm")
+    with Azurite.started() as server:
+        yield server
+
+
+@pytest.fixture(params=some(["s3", "azure"]))
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3 | Azurite:
+    monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
+    object_store: S3 | Azurite = request.getfixturevalue(request.param)
+    return object_store
+
+
+@pytest.mark.parametrize("kind", some(SHAPES))
+def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server: S3 | Azurite) -> None:
+    """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
+    seeds.quiet()
+    seed = random.randrange(10**6)
+    rng = random.Random(seed)
+    epochs = [rows(rng, epoch) for epoch in range(len(KILL_POINTS) + 2)]
+    torn: list[Any] = []
+    for epoch, step in zip(epochs, [*rng.sample(KILL_POINTS, len(KILL_POINTS)), None, None], strict=True):
+        torn += [*([Crash(step, rng.choice([None, None, 1, 3]))] if step else []), epoch]
+    torn.append(Quiet(10_000))
+    whole = run_local(window(kind), [*epochs, Quiet(10_000)], SCHEMA)
+    bucket = server.bucket(f"b{uuid.uuid4().hex}")
+    with FaultyProxy.in_front_of(server.port) as door:
+        door.pause_s = 0.01
+        door.judge = faulty(rng, 0.1)
+        options = server.options(door.port)
+        interrupted = run_local(window(kind), torn, SCHEMA, store=lambda: FilesStore(bucket, "law", options))
+        assert {fault for _, _, fault in door.faults} == set(FAULTS), seed
+    assert answer(interrupted) == answer(whole) != [], seed
+    assert interrupted.counters == whole.counters, seed
+    assert verify_state(FilesStore(bucket, "law", server.options())).problems == [], seed

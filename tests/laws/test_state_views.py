@@ -1,0 +1,18 @@
+"""What a view shows of a state is what comes out of it: a few seeds of `state_views.py`, more by `python -m tests.laws.state_views`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.laws import state_views
+from tests.support.case_selection import some
+
+SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
+
+
+@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+def test_a_view_shows_what_would_come_out(first: int) -> None:
+    counts = [state_views.check(seed, seed % 5 == 0) for seed in range(first, first + 20)]
+    assert sum(opened for opened, _ in counts) > 20
+    assert sum(retained for _, retained in counts) > 0

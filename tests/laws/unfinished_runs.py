@@ -1,0 +1,29 @@
+"""Pipelines of several stages, drawn by seed, in the middle of their rows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.laws.fixed_graphs import MS, SCHEMA, pipeline
+
+from slackwater.testing.pipeline import LocalPipeline
+
+
+def midway(seed: int, store_dir: str | None = None) -> LocalPipeline:
+    """One of them; `store_dir`: where its state lies."""
+    rng = random.Random(seed)
+    test, now_ms = LocalPipeline(pipeline(rng), SCHEMA, shards=2, capture_losses=False, state_dir=store_dir), 0
+    for _ in range(rng.randrange(2, 6)):
+        epoch_rows: dict[str, list[dict[str, Any]]] = {}
+        for source in rng.choice([["a"], ["b"], ["a", "b"], ["a", "b"]]):
+            epoch_rows[source] = []
+            for _ in range(rng.randrange(1, 8)):
+                now_ms += rng.choice([0, 3, 11, 40])
+                epoch_rows[source].append(
+                    {"k": rng.choice(["x", "y", None]), "v": 1, "ts": (now_ms - rng.choice([0, 5])) * MS}
+                )
+        test.pipe(epoch_rows)
+        if rng.random() < 0.2:
+            test.quiet(rng.choice([500, 70_000]))
+    return test

@@ -1,0 +1,122 @@
+"""Golden pipelines on Spark: complete runs, crashes at every named step, reshards, and a few laws."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.support.case_selection import long, some
+from tests.support.crashes import CrashOnce
+from tests.support.events import SIMPLE, events, iso, simple, us
+from tests.support.runner import Runner
+
+import slackwater as sw
+from slackwater.engine import kill_points
+from slackwater.testing import oracle
+
+pytestmark = pytest.mark.spark
+
+# user a     0 ........ 45       60 ... 95                 300 .. 320
+# user b            20 ....... 70                                         (gap 20 s: 45 to 60 is one session)
+# epochs     |   0     |    1     |    2     |     3       |
+EPOCHS = [
+    events(0, 30),
+    events(30, 50) + events(20, 50, user="b"),
+    events(60, 100) + events(50, 75, user="b"),
+    events(300, 325),
+]
+GOLDEN = {
+    "session": [("a", 0, 115, 18), ("a", 300, 340, 5), ("b", 20, 90, 11)],
+    "tumbling": [("a", 0, 60, 10), ("a", 60, 120, 8), ("a", 300, 360, 5), ("b", 0, 60, 8), ("b", 60, 120, 3)],
+}
+SHAPE = {
+    "session": {},
+    "tumbling": {
+        "kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None, "max_groups_per_window": 99,
+    },
+}  # fmt: skip
+KINDS = pytest.mark.parametrize("kind", some(GOLDEN))
+
+
+def golden(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
+    """(user, start, end, n) in seconds after the first event."""
+    zero = us(iso(0))
+    times = [(pl.col(c).dt.timestamp("us") - zero) // 1_000_000 for c in ("window_start", "window_end")]
+    return sorted(frame.select("user", *times, "n").rows())
+
+
+def write(runner: Runner) -> Any:
+    for n, rows in enumerate(EPOCHS):
+        runner.write(f"{n}.jsonl", rows)
+    return runner.source(SIMPLE, max_files_per_trigger=1)
+
+
+def shaped(kind: str) -> sw.Window:
+    return simple(**SHAPE[kind], lateness_ms="40s")
+
+
+STEPS = [s for s in kill_points.KILL_POINTS if not s.startswith("stage.") and s != "checkpoint.after"]
+
+
+@pytest.mark.matrix
+@KINDS
+@pytest.mark.parametrize("shards", some([3, 1]))
+def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shards: int) -> None:
+    store = sw.StateStore(kind="files", path=str(runner.home / "state"), shards=shards)
+    assert golden(runner.run(source=write(runner), window=shaped(kind), state_store=store)) == GOLDEN[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    some(
+        [("session", s) for s in sorted(STEPS, key=lambda s: s != "commit.after")]
+        + [("tumbling", s) for s in STEPS if s.startswith("commit.")]
+    ),
+)
+def test_dying_at_a_named_step_changes_nothing(
+    runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last epoch of the input emits, so it passes every step."""
+    death = CrashOnce(step, 3)
+    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    source = write(runner)
+    with pytest.raises(
+        sw.SlackwaterError,
+        match=r"test: epoch 3 was (not committed|committed, and publishing it failed; the next start publishes it): ",
+    ):
+        runner.run(source=source, window=shaped(kind))
+    assert death.died
+    assert golden(runner.run(source=source, window=shaped(kind))) == GOLDEN[kind]
+    assert runner.statuses[-1].counters.rows_in == sum(map(len, EPOCHS))
+
+
+@pytest.mark.parametrize("seed", [2, 0, 1])
+@long(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
+def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
+    """Random disorder within the lateness, random cuts and two sources give the batch answer."""
+    rng = random.Random(seed)
+    shape = [
+        simple(gap_ms="7s", max_session_duration_ms="31s", lateness_ms="20s"),
+        simple(**SHAPE["tumbling"] | {"duration_ms": "13s"}, lateness_ms="20s"),
+        simple(**SHAPE["tumbling"] | {"kind": "hopping", "duration_ms": "13s", "hop_ms": "4s"}, lateness_ms="20s"),
+    ][seed]
+    rows, second = [], 0
+    for _ in range(400):
+        second += rng.choice([0, 0, 1, 2, 7, 8])
+        rows.append({"user": rng.choice(["a", "b", None]), "i": rng.randrange(9), "ts": second})
+    arrived = sorted(rows, key=lambda r: r["ts"] + rng.uniform(0, 19))
+    for n, chunk in enumerate(arrived[k : k + 100] for k in range(0, 400, 100)):
+        plain = [{**r, "ts": iso(r["ts"])} for r in chunk]
+        runner.write(f"{n}.jsonl", plain[::2])
+        runner.write(f"{n}.jsonl", plain[1::2], folder="more")
+    sources = [runner.source(SIMPLE, max_files_per_trigger=1)]
+    sources.append(runner.source(SIMPLE, name="more", folder="more", max_files_per_trigger=1))
+    frame = runner.run(sources=sources, window=shape)
+    expected = oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
+    times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
+    got = frame.with_columns(times).drop("session_id", strict=False).to_dicts()
+    key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice, here
+    assert sorted(got, key=key) == sorted(({k: r[k] for k in got[0]} for r in expected), key=key)
+    assert runner.statuses[-1].counters.rows_late == 0
