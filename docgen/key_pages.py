@@ -10,7 +10,7 @@ from typing import Any
 from docgen.markdown import MADE, cell, code
 from docgen.message_sources import ROOT
 from slackwater.config import key_docs
-from slackwater.config.spec import Spec, with_units
+from slackwater.config.spec import Spec, duration_keys
 from slackwater.config.transform import Transform
 from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
 from slackwater.metrics import PREFIX, Metrics
@@ -55,7 +55,7 @@ def keys_page() -> str:
             "| key | values | default | |",
             "|---|---|---|---|",
         ]
-        units = with_units(spec)
+        units = duration_keys(spec)
         for key, key_schema in shape["properties"].items():
             if key in units.values():
                 continue

@@ -15,7 +15,7 @@ from slackwater.config.bare_milliseconds import bare_milliseconds
 from slackwater.config.connection import Connection, PostgresConnection
 from slackwater.config.connector_info import CONNECTORS, absolute_path
 from slackwater.config.join import SIDES, Join
-from slackwater.config.late_row_replay import late_notes
+from slackwater.config.late_row_replay import list_late_row_notes
 from slackwater.config.lineage import InputPath
 from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
@@ -75,7 +75,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
         (*stages, _commit(pipeline), _publish(pipeline)),
         delivery_guarantee(pipeline),
         bound,
-        (*plan_warnings(pipeline), *late_notes(pipeline), *state_size.size_warnings(last)),
+        (*plan_warnings(pipeline), *list_late_row_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
         tuple(text for stage_pipeline in pipeline.stage_pipelines.values() for text in _state_texts(stage_pipeline)),
     )

@@ -188,7 +188,7 @@ def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrdern
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
     if disorder is not None:
-        lines += [f"  {line}" for line in render_config.disorder_lines(disorder)]
+        lines += [f"  {line}" for line in render_config.describe_disorder(disorder)]
     return lines
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from slackwater.config.message_format import BareMilliseconds
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec, with_units
+from slackwater.config.spec import Spec, duration_keys
 
 
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
@@ -16,6 +16,6 @@ def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
         step = stage_pipeline.transform.step
         specs.append((f'stage "{name}": {step.table}' if pipeline.stages else step.CONFIG_PATH, step))
     for path, spec in specs:
-        for name, key in with_units(type(spec)).items():
+        for name, key in duration_keys(type(spec)).items():
             if isinstance(value := getattr(spec, key), BareMilliseconds):
                 yield f"{path}.{key}", name, int(value)

@@ -21,7 +21,7 @@ from slackwater.config.join import Join
 from slackwater.config.key_docs import doc_link, key_sentence
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
-from slackwater.config.spec import Spec, with_units
+from slackwater.config.spec import Spec, duration_keys
 from slackwater.config.step_spec import MOST_STAGES, StepSpec
 from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.transform import Transform
@@ -92,7 +92,7 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
 
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
-    units = {key: name for name, key in with_units(spec).items()}
+    units = {key: name for name, key in duration_keys(spec).items()}
     for key, kind in _kinds(spec).items():
         shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
         described = {"description": _description(spec, key), **_value(shape, defs), **_default(spec, key)}
@@ -173,7 +173,7 @@ def _first_line(spec: type[Spec]) -> str:
 
 def _spellings(spec: type[Spec], *keys: str) -> list[str]:
     """Return the keys and all their aliases."""
-    further = {**with_units(spec), **spec.ALIASES}
+    further = {**duration_keys(spec), **spec.ALIASES}
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 

@@ -32,7 +32,7 @@ def find_replay_obstacle(pipeline: Pipeline) -> str | None:
     return f"they correct windows in the target, but the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
 
 
-def late_notes(pipeline: Pipeline) -> Iterator[str]:
+def list_late_row_notes(pipeline: Pipeline) -> Iterator[str]:
     """Yield notes about `late_data = "dlq"` that are useful before the first late row."""
     if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
         why = find_replay_obstacle(pipeline)

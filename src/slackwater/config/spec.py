@@ -29,7 +29,7 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 
 
 @cache
-def with_units(cls: type[Spec]) -> Mapping[str, str]:
+def duration_keys(cls: type[Spec]) -> Mapping[str, str]:
     """Return the keys that take a duration with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
     durations = (key for key, kind in cls.PARSERS.items() if "duration" in getattr(kind, "shape", {}))
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
@@ -123,8 +123,8 @@ class Spec(BaseModel):
                 written[new] = old
         values: Values = {}
         wrong: set[str] = set()
-        in_ms = any(key in data for key in with_units(cls).values())
-        for name, key in with_units(cls).items():
+        in_ms = any(key in data for key in duration_keys(cls).values())
+        for name, key in duration_keys(cls).items():
             if name in data and key in data:
                 del data[name]
                 problems.append(f"{prefix}{name}: {written.get(key, key)} is also set; remove one of them")
@@ -136,7 +136,7 @@ class Spec(BaseModel):
         for key, value in data.items():
             if key in cls.PARSERS:
                 at_key = f"{prefix}{written.get(key, key)}"
-                if written.get(key) in with_units(cls) and isinstance(value, int) and not isinstance(value, bool):
+                if written.get(key) in duration_keys(cls) and isinstance(value, int) and not isinstance(value, bool):
                     wrong.add(key)
                     unit = 'a duration with its unit ("30s", "5m", "2h")'
                     problems.append(f"{at_key}: found {format_value(value)}, expected {unit}; {key} takes milliseconds")
@@ -150,7 +150,7 @@ class Spec(BaseModel):
                     wrong.add(key)
                     later = cls.unsupported_value(key, value)
                     expected = str(mismatch)
-                    if written.get(key) in with_units(cls):
+                    if written.get(key) in duration_keys(cls):
                         expected = expected.replace(" or milliseconds)", ")")
                     problems.append(f"{at_key}: " + (later or f"found {format_value(value)}, expected {expected}"))
                 except InvalidTableError as nested:
@@ -164,9 +164,9 @@ class Spec(BaseModel):
             else:
                 meant = cls.SUGGESTIONS.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
-                others = [k for k in cls.PARSERS if in_ms or k not in with_units(cls).values()]
-                key_names = [*others, *with_units(cls)]
-                close = suggestion(str(key), [*cls.PARSERS, *with_units(cls)]) or suggestion_or_list(
+                others = [k for k in cls.PARSERS if in_ms or k not in duration_keys(cls).values()]
+                key_names = [*others, *duration_keys(cls)]
+                close = suggestion(str(key), [*cls.PARSERS, *duration_keys(cls)]) or suggestion_or_list(
                     str(key), key_names
                 )
                 hint = f'; did you mean "{meant}"?' if meant else close
@@ -176,7 +176,7 @@ class Spec(BaseModel):
                 problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.missing_hint(key)}")
                 wrong.add(key)
         conflicts = list(cls.check(values, wrong))
-        spelled = {key: name for key, name in written.items() if name in with_units(cls)}
+        spelled = {key: name for key, name in written.items() if name in duration_keys(cls)}
         problems += [f"{prefix}{written.get(key, key)}: {_respell(line, spelled)}" for key, line in conflicts]
         return values, wrong | {key for key, _ in conflicts}
 

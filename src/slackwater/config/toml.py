@@ -13,7 +13,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.message_format import EnvDuration, EnvString, MissingEnv, show_key
 from slackwater.config.paths import ResolvedPath, resolve_paths
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec, with_units
+from slackwater.config.spec import Spec, duration_keys
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
@@ -192,7 +192,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
 def _plain(spec: Spec) -> dict[str, Any]:
     """Return the keys of a spec that differ from their defaults, as TOML values."""
-    units = {key: name for name, key in with_units(type(spec)).items()}
+    units = {key: name for name, key in duration_keys(type(spec)).items()}
     return {
         units.get(key, key): _duration(value)
         if key in units

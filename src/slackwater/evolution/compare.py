@@ -59,7 +59,11 @@ def compare_config(
         }
         changes += added_columns.target_changes(pipeline, commit, results)
     return ConfigComparison(
-        pipeline.name, commit.epoch, kind, tuple(changes), destinations.pending_problem(pipeline, commit, missing)
+        pipeline.name,
+        commit.epoch,
+        kind,
+        tuple(changes),
+        destinations.describe_blocked_change(pipeline, commit, missing),
     )
 
 

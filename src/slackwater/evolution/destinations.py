@@ -20,7 +20,7 @@ def target_location(target: Target) -> TargetLocation:
     return (target.path and restore_written_path(target.path), target.table, target.topic)
 
 
-def letter_location(pipeline: Pipeline) -> TargetLocation | None:
+def dead_letter_location(pipeline: Pipeline) -> TargetLocation | None:
     return None if pipeline.dead_letter is None else target_location(pipeline.dead_letter)
 
 
@@ -149,7 +149,7 @@ def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, st
                 after.stage,
                 f"it gets the results of that stage after epoch {commit.epoch}",
             )
-    if commit.letters_to != (letters := letter_location(pipeline)):
+    if commit.letters_to != (letters := dead_letter_location(pipeline)):
         yield "dead_letter", location_name(commit.letters_to), location_name(letters), goes
 
 
@@ -161,7 +161,7 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
 # ------------------------------------------------------------------------------------------
 
 
-def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
+def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
     """Return why the previous config must start again: its output is pending, and the new config would redirect it.
 
     `missing`: targets that lack their part.
@@ -169,7 +169,7 @@ def pending_problem(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) 
     if not missing or not commit.targets:
         return None
     now = configured_targets(pipeline)
-    changed = changed_destinations(commit, pipeline.former_names, now, letter_location(pipeline), missing)
+    changed = changed_destinations(commit, pipeline.former_names, now, dead_letter_location(pipeline), missing)
     return describe_pending(commit.epoch, changed) if changed else None
 
 

@@ -102,7 +102,7 @@ def branch_off(
     return branched.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS)})
 
 
-def without_parts(commit: Commit, names: Collection[str]) -> Commit:
+def skip_targets(commit: Commit, names: Collection[str]) -> Commit:
     """Return the commit for targets that will never get their parts: they keep the marker from before it."""
     commit_markers = (commit.marker,)
 

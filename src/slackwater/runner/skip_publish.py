@@ -21,7 +21,7 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError
-from slackwater.evolution.target_markers import without_parts
+from slackwater.evolution.target_markers import skip_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_markers
 from slackwater.runner.components import create_letter_writer, create_store, set_aside_target
@@ -101,7 +101,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             location = _write_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
         # the targets keep their markers: the next start expects these
-        remaining_commit = without_parts(commit, skipped)
+        remaining_commit = skip_targets(commit, skipped)
         store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
         store.mark_published(epoch)
         if store.published_epoch() < epoch:

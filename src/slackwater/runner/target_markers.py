@@ -114,7 +114,7 @@ def list_checked_targets(
             if target is None:
                 continue
             connection = resolve_connection(spec.connection, pipeline.connections)
-            assert connection is not None, "it is checked"
+            assert connection is not None, "it stores a marker"
             expected = expected_markers(current, name, location, writer, name in missing_names)
             if not exact:
                 expected = ExpectedMarkers(expected.rollback)

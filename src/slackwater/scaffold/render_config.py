@@ -248,7 +248,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
     return f"{note}: a clock in it may be wrong, see max_jump" if disorder.in_time < 0.5 else note
 
 
-def disorder_lines(disorder: OutOfOrderness) -> list[str]:
+def describe_disorder(disorder: OutOfOrderness) -> list[str]:
     """Return lines that describe how far rows of a sample lag behind the newest row before them."""
     if not disorder.most_us:
         return [lateness_note(disorder)]

@@ -333,7 +333,7 @@ class StateStore(Protocol):
         ...
 
 
-def epoch_not_kept(epoch: int, epochs: Sequence[int], place: str) -> StateError:
+def missing_epoch_error(epoch: int, epochs: Sequence[int], place: str) -> StateError:
     """Return the error for a commit that does not exist or is not kept any more."""
     available = (
         f"epochs {epochs[0]} to {epochs[-1]}" if epochs[1:] else f"epoch {epochs[0]}" if epochs else "no state yet"

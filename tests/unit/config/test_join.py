@@ -14,7 +14,7 @@ from slackwater.config.connection import Connection, DeltaConnection, FilesConne
 from slackwater.config.connector_info import metadata_columns
 from slackwater.config.join import JOIN_TYPES, output_names
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import with_units
+from slackwater.config.spec import duration_keys
 from slackwater.errors import ConfigError, StartError
 
 WRITTEN = """\
@@ -150,7 +150,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
     }
     p = pipeline(join(**settings))
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
-    keys = {with_units(sw.Join).get(name, name) for name in written}
+    keys = {duration_keys(sw.Join).get(name, name) for name in written}
     assert set(settings) - keys == set()
     assert set(sw.Join.PARSERS) - keys == {"time_window_ms", "time_mode"}
     assert sw.loads(sw.to_toml(p), env={}) == p

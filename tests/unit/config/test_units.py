@@ -10,7 +10,7 @@ from slackwater.config.bare_milliseconds import bare_milliseconds
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import Spec, with_units
+from slackwater.config.spec import Spec, duration_keys
 from slackwater.config.target import StateStore
 from slackwater.config.window import Window
 from slackwater.explain import plan_warnings
@@ -21,8 +21,8 @@ GAP = "gap_ms                   = 30000"
 @pytest.mark.parametrize("spec", [Pipeline, Source, Lookup, Window, Join, StateStore])
 def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
     in_ms = {key for key, kind in spec.PARSERS.items() if "duration" in kind.shape}  # type: ignore[attr-defined]
-    assert set(with_units(spec).values()) == in_ms
-    assert all(key == f"{name}_ms" for name, key in with_units(spec).items())
+    assert set(duration_keys(spec).values()) == in_ms
+    assert all(key == f"{name}_ms" for name, key in duration_keys(spec).items())
 
 
 def test_keys_with_and_without_ms_mean_the_same() -> None:

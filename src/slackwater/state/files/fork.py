@@ -9,7 +9,7 @@ from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED, Storage
 from slackwater.state.fork import forked_commit, name_taken_error
-from slackwater.state.protocol import Snapshot, epoch_not_kept
+from slackwater.state.protocol import Snapshot, missing_epoch_error
 
 ATTEMPTS = 5
 FORKING = "forking"  # marker file that exists while a fork is in progress
@@ -39,7 +39,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
     if existing := copy.epochs():
         raise name_taken_error(to.name, existing[-1], f"in {to.root}")
     if not store.epochs():
-        raise epoch_not_kept(epoch or 0, [], store.storage.root)
+        raise missing_epoch_error(epoch or 0, [], store.storage.root)
     fresh = to.is_fresh() or to.has(FORKING)
     copy.claim()
     copied: list[str] = []

@@ -17,7 +17,7 @@ from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.commit import CommitLog
 from slackwater.state.files.segments import SegmentReader
 from slackwater.state.files.storage import file_ref, verify_file
-from slackwater.state.protocol import Snapshot, epoch_not_kept
+from slackwater.state.protocol import Snapshot, missing_epoch_error
 
 
 class SnapshotReader:
@@ -50,7 +50,7 @@ class SnapshotReader:
         except StateError:
             if epoch in (epochs := self._log.epochs()):
                 raise
-        raise epoch_not_kept(epoch, epochs, self._storage.root)
+        raise missing_epoch_error(epoch, epochs, self._storage.root)
 
     def open_commit(self, epoch: int) -> Snapshot:
         """Open one commit with all its files. Raises StateError if one of them is missing or damaged."""

@@ -20,7 +20,7 @@ from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.postgres import client, lock, table_ownership, version_merge
 from slackwater.state.postgres.snapshot import latest_commit, table_exists
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import epoch_not_kept
+from slackwater.state.protocol import missing_epoch_error
 
 
 def fork_tables(
@@ -62,7 +62,7 @@ def _fork(
 ) -> Commit | None:
     latest = latest_commit(db, old, location) if table_exists(db, old.pipelines) else None
     if latest is None or epoch not in (None, latest[0].epoch):
-        raise epoch_not_kept(
+        raise missing_epoch_error(
             epoch or 0, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
         )
     commit, published, version = latest

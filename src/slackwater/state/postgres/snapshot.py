@@ -22,7 +22,7 @@ from slackwater.state.postgres.buffers import PostgresBuffers
 from slackwater.state.postgres.shard_rows import PostgresReader, PostgresShard
 from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import Snapshot, StoredRecord, epoch_not_kept
+from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
 from slackwater.state.record_fields import RecordError
 from slackwater.windows.state_rows import KeyedStateLogic
 
@@ -87,7 +87,7 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
             db.execute("SET LOCAL lock_timeout = '5s'")  # do not wait long for a session that alters a table
             latest = latest_commit(db, tables, location) if table_exists(db, tables.pipelines) else None
             if epoch is not None and (latest is None or latest[0].epoch != epoch):
-                raise epoch_not_kept(
+                raise missing_epoch_error(
                     epoch, [latest[0].epoch] if latest else [], f"the tables {location}, which hold the latest"
                 )
             if latest is None:
