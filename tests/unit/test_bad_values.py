@@ -20,7 +20,7 @@ def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"user": "a", "ts": "soon"}, 'column "ts" holds "soon", expected TIMESTAMP'),
         ({"user": "a", "n": "many"}, 'column "n" holds "many", expected BIGINT'),
@@ -32,13 +32,15 @@ def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
         ({"ts": "x" * 10_000}, f'column "ts" holds "{"x" * 59}… (10,002 characters), expected TIMESTAMP'),
     ],
 )
-def test_undecodable_json_is_described(row: dict[str, Any], said: str) -> None:
-    assert describe_undecodable(source(), json.dumps(row)) == said
+def test_undecodable_json_is_described(row: dict[str, Any], message: str) -> None:
+    assert describe_undecodable(source(), json.dumps(row)) == message
 
 
-@pytest.mark.parametrize(("text", "said"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")])
-def test_json_that_is_not_an_object_is_described(text: str | None, said: str) -> None:
-    assert describe_undecodable(source(), text) == said
+@pytest.mark.parametrize(
+    ("text", "message"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")]
+)
+def test_json_that_is_not_an_object_is_described(text: str | None, message: str) -> None:
+    assert describe_undecodable(source(), text) == message
 
 
 def test_the_column_that_the_reader_lost_is_reported_first() -> None:
@@ -50,7 +52,7 @@ def test_the_column_that_the_reader_lost_is_reported_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a,1,2.5,true,2024-03-01T09:00:00Z,x", ""),
         ("a,one,2.5,true,2024-03-01T09:00:00Z,x", 'column "n" holds "one", expected BIGINT'),
@@ -59,9 +61,9 @@ def test_the_column_that_the_reader_lost_is_reported_first() -> None:
         ("", "0 values, expected 6"),
     ],
 )
-def test_undecodable_csv_is_described(text: str, said: str) -> None:
-    assert describe_undecodable(source("csv"), text) == said
-    assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == said.replace('"1, 2"', '"1; 2"')
+def test_undecodable_csv_is_described(text: str, message: str) -> None:
+    assert describe_undecodable(source("csv"), text) == message
+    assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == message.replace('"1, 2"', '"1; 2"')
 
 
 def test_undecodable_binary_formats_have_no_description() -> None:
@@ -70,7 +72,7 @@ def test_undecodable_binary_formats_have_no_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "row", "said"),
+    ("column", "row", "message"),
     [
         ("ts", {"ts": "soon"}, 'column "ts" holds "soon"'),
         ("ts", {"a": 1}, 'column "ts" is missing or NULL'),
@@ -79,8 +81,8 @@ def test_undecodable_binary_formats_have_no_description() -> None:
         ("ts", None, ""),
     ],
 )
-def test_the_bad_event_time_of_a_record_is_described(column: str, row: dict[str, Any] | None, said: str) -> None:
-    assert describe_event_time(column, row) == said
+def test_the_bad_event_time_of_a_record_is_described(column: str, row: dict[str, Any] | None, message: str) -> None:
+    assert describe_event_time(column, row) == message
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])

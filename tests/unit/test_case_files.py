@@ -63,7 +63,7 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("", "steps: missing; write at least one [[steps]] with rows"),
         ("[[steps]]", "steps[0].rows: missing; a step has rows, files, quiet, crash, restart, replay or flush"),
@@ -95,12 +95,12 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a moment'),
     ],
 )
-def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, said: str) -> None:
+def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, message: str) -> None:
     file = write_case(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
         CaseTest.read(file)
     (line,) = raised.value.problems
-    assert line.startswith(f"{file}: ") and said in line
+    assert line.startswith(f"{file}: ") and message in line
 
 
 def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> None:
@@ -428,15 +428,15 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ({"evnts": []}, 'there is no source "evnts"; there are: in'),
         (["broken"], "only Spark can read: give session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has another value'),
     ],
 )
-def test_invalid_given_rows_are_reported(rows: Any, said: str) -> None:
-    with LocalPipeline(build_pipeline()) as test, pytest.raises(sw.SlackwaterError, match=said):
+def test_invalid_given_rows_are_reported(rows: Any, message: str) -> None:
+    with LocalPipeline(build_pipeline()) as test, pytest.raises(sw.SlackwaterError, match=message):
         test.pipe(rows)
 
 

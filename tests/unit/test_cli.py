@@ -42,9 +42,9 @@ def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
 
 def test_check_adds_notes_for_the_user(slackwater: Command) -> None:
     Path("in").mkdir()
-    said = slackwater("check", write(TUMBLING))
-    assert (said.code, said.err) == (0, "")
-    first, second = said.out.splitlines()
+    outcome = slackwater("check", write(TUMBLING))
+    assert (outcome.code, outcome.err) == (0, "")
+    first, second = outcome.out.splitlines()
     assert first == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory, gone with the process"
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
@@ -53,9 +53,9 @@ def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None
     wrong = (
         GOOD.replace("gap_ms =", "gapp =").replace('["user_id"]', '"user_id"').replace('name = "user', 'nmae = "user')
     )
-    said = slackwater("check", write(wrong))
-    assert (said.code, said.out) == (2, "")
-    assert said.err.splitlines() == [
+    outcome = slackwater("check", write(wrong))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.splitlines() == [
         'p.toml: nmae: unknown key; did you mean "name"?',
         'p.toml: transform.window.gapp: unknown key; did you mean "gap"?',
         'p.toml: transform.window.group_by: found "user_id", expected a list; write ["user_id"]',
@@ -67,17 +67,17 @@ def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None
 
 
 def test_one_problem_is_not_problems(slackwater: Command) -> None:
-    said = slackwater("check", "absent.toml")
+    outcome = slackwater("check", "absent.toml")
     expected = "absent.toml: cannot be read (No such file or directory); expected a TOML file\n1 problem\n"
-    assert said == Said(2, "", expected)
+    assert outcome == Said(2, "", expected)
 
 
 @pytest.mark.parametrize("command", ["check", "explain", "run"])
 def test_every_command_reports_broken_toml(slackwater: Command, command: str) -> None:
-    said = slackwater(command, write("name = \n"))
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("p.toml: is not valid TOML: ")
-    assert said.err.endswith("\n1 problem\n")
+    outcome = slackwater(command, write("name = \n"))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("p.toml: is not valid TOML: ")
+    assert outcome.err.endswith("\n1 problem\n")
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,16 @@ def test_explain_shows_what_dead_letters_of_late_rows_cost(slackwater: Command, 
         base.replace("group_by", 'late_data = "dlq"\ngroup_by')
         + '\n[dead_letter]\nconnection = "lake"\npath = "letters"\n'
     )
-    said = slackwater("explain", write(late))
-    assert said.code == 0
-    assert f"late rows: dlq, one dead letter per row; their bytes are {how}" in said.out
-    assert f'dead letters: parquet files in "{Path.cwd() / "letters"}", one per epoch' in said.out
+    outcome = slackwater("explain", write(late))
+    assert outcome.code == 0
+    assert f"late rows: dlq, one dead letter per row; their bytes are {how}" in outcome.out
+    assert f'dead letters: parquet files in "{Path.cwd() / "letters"}", one per epoch' in outcome.out
 
 
 def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:
-    said = slackwater("explain", write(GOOD))
-    assert (said.code, said.err) == (0, "")
-    lines = said.out.splitlines()
+    outcome = slackwater("explain", write(GOOD))
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
     assert lines[0] == "user-sessions"
     stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
     assert stages == [
@@ -110,9 +110,9 @@ def test_explain_walks_the_stages_of_the_plan(slackwater: Command) -> None:
 
 
 def test_flush_needs_available_now(slackwater: Command) -> None:
-    said = slackwater("run", write(GOOD), "--flush")
-    assert (said.code, said.out) == (2, "")
-    assert said.err.startswith("--flush: needs --available-now")
+    outcome = slackwater("run", write(GOOD), "--flush")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("--flush: needs --available-now")
 
 
 def test_the_version(slackwater: Command) -> None:
@@ -120,8 +120,8 @@ def test_the_version(slackwater: Command) -> None:
 
 
 def test_no_command_shows_the_help(slackwater: Command) -> None:
-    said = slackwater()
-    assert all(word in said.out + said.err for word in ("run", "check", "explain", "demo"))
+    outcome = slackwater()
+    assert all(word in outcome.out + outcome.err for word in ("run", "check", "explain", "demo"))
 
 
 def test_an_unknown_option_is_a_wrong_command_line(slackwater: Command) -> None:
@@ -139,11 +139,11 @@ def test_slackwater_errors_are_one_line_and_exit_with_1(
 def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     make_run_fail(monkeypatch, KeyError("first line\n  at org.apache.spark.Thing\n"))
-    said = slackwater("run", write(GOOD))
-    assert (said.code, said.out) == (70, "")
-    assert said.err.startswith("internal error: KeyError: ")
-    assert said.err.endswith("; run again with SLACKWATER_DEBUG=1 for the stack trace\n")
-    assert len(said.err.splitlines()) == 1
+    outcome = slackwater("run", write(GOOD))
+    assert (outcome.code, outcome.out) == (70, "")
+    assert outcome.err.startswith("internal error: KeyError: ")
+    assert outcome.err.endswith("; run again with SLACKWATER_DEBUG=1 for the stack trace\n")
+    assert len(outcome.err.splitlines()) == 1
 
 
 def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,10 +166,10 @@ def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch:
 
     make_run_fail(monkeypatch, AssertionError("must not be reached"))
     server = serve_metrics(Metrics(), 0)
-    said = slackwater("run", write(GOOD), "--metrics-port", str(server.port))
+    outcome = slackwater("run", write(GOOD), "--metrics-port", str(server.port))
     server.stop()
     expected = f"error: metrics cannot be served on 127.0.0.1:{server.port} (Address already in use); choose another --metrics-port\n"
-    assert said == Said(1, "", expected)
+    assert outcome == Said(1, "", expected)
 
 
 def test_check_loads_neither_spark_nor_frames(tmp_path: Path) -> None:

@@ -187,8 +187,8 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
     home = tmp_path / "kept"
     assert demo(monkeypatch, "--keep", str(home), "--rows", "2000") == 0
     assert engine.runs == ["demo-sessions", "demo-counts"]
-    said = capsys.readouterr()
-    assert said.err == ""
+    output = capsys.readouterr()
+    assert output.err == ""
     for part in (
         f"2,000 clicks of two sources, out of order by up to 20 seconds, in {home}\n",
         "  demo-sessions: 8 of 8 files\n",
@@ -200,7 +200,7 @@ def test_the_demo_shows_counts_sessions_a_plot_and_what_to_try(
         f"  slackwater run {home}/sessions.toml --metrics-port 9187\n",
         f"Everything the demo wrote is in {home}; when you have seen enough: rm -r {home}\n",
     ):
-        assert part in said.out
+        assert part in output.out
 
 
 def test_the_configs_of_the_demo_are_good(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

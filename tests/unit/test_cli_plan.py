@@ -41,8 +41,8 @@ def say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         monkeypatch.setattr(sys, "argv", ["slackwater", "plan", "p.toml", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), (said.out + said.err).splitlines()
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), (output.out + output.err).splitlines()
 
     return command
 

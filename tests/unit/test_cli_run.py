@@ -217,11 +217,11 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
 
     engine(run)
     run_file(config, True, True, 0, "127.0.0.1")
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     assert [type(one).__name__ for one in arguments.pop("observers")] == ["Metrics", "Health"]
     assert arguments == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
-    assert said.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
-    lines = said.err.splitlines()
+    assert output.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
+    lines = output.err.splitlines()
     assert len(lines) == 3
     assert all(re.match(STAMP, text) for text in lines)
     assert " INFO metrics at http://127.0.0.1:" in lines[0]
@@ -329,11 +329,11 @@ def test_a_signal_while_spark_starts_stops_immediately(config: Path, number: int
 
 def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
     """`Event.wait` holds the event's lock for a moment, in the very thread that handles signals."""
-    said: list[str] = []
+    lines: list[str] = []
 
     class View(LogProgress):
         def notice(self, level: str, line: str) -> None:
-            said.append(line)
+            lines.append(line)
 
     stop, view = threading.Event(), View()
     with stop_on_signals(stop, view):
@@ -341,7 +341,7 @@ def test_a_signal_may_arrive_while_the_run_reads_the_stop_event() -> None:
             signal.raise_signal(signal.SIGTERM)
         assert stop.wait(10)
     view.close()
-    assert said == ["stopping: the epoch in progress is finished first"]
+    assert lines == ["stopping: the epoch in progress is finished first"]
 
 
 def test_signals_are_handled_as_before_after_the_run() -> None:

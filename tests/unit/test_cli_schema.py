@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_schema_is_printed(slackwater: Command) -> None:
-    said = slackwater("schema")
-    assert (said.code, said.err) == (0, "")
-    assert json.loads(said.out) == json_schema.build_schema()
+    outcome = slackwater("schema")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads(outcome.out) == json_schema.build_schema()
 
 
 def test_check_links_to_the_docs_of_wrong_keys(slackwater: Command, tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_errors_without_a_key_have_no_link(slackwater: Command, tmp_path: Path) 
 @pytest.mark.parametrize("command", ["explain", "run", "plan", "why"])
 def test_only_check_links_to_the_docs(slackwater: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "p.toml").write_text(BASE.replace("gap_ms", "gapp"))
-    said = slackwater(command, "p.toml")
-    assert said.code == 2 and "documented" not in said.err
+    outcome = slackwater(command, "p.toml")
+    assert outcome.code == 2 and "documented" not in outcome.err
 
 
 def test_every_section_that_an_error_links_to_exists() -> None:

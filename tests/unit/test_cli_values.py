@@ -59,9 +59,9 @@ def test_every_number_of_a_command_line_has_a_bound() -> None:
 def test_an_option_of_a_real_number_refuses_other_values_by_name(
     line: tuple[str, ...], option: str, value: str, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    assert hostile_commands.run([*line, f"{option}={value}"], tmp_path, said.append) == "refused"
-    shown = " ".join(said[0].replace("│", " ").split())
+    lines: list[str] = []
+    assert hostile_commands.run([*line, f"{option}={value}"], tmp_path, lines.append) == "refused"
+    shown = " ".join(lines[0].replace("│", " ").split())
     assert f"Invalid value for '{option}': found {value[:40]}".strip() in shown
     assert "expected a number from 0 to 1,000,000,000" in shown
 

@@ -24,9 +24,9 @@ def _own_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def notes(slackwater: Command, text: str) -> list[str]:
     Path("p.toml").write_text(text)
-    said = slackwater("check", "p.toml")
-    assert (said.code, said.err) == (0, "")
-    return [line for line in said.out.splitlines() if "connector" in line]
+    outcome = slackwater("check", "p.toml")
+    assert (outcome.code, outcome.err) == (0, "")
+    return [line for line in outcome.out.splitlines() if "connector" in line]
 
 
 def table(kind: str, query: str) -> str:
@@ -61,8 +61,10 @@ def test_a_missing_filesystem_connector_of_a_source_is_one_line(
 
 def test_check_notes_an_address_that_spark_does_not_know(slackwater: Command) -> None:
     Path("p.toml").write_text(GOOD.replace('"in/*.jsonl"', '"s3://bucket/in/*.jsonl"'))
-    said = slackwater("check", "p.toml").out
-    assert 'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in said
+    printed = slackwater("check", "p.toml").out
+    assert (
+        'note: source "events": Spark does not know s3:// addresses; write s3a://; without that a run ends' in printed
+    )
 
 
 def test_local_paths_and_an_external_spark_need_no_connector(

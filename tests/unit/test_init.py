@@ -47,9 +47,11 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_config(slackwater: Command, *arguments: str) -> dict[str, Any]:
     """The config that was written, which `check` and the JSON Schema accept."""
-    said = slackwater("init", "p.toml", *arguments)
-    assert (said.code, said.err) == (0, "")
-    assert "p.toml: written, with a comment on each choice\np.toml: ok — " in said.out and "problem" not in said.out
+    outcome = slackwater("init", "p.toml", *arguments)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert (
+        "p.toml: written, with a comment on each choice\np.toml: ok — " in outcome.out and "problem" not in outcome.out
+    )
     data = tomllib.loads(Path("p.toml").read_text())
     assert not [e.message for e in VALID.iter_errors(data)]
     return data
@@ -128,10 +130,10 @@ def test_init_lists_the_columns_of_a_result(slackwater: Command, kind: str) -> N
 
 def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> None:
     lines("in.jsonl", [*clicks(30, amount=1.5), {"user_id": "u9"}])
-    said = slackwater("init", "p.toml", "--sample", "in.jsonl")
-    assert said.code == 0
+    outcome = slackwater("init", "p.toml", "--sample", "in.jsonl")
+    assert outcome.code == 0
     file = Path("tests/p.toml")
-    assert "tests/p.toml: a test with 12 rows of the sample and 4 expected results\nnext: " in said.out
+    assert "tests/p.toml: a test with 12 rows of the sample and 4 expected results\nnext: " in outcome.out
     data = tomllib.loads(file.read_text())
     assert data["pipeline"] == "../p.toml" and data["steps"][0]["rows"]["in"][0] == clicks(30, amount=1.5)[0]
     start = {"user_id": "u0", "window_start": START, "window_end": START + dt.timedelta(minutes=31, seconds=20)}
@@ -161,7 +163,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     )  # 41 s would give the same, because the next step is a minute
     Path("in").mkdir()
     lines("in/a.jsonl", rows)
-    said = slackwater("init", "p.toml", "--sample", "in")
+    outcome = slackwater("init", "p.toml", "--sample", "in")
     data = tomllib.loads(Path("p.toml").read_text())
     (source,), window = data["sources"], data["transform"]["window"]
     assert source["query"] == "in/*.jsonl" and source["format"] == "json"
@@ -177,9 +179,11 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     assert "event_time_unit" not in window
     assert (
         "  behind the newest earlier row: p50 0 s, p99 30 s, p99.9 40 s, max 40 s\n  lateness 1m keeps all of them\n"
-        in said.out
+        in outcome.out
     )
-    assert "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as you need\n" in said.out
+    assert (
+        "\n  key: user_id (--key)\n  session windows: gap 30m, which is a guess; change it as you need\n" in outcome.out
+    )
     assert "rows are out of order by up to 40 s in the sample" in Path("p.toml").read_text()
     assert window["aggregations"][1] == {"agg": "sum", "column": "amount", "as": "amount_sum"}
 
@@ -225,10 +229,10 @@ def test_bad_rows_of_the_sample_are_dropped_and_counted(slackwater: Command) -> 
 def test_a_wrong_clock_is_reported(slackwater: Command) -> None:
     rows = clicks(100)
     rows[0]["ts"] = "2031-01-01T00:00:00Z"
-    said = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
+    outcome = slackwater("init", "p.toml", "--sample", lines("a.json", rows))
     assert (
         "keeps 1 % of the sample, where rows are out of order by up to 2497 d: a clock in it may be wrong, see max_jump"
-        in said.out
+        in outcome.out
     )
 
 
@@ -378,9 +382,9 @@ def test_a_config_for_a_random_csv_passes_check(slackwater: Command, seed: int) 
 
 
 def init_error(slackwater: Command, *arguments: str) -> str:
-    said = slackwater("init", "p.toml", *arguments)
-    assert said.out == "" and said.code in (1, 2) and said.err.count("\n") == 1, said
-    return said.err.removeprefix("error: ").rstrip("\n")
+    outcome = slackwater("init", "p.toml", *arguments)
+    assert outcome.out == "" and outcome.code in (1, 2) and outcome.err.count("\n") == 1, outcome
+    return outcome.err.removeprefix("error: ").rstrip("\n")
 
 
 def test_a_file_is_overwritten_only_with_force(slackwater: Command) -> None:
@@ -461,8 +465,8 @@ def test_two_sides_need_one_event_time(slackwater: Command) -> None:
 
 
 def test_a_missing_folder(slackwater: Command) -> None:
-    said = slackwater("init", "no/p.toml")
-    assert said.err == "error: no/p.toml: its folder does not exist; create it first\n"
+    outcome = slackwater("init", "no/p.toml")
+    assert outcome.err == "error: no/p.toml: its folder does not exist; create it first\n"
 
 
 # -- questions
@@ -481,8 +485,8 @@ def test_init_prompts_only_on_a_terminal(slackwater: Command, monkeypatch: pytes
     slackwater("init", "quiet.toml")
     assert prompts == []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    said = slackwater("init", "p.toml")
-    assert said.code == 0 and len(prompts) == 3
+    outcome = slackwater("init", "p.toml")
+    assert outcome.code == 0 and len(prompts) == 3
     assert tomllib.loads(Path("p.toml").read_text())["transform"]["window"]["kind"] == "tumbling"
     slackwater("init", "q.toml", "--source", "files", "--kind", "session", "--sample", "a.jsonl")
     assert len(prompts) == 3
@@ -533,14 +537,16 @@ def test_the_proposed_lateness_keeps_999_of_1000_rows(slackwater: Command) -> No
     for n in (2000, 3000, 3999):
         rows[n]["ts"] = rows[1]["ts"]
     lines("a.jsonl", rows)
-    said = slackwater("init", "p.toml", "--sample", "a.jsonl")
+    outcome = slackwater("init", "p.toml", "--sample", "a.jsonl")
     data = tomllib.loads(Path("p.toml").read_text())
     assert (data["transform"]["window"]["lateness"], data["transform"]["window"]["late_data"]) == ("1s", "dlq")
     assert data["dead_letter"] == {"connection": "files", "path": "letters/p"}
-    assert "behind the newest earlier row: p50 0 s, p99 0 s, p99.9 0 s, max " in said.out
-    assert "lateness 1s keeps 99.92 % of the sample, where rows are out of order by up to " in said.out
-    assert "; 3 rows of the sample would be late, kept as dead letters\n" in said.out
-    assert 'note: late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: ' in said.out
+    assert "behind the newest earlier row: p50 0 s, p99 0 s, p99.9 0 s, max " in outcome.out
+    assert "lateness 1s keeps 99.92 % of the sample, where rows are out of order by up to " in outcome.out
+    assert "; 3 rows of the sample would be late, kept as dead letters\n" in outcome.out
+    assert (
+        'note: late_data = "dlq" keeps late rows for inspection only, and dlq replay cannot apply them: ' in outcome.out
+    )
 
 
 def test_the_dead_letter_section_is_a_comment_if_unused(slackwater: Command) -> None:
@@ -567,8 +573,8 @@ def test_an_invalid_time_is_named_with_its_column_and_value(
     slackwater: Command, name: str, content: str, problem: str
 ) -> None:
     Path(name).write_text(content)
-    said = slackwater("init", "p.toml", "--sample", name)
-    assert said.code == 1 and problem in said.err
+    outcome = slackwater("init", "p.toml", "--sample", name)
+    assert outcome.code == 1 and problem in outcome.err
 
 
 def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:
@@ -579,9 +585,9 @@ def test_lines_that_cannot_be_decoded_are_named(slackwater: Command) -> None:
     )
     rows = [f"u{n},2024-03-01T09:{n:02}:00Z,{n}" for n in range(40)]
     Path("a.csv").write_text("\n".join(["user,ts,amount", *rows[:20], "u,v", *rows[20:30], "u1,soon,1", *rows[30:]]))
-    said = slackwater("init", "p.toml", "--sample", "a.csv")
-    assert '1 line cannot be decoded: bad rows; line 22 has 2 cells, expected 3: "u,v"' in said.out
-    assert 'event time: ts; 1 row without one: bad rows; line 33 has "soon"' in said.out
+    outcome = slackwater("init", "p.toml", "--sample", "a.csv")
+    assert '1 line cannot be decoded: bad rows; line 22 has 2 cells, expected 3: "u,v"' in outcome.out
+    assert 'event time: ts; 1 row without one: bad rows; line 33 has "soon"' in outcome.out
 
 
 def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:

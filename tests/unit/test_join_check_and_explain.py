@@ -54,7 +54,7 @@ url = "postgresql://h/d"
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
+def printed_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
     """What a command prints about a config."""
     monkeypatch.chdir(tmp_path)
 
@@ -69,21 +69,21 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return command
 
 
-def test_check_describes_the_join(said) -> None:  # type: ignore[no-untyped-def]
+def test_check_describes_the_join(printed_lines) -> None:  # type: ignore[no-untyped-def]
     state = 'state in Postgres, schema "public"'
-    assert said("check") == [
+    assert printed_lines("check") == [
         f'p.toml: ok — left outer join of "orders" and "payments" on 2 keys, {state}',
         "p.toml: not checked: sources[0].schema: none is declared, so the columns are known only when the first rows are read",
         "p.toml: not checked: sources[1].schema: none is declared, so the columns are known only when the first rows are read",
     ]
     memory = CONFIG[: CONFIG.index("[state_store]")] + '[state_store]\nkind = "in_memory"\n'
-    first, second, *_ = said("check", memory.replace('"left_outer"', '"inner"'))
+    first, second, *_ = printed_lines("check", memory.replace('"left_outer"', '"inner"'))
     assert first.startswith('p.toml: ok — inner join of "orders" and "payments" on 2 keys')
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 
-def test_explain_walks_the_stages(said) -> None:  # type: ignore[no-untyped-def]
-    lines = said("explain")
+def test_explain_walks_the_stages(printed_lines) -> None:  # type: ignore[no-untyped-def]
+    lines = printed_lines("explain")
     stages = [line[2:13].strip() for line in lines if line.startswith("  ") and line[2] != " "]
     assert stages == [
         *("read", "event time", "sql", "shuffle", "step", "emit", "commit", "publish"),
@@ -108,16 +108,18 @@ def test_explain_walks_the_stages(said) -> None:  # type: ignore[no-untyped-def]
         assert line in lines
 
 
-def test_explain_shows_the_policies(said) -> None:  # type: ignore[no-untyped-def]
+def test_explain_shows_the_policies(printed_lines) -> None:  # type: ignore[no-untyped-def]
     letters = '[dead_letter]\nconnection = "base"\ntable = "letters"\n[target]'
-    lines = said("explain", CONFIG.replace("[target]", letters))
+    lines = printed_lines("explain", CONFIG.replace("[target]", letters))
     assert (
         "                     late rows: joined up to 1h behind the watermark, then dlq, one dead letter per row"
         in lines
     )
     assert "                     dead letters: insert into Postgres table letters" in lines
     plain = CONFIG.replace('late_data = "reopen"\nallowed_lateness_ms = "1h"\n', 'event_time = "left"\n')
-    lines = said("explain", plain.replace('"left_outer"', '"full"').replace('"10s"', "0").replace('"30s"', "0"))
+    lines = printed_lines(
+        "explain", plain.replace('"left_outer"', '"full"').replace('"10s"', "0").replace('"30s"', "0")
+    )
     assert "                     late rows: drop" in lines
     assert "                     left and right rows without a partner are emitted when they leave the state" in lines
     assert "                     _event_ts = that of the left row" in lines
@@ -125,14 +127,14 @@ def test_explain_shows_the_policies(said) -> None:  # type: ignore[no-untyped-de
         "  state      left rows are kept until the watermark is 5m past them",
         "             right rows are kept until the watermark is 1m past them",
     ]
-    assert not any(line.startswith("  emit") and "without" in line for line in said("explain", plain))
+    assert not any(line.startswith("  emit") and "without" in line for line in printed_lines("explain", plain))
 
 
 @pytest.mark.parametrize("mode", ["", 'mode = "append"\n'])
-def test_a_delta_table_is_appended_to(said, mode: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_delta_table_is_appended_to(printed_lines, mode: str) -> None:  # type: ignore[no-untyped-def]
     target = f'[connections.lake]\nkind = "delta"\n[target]\nconnection = "lake"\npath = "out"\n{mode}'
     config = CONFIG.replace('[target]\nconnection = "base"\ntable = "paid"\n', target)
-    assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in said("explain", config)
+    assert f'  publish    driver  Delta table "{Path.cwd() / "out"}", append' in printed_lines("explain", config)
 
 
 def commit(**more: object) -> Commit:

@@ -62,7 +62,7 @@ def test_no_message_has_a_count_with_a_fixed_plural() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ms", "said"),
+    ("ms", "message"),
     [
         (86_400_000, "1 day"),
         (172_800_000, "2 days"),
@@ -72,8 +72,8 @@ def test_no_message_has_a_count_with_a_fixed_plural() -> None:
         (0, "0 ms"),
     ],
 )
-def test_durations_are_written_as_people_say_them(ms: int, said: str) -> None:
-    assert format_duration(ms) == said
+def test_durations_are_written_as_people_say_them(ms: int, message: str) -> None:
+    assert format_duration(ms) == message
 
 
 WINDOW = {
@@ -120,8 +120,8 @@ def test_types_are_written_as_in_sql() -> None:
 
 
 def test_a_fingerprint_is_not_shown_as_python() -> None:
-    said = _value_text({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
-    assert said == "keys: user string, aggs: n: count *, m: a, 1"
+    text = _value_text({"keys": ["user string"], "aggs": {"n": "count *", "m": ["a", 1]}})
+    assert text == "keys: user string, aggs: n: count *, m: a, 1"
 
 
 @pytest.mark.parametrize(

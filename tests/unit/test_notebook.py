@@ -56,9 +56,9 @@ def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
     answer = sw.why(file)
     element = parse_html(answer)
     assert len([e for e in element.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
-    said = words(element)
+    text = words(element)
     assert answer.holder is not None
-    assert f"held by {answer.holder.source}" in said
+    assert f"held by {answer.holder.source}" in text
     key_answer = sw.why(toml.load(file), {"user": "u1"})
     assert key_answer.key is not None
     assert "user=u1" in words(parse_html(key_answer))
@@ -96,9 +96,9 @@ def test_values_are_escaped_as_text(tmp_path: Path) -> None:
 
 def test_a_missing_state_is_reported(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    said = words(parse_html(sw.open_state(file)))
-    assert "there is no state yet" in said
-    assert "docs/messages/state.md#there-is-no-state-to-read" in said
+    text = words(parse_html(sw.open_state(file)))
+    assert "there is no state yet" in text
+    assert "docs/messages/state.md#there-is-no-state-to-read" in text
     with pytest.raises(StateError, match="no state yet"):
         sw.why(file)
 
@@ -108,8 +108,8 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     ran(file, drawn(5))
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
     with sw.open_state(file) as view:
-        said = words(parse_html(view))
-    assert "the query takes longer than" in said
+        text = words(parse_html(view))
+    assert "the query takes longer than" in text
 
 
 def test_each_displayed_class_has_a_picture() -> None:
@@ -173,9 +173,9 @@ def test_an_error_of_the_run_never_vanishes(tmp_path: Path, caplog: pytest.LogCa
         "law: the run in the background ended: law: Kafka at b:1 cannot be reached (no); check it"
     ]
     assert one.latest == status(0)
-    said = words(parse_html(one))
-    assert "Ended" in said
-    assert "docs/messages/services.md#a-service-cannot-be-reached" in said
+    text = words(parse_html(one))
+    assert "Ended" in text
+    assert "docs/messages/services.md#a-service-cannot-be-reached" in text
     assert "cannot be reached" in repr(one)
 
 
@@ -219,17 +219,17 @@ def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         sw.run(pipeline, background=True, flush=True)
     from slackwater.runner import run as module
 
-    said: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
 
     def fails(runner: Any, *how: Any) -> Status | None:
         runner.reporter.notice("warning", "law: a line")
         runner.reporter.status(status(7))
         raise StartError("law: there it is")
 
-    monkeypatch.setattr(background, "print_warning", lambda level, line: said.append((level, line)))
+    monkeypatch.setattr(background, "print_warning", lambda level, line: lines.append((level, line)))
     monkeypatch.setattr(module, "_run", fails)
     one = sw.run(pipeline, background=True, available_now=True)
     with pytest.raises(StartError, match="law: there it is"):
         one.wait(60)
     assert one.latest == status(7)
-    assert said == [("warning", "law: a line")]
+    assert lines == [("warning", "law: a line")]

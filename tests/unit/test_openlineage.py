@@ -72,12 +72,12 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list
 
 
 @pytest.fixture
-def said() -> list[str]:
+def log_lines() -> list[str]:
     return []
 
 
-def lineage(said: list[str], pipeline: Pipeline | None = None) -> Any:
-    observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
+def lineage(log_lines: list[str], pipeline: Pipeline | None = None) -> Any:
+    observer = observe.open_lineage(lambda level, line: log_lines.append(f"{level}: {line}"))
     observer.on_start(pipeline or stored_pipeline())
     observer.on_schema(COLUMNS)
     return observer
@@ -110,8 +110,8 @@ def rows(sent: list[Event], side: str, which: int = 0) -> int:
     return sum(p.get("rowCount", 0) for p in parts)
 
 
-def test_a_run_is_reported_from_its_start_to_its_end(events: Any, said: list[str]) -> None:
-    observer, run_statuses = lineage(said), statuses()
+def test_a_run_is_reported_from_its_start_to_its_end(events: Any, log_lines: list[str]) -> None:
+    observer, run_statuses = lineage(log_lines), statuses()
     for status in run_statuses:
         observer.on_commit(status)
     observer.on_end(None)
@@ -132,8 +132,8 @@ def test_a_run_is_reported_from_its_start_to_its_end(events: Any, said: list[str
     ]
 
 
-def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list[str]) -> None:
-    observer = lineage(said)
+def test_the_columns_are_those_that_are_read_and_written(events: Any, log_lines: list[str]) -> None:
+    observer = lineage(log_lines)
     observer.on_commit(statuses()[0])
     observer.on_end(None)
     last = events()[-1]
@@ -147,8 +147,8 @@ def test_the_columns_are_those_that_are_read_and_written(events: Any, said: list
     ]
 
 
-def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> None:
-    observer, run_statuses = lineage(said), statuses()
+def test_every_commit_is_in_exactly_one_event(events: Any, log_lines: list[str]) -> None:
+    observer, run_statuses = lineage(log_lines), statuses()
     for status in run_statuses:
         observer.on_commit(status)
     observer.on_end(None)
@@ -158,10 +158,10 @@ def test_every_commit_is_in_exactly_one_event(events: Any, said: list[str]) -> N
     assert spans[-1]["watermark"] == run_statuses[-1].watermark_us
 
 
-def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
+def test_a_restart_does_not_count_again(events: Any, log_lines: list[str]) -> None:
     """The counters of the state continue, but a run reports only its own rows."""
     first = statuses()
-    observer = lineage(said)
+    observer = lineage(log_lines)
     observer.on_commit(replace(first[1], phases={}, emitted=0))  # the status that a start reports for an existing state
     for status in first[2:]:
         observer.on_commit(status)
@@ -169,9 +169,9 @@ def test_a_restart_does_not_count_again(events: Any, said: list[str]) -> None:
     assert rows(events(), "inputs") == 3
 
 
-def test_a_failure_has_a_reason_without_secrets(events: Any, said: list[str]) -> None:
+def test_a_failure_has_a_reason_without_secrets(events: Any, log_lines: list[str]) -> None:
     secrets.remember_secret("hunter-22-hunter")
-    observer = lineage(said)
+    observer = lineage(log_lines)
     observer.on_end(EpochError("clicks: epoch 3 was not committed: no login with hunter-22-hunter"))
     last = events()[-1]
     assert last["eventType"] == "FAIL"
@@ -180,9 +180,9 @@ def test_a_failure_has_a_reason_without_secrets(events: Any, said: list[str]) ->
     assert "stackTrace" not in error
 
 
-def test_events_are_those_of_the_specification(events: Any, said: list[str]) -> None:
+def test_events_are_those_of_the_specification(events: Any, log_lines: list[str]) -> None:
     """The client's classes implement the specification. Sent events fit into them, and every facet names its schema."""
-    observer = lineage(said)
+    observer = lineage(log_lines)
     for status in statuses():
         observer.on_commit(status)
     observer.on_end(StartError("no"))
@@ -224,23 +224,23 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def test_the_environment_variables_of_openlineage_are_used(
-    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_API_KEY", "sesame-open-42")
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "shop")
-    observer = lineage(said)
+    observer = lineage(log_lines)
     observer.on_end(None)
     assert [e["eventType"] for e in receiver.events] == ["START", "COMPLETE"]
     assert {e["path"] for e in receiver.events} == {"/api/v1/lineage"}
     assert {e["auth"] for e in receiver.events} == {"Bearer sesame-open-42"}
     assert {e["job"]["namespace"] for e in receiver.events} == {"shop"}
     assert secrets.mask_secrets("with sesame-open-42") == "with ***"
-    assert len(said) == 1
+    assert len(log_lines) == 1
 
 
-def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, said: list[str]) -> None:
+def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, log_lines: list[str]) -> None:
     receiver.status = 400
-    observer, run_statuses = lineage(said), statuses()
+    observer, run_statuses = lineage(log_lines), statuses()
     for status in run_statuses[:-1]:
         observer.on_commit(status)
         receiver.wait(2)
@@ -253,33 +253,33 @@ def test_unsent_events_are_sent_later_and_reported_once(receiver: Receiver, said
     assert sent[0]["eventType"] == "START"
     assert rows(sent, "inputs") == run_statuses[-1].counters.rows_in
     assert rows(sent, "outputs") == run_statuses[-1].counters.rows_emitted
-    assert [line.partition(":")[0] for line in said[1:]] == ["warning", "info"]
-    assert "400 Client Error" in said[1]
-    assert said[2].endswith(" works again")
+    assert [line.partition(":")[0] for line in log_lines[1:]] == ["warning", "info"]
+    assert "400 Client Error" in log_lines[1]
+    assert log_lines[2].endswith(" works again")
 
 
 def test_an_unreachable_backend_does_not_stop_a_run(
-    said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log_lines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_CONFIG", "away.yml")
     retry = {"total": 0}
     config = {"transport": {"type": "http", "url": "http://127.0.0.1:9", "retry": retry}}
     Path("away.yml").write_text(json.dumps(config))
-    observer = observe.open_lineage(lambda level, line: said.append(f"{level}: {line}"))
-    failed, report_failure = threading.Event(), observer._outage.failed
+    observer = observe.open_lineage(lambda level, line: log_lines.append(f"{level}: {line}"))
+    failed, report_failure = threading.Event(), observer._outage.record_failure
 
     def noted(error: object) -> None:
         report_failure(error)
         failed.set()
 
-    observer._outage.failed = noted
+    observer._outage.record_failure = noted
     monkeypatch.setattr("slackwater.observe.openlineage.AWAY_SECONDS", 0.2)
     observer.on_start(stored_pipeline())
     for status in statuses():
         observer.on_commit(status)
     assert failed.wait(60)
     observer.on_end(None)
-    assert said[1:] == [
+    assert log_lines[1:] == [
         "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; reported only once"
     ]
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]

@@ -72,20 +72,20 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def said() -> list[str]:
+def log_lines() -> list[str]:
     return []
 
 
-def start_observer(said: list[str]) -> Any:
-    observer = observe.open_telemetry(lambda level, line: said.append(f"{level}: {line}"))
+def start_observer(log_lines: list[str]) -> Any:
+    observer = observe.open_telemetry(lambda level, line: log_lines.append(f"{level}: {line}"))
     observer.on_start(loads(GOOD, "p.toml", {}))
     return observer
 
 
-def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]) -> None:
+def test_the_numbers_are_those_of_prometheus(receiver: Receiver, log_lines: list[str]) -> None:
     metrics = Metrics()
     metrics.on_start(loads(GOOD, "p.toml", {}))
-    observer = start_observer(said)
+    observer = start_observer(log_lines)
     for status in (
         STATUS,
         replace(JOIN, emit_lag_seconds=1.25),
@@ -107,11 +107,11 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, said: list[str]
     assert (histogram.count, histogram.sum, tuple(histogram.explicit_bounds)) == (2, 1.0, BUCKETS)
     assert histogram.bucket_counts[BUCKETS.index(0.5)] == 2
     assert receiver.resource["service.name"] == "slackwater"
-    assert [line.split(" to ")[0] for line in said] == ["info: OpenTelemetry metrics"]
+    assert [line.split(" to ")[0] for line in log_lines] == ["info: OpenTelemetry metrics"]
 
 
-def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, said: list[str]) -> None:
-    observer = start_observer(said)
+def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, log_lines: list[str]) -> None:
+    observer = start_observer(log_lines)
     observer.on_commit(STATUS)
     observer.on_end(None)
     kinds = {m.name: m for s in receiver.requests[-1].resource_metrics[0].scope_metrics for m in s.metrics}
@@ -123,10 +123,10 @@ def test_counters_and_gauges_have_the_right_kind(receiver: Receiver, said: list[
 
 
 def test_a_pending_epoch_is_exported_before_the_first_status(
-    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    observer = start_observer(said)
+    observer = start_observer(log_lines)
     observer.on_pending(PendingPublish(3, 0))
     receiver.wait(2)
     name = "slackwater_streaming_unpublished_seconds", frozenset({("pipeline", "user-sessions")})
@@ -138,42 +138,42 @@ def test_a_pending_epoch_is_exported_before_the_first_status(
 
 
 def test_the_environment_variables_of_opentelemetry_are_used(
-    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = f"http://127.0.0.1:{receiver.server_port}/elsewhere"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=open%20sesame-42")
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=staging")
-    observer = start_observer(said)
+    observer = start_observer(log_lines)
     observer.on_end(None)
     assert receiver.headers[-1]["path"] == "/elsewhere"
     assert receiver.headers[-1]["x-token"] == "open sesame-42"
     assert receiver.resource["service.name"] == "shop"
     assert receiver.resource["deployment.environment"] == "staging"
-    assert said == [f"info: OpenTelemetry metrics to {endpoint} every 60 s"]
+    assert log_lines == [f"info: OpenTelemetry metrics to {endpoint} every 60 s"]
     assert "sesame" not in secrets.mask_secrets("a line with open sesame-42 and open%20sesame-42")
 
 
 def test_an_unreachable_collector_does_not_stop_a_run(
-    said: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log_lines: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hunter-22@127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "10")
     caplog.set_level(logging.DEBUG, "opentelemetry")
-    observer = start_observer(said)
-    failed, report_failure = threading.Event(), observer._exporter.outage.failed
+    observer = start_observer(log_lines)
+    failed, report_failure = threading.Event(), observer._exporter.outage.record_failure
 
     def noted(error: object) -> None:
         report_failure(error)
         failed.set()
 
-    observer._exporter.outage.failed = noted
+    observer._exporter.outage.record_failure = noted
     observer.on_commit(STATUS)
     assert failed.wait(60)
     observer.on_commit(STATUS)
     observer.on_end(None)
-    assert said[1:] == [
+    assert log_lines[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
         "the pipeline runs on without; reported only once"
     ]
@@ -181,7 +181,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
 
 
 def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
-    said: list[str], monkeypatch: pytest.MonkeyPatch
+    log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The collector accepts the connection and never answers. The run ends without it."""
     import socket
@@ -189,24 +189,24 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
         monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
-        observer = start_observer(said)
+        observer = start_observer(log_lines)
         observer.on_commit(STATUS)
         observer.on_end(None)
         assert observer._thread.daemon  # a thread that still runs ends with the process
 
 
 def test_a_failing_collector_is_reported_once_and_again_when_it_works(
-    receiver: Receiver, said: list[str], monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
     receiver.status = 400
-    observer = start_observer(said)
+    observer = start_observer(log_lines)
     receiver.wait(5)  # each request failed
     receiver.status = 200
     receiver.wait(2)
     observer.on_end(None)
     action = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
-    assert said[1:] == [
+    assert log_lines[1:] == [
         f"warning: {action} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",
         f"info: {action} works again",
     ]

@@ -51,8 +51,8 @@ def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         monkeypatch.setattr(sys, "argv", ["slackwater", "plan", "p.toml", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), (said.out + said.err).splitlines()
+        output = capsys.readouterr()
+        return int(ended.value.code or 0), (output.out + output.err).splitlines()
 
     return command
 

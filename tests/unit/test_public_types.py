@@ -59,8 +59,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_checker(home: Path, *command: str) -> str:
-    said = subprocess.run([sys.executable, "-m", *command], cwd=home, capture_output=True, text=True, timeout=300)
-    return said.stdout + said.stderr
+    process = subprocess.run([sys.executable, "-m", *command], cwd=home, capture_output=True, text=True, timeout=300)
+    return process.stdout + process.stderr
 
 
 def correct_files(home: Path) -> list[str]:
@@ -69,20 +69,20 @@ def correct_files(home: Path) -> list[str]:
 
 @long(beside="test_public_types.py::test_pyright_accepts_the_readme_and_the_examples")
 def test_mypy_accepts_the_readme_and_the_examples(sources: Path) -> None:
-    said = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *correct_files(sources))
-    assert said.startswith("Success: no issues found"), said
+    report = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *correct_files(sources))
+    assert report.startswith("Success: no issues found"), report
 
 
 def test_mypy_still_finds_mistakes(sources: Path) -> None:
-    said = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
-    assert re.findall(r"^wrong.py:(\d+): error", said, re.MULTILINE) == ["4", "5", "6"], said
+    report = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", "wrong.py")
+    assert re.findall(r"^wrong.py:(\d+): error", report, re.MULTILINE) == ["4", "5", "6"], report
 
 
 def test_pyright_accepts_the_readme_and_the_examples(sources: Path) -> None:
-    said = run_checker(sources, "pyright", "--pythonpath", sys.executable, *correct_files(sources))
-    assert "0 errors" in said, said
-    said = run_checker(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")
-    assert set(re.findall(r"wrong.py:(\d+):\d+ - error", said)) == {"4", "5", "6"}, said
+    report = run_checker(sources, "pyright", "--pythonpath", sys.executable, *correct_files(sources))
+    assert "0 errors" in report, report
+    report = run_checker(sources, "pyright", "--pythonpath", sys.executable, "wrong.py")
+    assert set(re.findall(r"wrong.py:(\d+):\d+ - error", report)) == {"4", "5", "6"}, report
 
 
 @pytest.mark.parametrize(

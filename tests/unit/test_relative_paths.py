@@ -109,8 +109,8 @@ def command(
     monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
-    return int(ended.value.code or 0), said.out, said.err
+    output = capsys.readouterr()
+    return int(ended.value.code or 0), output.out, output.err
 
 
 @pytest.mark.parametrize("name", ["run", "plan", "check"])

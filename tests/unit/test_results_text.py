@@ -39,7 +39,7 @@ def sessions(cap: str) -> sw.Pipeline:
 
 
 @pytest.mark.parametrize(
-    ("kind", "emitted", "said"),
+    ("kind", "emitted", "message"),
     [
         ("session", {"flush": 761, "cap": 146, "close": 17_428},
          "18,335 sessions: 17,428 closed by the watermark, 146 cut at 12 hours, 761 by --flush; 12 open"),
@@ -52,9 +52,9 @@ def sessions(cap: str) -> sw.Pipeline:
         ("rows", {"row": 5000}, "5,000 rows; no state"),
     ],
 )  # fmt: skip
-def test_a_stage(kind: str, emitted: Mapping[str, int], said: str) -> None:
+def test_a_stage(kind: str, emitted: Mapping[str, int], message: str) -> None:
     groups = 0 if kind == "rows" else 11
-    assert list(results_lines(status(kind, emitted, config=sessions("12h"), groups=groups))) == [said]
+    assert list(results_lines(status(kind, emitted, config=sessions("12h"), groups=groups))) == [message]
 
 
 def test_a_join() -> None:

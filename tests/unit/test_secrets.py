@@ -62,10 +62,10 @@ def test_commands_show_the_name_of_a_secret(
     monkeypatch.setattr("sys.argv", ["slackwater", command[0], "p.toml", *command[1:]])
     with pytest.raises(SystemExit):
         main()
-    said = "".join(capsys.readouterr())
-    assert SECRET not in said
+    output = "".join(capsys.readouterr())
+    assert SECRET not in output
     if command == ["explain"]:
-        assert "WHERE token = '${API_TOKEN}'" in said
+        assert "WHERE token = '${API_TOKEN}'" in output
 
 
 def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,7 +86,7 @@ def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("postgresql://u:S3cr3tPassw0rd@h/db", "S3cr3tPassw0rd"),
         ("postgresql://u:S3cr3t/Passw0rd@h/db", "S3cr3t/Passw0rd S3cr3t Passw0rd@h"),
@@ -98,9 +98,9 @@ def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixtur
         ("postgresql://u:S3cr3t%50assw0rd@h/db", "S3cr3tPassw0rd"),
     ],
 )
-def test_the_password_in_a_url_is_masked(url: str, said: str) -> None:
+def test_the_password_in_a_url_is_masked(url: str, message: str) -> None:
     sw.PostgresConnection(url=url)
-    shown = secrets.mask_secrets(f"authentication failed: {said} in {url}")
+    shown = secrets.mask_secrets(f"authentication failed: {message} in {url}")
     assert "S3cr3t" not in shown
     assert "assw0rd" not in shown
 

@@ -117,8 +117,8 @@ BOMBS = {
 def test_an_invalid_condition_is_refused_in_one_line(served: HttpServer, bomb: str) -> None:
     status, answer = scan_where(served, BOMBS[bomb])
     assert status in ((400, 414) if len(quote(BOMBS[bomb])) > 8000 else (400,))
-    said = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
-    assert re.fullmatch(said, answer["error"]), answer
+    pattern = r"(where: |the path with its query is longer|not a valid HTTP request, or one of more)[^\n]+"
+    assert re.fullmatch(pattern, answer["error"]), answer
     assert scan_where(served, "n = 1") == (200, get(served, "/scan")[1]), "and the next question is answered"
 
 
@@ -455,10 +455,10 @@ def test_idle_metrics_connections_leave_file_descriptors_to_the_runner(tmp_path:
             held.append(socket.socket())
             held[-1].setblocking(False)
             held[-1].connect_ex(("127.0.0.1", port))
-        said, _ = runner.communicate("go on\n", timeout=60)
+        output, _ = runner.communicate("go on\n", timeout=60)
         for client in held:
             client.close()
-    assert (runner.returncode, said) == (0, "1\n")
+    assert (runner.returncode, output) == (0, "1\n")
 
 
 EXHAUSTED = """
@@ -488,9 +488,11 @@ for what in (run, lambda: sw.open_state(sys.argv[1] + "/law").scan()):
 
 
 def test_running_out_of_file_descriptors_is_not_reported_as_damage(tmp_path: Any) -> None:
-    said = subprocess.run([sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60)
-    lines = said.stdout.splitlines()
-    assert len(lines) == 2, said.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    lines = process.stdout.splitlines()
+    assert len(lines) == 2, process.stderr
     for line in lines:
         assert line.startswith(
             "ExhaustedError this process has too many open files and connections (Too many open files)"

@@ -71,9 +71,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, home / "docs")
     shutil.copy(ROOT / "zensical.toml", home)
-    said = build_site(home)
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "No issues found" in said.stdout + said.stderr
+    build = build_site(home)
+    assert build.returncode == 0, build.stdout + build.stderr
+    assert "No issues found" in build.stdout + build.stderr
     return home / "site"
 
 
@@ -96,9 +96,9 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("# A\n[b](nowhere.md) [c](#nothing)\n")
     (tmp_path / "zensical.toml").write_text('[project]\nsite_name = "x"\n')
-    said = build_site(tmp_path)
-    assert said.returncode != 0
-    assert "2 issues found" in said.stdout + said.stderr
+    build = build_site(tmp_path)
+    assert build.returncode != 0
+    assert "2 issues found" in build.stdout + build.stderr
 
 
 def test_every_page_is_in_the_navigation() -> None:

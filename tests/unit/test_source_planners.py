@@ -144,11 +144,11 @@ def test_an_unreadable_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 class ScriptedPlanner:
     """A planner with scripted answers."""
 
-    def __init__(self, *said: Any) -> None:
-        self.said = list(said)
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
 
     def next(self) -> Any:
-        answer = self.said.pop(0)
+        answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -161,8 +161,8 @@ def test_the_answer_of_one_source_is_kept_while_another_is_unavailable() -> None
     with pytest.raises(SourceUnavailableError):
         planners.next()
     assert planners.next() == {"one": "first", "other": "second"}
-    assert planners.next() == {"other": "fourth"}, "the one was asked again"
-    assert one.said == ["third"]
+    assert planners.next() == {"other": "fourth"}, "the first source was polled again"
+    assert one.answers == ["third"]
 
 
 # -- offsets -----------------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ class Run:
         pause_ms: int = 500,
         epoch_s: float = 0.0,
     ) -> None:
-        self.clock, self.said, self.epoch_s = clock, script(), epoch_s
-        self.asked: list[float] = []
-        self.heard: list[tuple[str, float, float]] = []  # kind, time, quiet seconds before it
+        self.clock, self.answers, self.epoch_s = clock, script(), epoch_s
+        self.poll_times: list[float] = []
+        self.epochs_and_ticks: list[tuple[str, float, float]] = []  # kind, time, quiet seconds before it
         self.stop = SimpleNamespace(is_set=lambda: self.ended, set=self._end, wait=self._wait)
         self.ended = False
         self.pipeline = SimpleNamespace(name="p", idle_pause_ms=pause_ms, trigger_interval_ms=every_ms)
@@ -214,8 +214,8 @@ class Run:
         self.clock.now += seconds
 
     def next(self) -> Mapping[str, Any]:
-        self.asked.append(self.clock.now)
-        answer = next(self.said, None)
+        self.poll_times.append(self.clock.now)
+        answer = next(self.answers, None)
         if answer is None:
             self._end()
             return {}
@@ -224,14 +224,14 @@ class Run:
         return answer  # type: ignore[no-any-return]
 
     def run(self, batch: Callable[[], object], quiet_us: int) -> None:
-        self.heard.append(("rows", self.clock.now, quiet_us / 1e6))
+        self.epochs_and_ticks.append(("rows", self.clock.now, quiet_us / 1e6))
         self.clock.now += self.epoch_s
 
     def expect_next(self) -> None:
-        self.epochs = len(self.heard)
+        self.epochs = len(self.epochs_and_ticks)
 
     def tick(self, quiet_us: int) -> None:
-        self.heard.append(("tick", self.clock.now, quiet_us / 1e6))
+        self.epochs_and_ticks.append(("tick", self.clock.now, quiet_us / 1e6))
 
     def go(self, available_now: bool = False) -> None:
         epoch_loop.EpochLoop(self, self, available_now)._run_epochs()  # type: ignore[arg-type]
@@ -250,16 +250,18 @@ def test_rows_are_taken_immediately_and_the_whole_silence_is_counted(monkeypatch
     clock = Clock(monkeypatch)
     run = Run(clock, script)
     run.go()
-    assert [kind for kind, *_ in run.heard[:2]] == ["rows", "rows"]
-    assert run.heard[1][1] == 1000.0, "back to back"
-    quiet = sum(s for *_, s in run.heard)
-    assert quiet == pytest.approx(run.heard[-1][1] - 1000, abs=1e-3), "all of it, and nothing twice"
-    silent = run.asked[2:-2]  # the last poll but one returned rows
+    assert [kind for kind, *_ in run.epochs_and_ticks[:2]] == ["rows", "rows"]
+    assert run.epochs_and_ticks[1][1] == 1000.0, "back to back"
+    quiet = sum(s for *_, s in run.epochs_and_ticks)
+    assert quiet == pytest.approx(run.epochs_and_ticks[-1][1] - 1000, abs=1e-3), "the whole silence, and nothing twice"
+    silent = run.poll_times[2:-2]  # the last poll but one returned rows
     pauses = [b - a for a, b in pairwise(silent)]
     assert pauses[0] == pytest.approx(0.01)
     assert max(pauses) == pytest.approx(1.0)
-    assert all(s >= 0.5 for kind, _, s in run.heard[2:] if kind == "tick"), "not more often than idle_pause_ms"
-    assert len(run.asked) < 1200, "less often, the longer it lasts"
+    assert all(s >= 0.5 for kind, _, s in run.epochs_and_ticks[2:] if kind == "tick"), (
+        "not more often than idle_pause_ms"
+    )
+    assert len(run.poll_times) < 1200, "less often, the longer it lasts"
 
 
 def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,20 +274,20 @@ def test_a_suspended_machine_does_not_count_as_silence(monkeypatch: pytest.Monke
     clock = Clock(monkeypatch)
     run = Run(clock, script, pause_ms=500)
     run.go()
-    assert 0 < sum(s for *_, s in run.heard) <= 8
+    assert 0 < sum(s for *_, s in run.epochs_and_ticks) <= 8
 
 
 def test_a_silent_source_counts_as_silent_while_others_keep_the_run_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Epochs follow each other without a pause. A source without rows at every poll was silent all the time."""
     run = Run(Clock(monkeypatch), lambda: iter([ROWS] * 30), epoch_s=1.0)
     run.go()
-    assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), *[("rows", 1.0)] * 29]
+    assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), *[("rows", 1.0)] * 29]
 
 
 def test_only_a_part_of_a_slow_epoch_counts_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, NOTHING]), pause_ms=100, epoch_s=10.0)
     run.go()
-    assert [(kind, s) for kind, _, s in run.heard] == [("rows", 0.0), ("tick", 0.4)]
+    assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [("rows", 0.0), ("tick", 0.4)]
 
 
 def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,8 +300,8 @@ def test_timed_triggers_ask_at_whole_intervals(monkeypatch: pytest.MonkeyPatch) 
     clock.now = 1003.0
     run = Run(clock, script, every_ms=10_000)
     run.go()
-    assert run.asked == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
-    assert [(kind, s) for kind, _, s in run.heard] == [
+    assert run.poll_times == [1003.0, 1010.0, 1035.0, 1040.0, 1050.0]
+    assert [(kind, s) for kind, _, s in run.epochs_and_ticks] == [
         ("rows", 0.0),
         ("rows", 7.0),
         ("tick", 10.0),
@@ -317,21 +319,21 @@ def test_setting_the_clock_back_delays_a_trigger_by_at_most_an_interval(monkeypa
     clock.now = 10_003.0
     run = Run(clock, script, every_ms=10_000)
     run.go()
-    assert run.asked[:2] == [10_003.0, 6_413.0]
+    assert run.poll_times[:2] == [10_003.0, 6_413.0]
 
 
 def test_the_end_of_the_input_ends_the_run_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS, ROWS, NOTHING, ROWS]), every_ms=60_000)
     run.go(available_now=True)
-    assert [kind for kind, *_ in run.heard] == ["rows", "rows"]
-    assert run.asked == [1000.0] * 3, "no trigger is waited for"
+    assert [kind for kind, *_ in run.epochs_and_ticks] == ["rows", "rows"]
+    assert run.poll_times == [1000.0] * 3, "no trigger is waited for"
 
 
 def test_a_stopped_loop_does_not_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(Clock(monkeypatch), lambda: iter([ROWS]))
     run._end()
     run.go()
-    assert (run.asked, run.heard) == ([], [])
+    assert (run.poll_times, run.epochs_and_ticks) == ([], [])
 
 
 def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
@@ -348,8 +350,8 @@ def test_an_unavailable_source_is_polled_again_and_does_not_count_as_silent(
     clock = Clock(monkeypatch)
     run = Run(clock, script)
     run.go()
-    assert run.heard[0][0] == "rows"
-    assert sum(s for *_, s in run.heard[1:]) < 3, "only what lies behind the answer"
+    assert run.epochs_and_ticks[0][0] == "rows"
+    assert sum(s for *_, s in run.epochs_and_ticks[1:]) < 3, "only the time after the answer"
     assert [r.getMessage() for r in caplog.records] == ["p: Kafka is away; the run retries for two minutes"]
 
 
@@ -359,7 +361,7 @@ def test_an_unavailable_source_ends_the_run_after_a_while(monkeypatch: pytest.Mo
     run = Run(Clock(monkeypatch), lambda: iter([*before, *[away] * 1000]))
     with pytest.raises(StartError, match="Kafka is away"):
         run.go()
-    assert (len(run.asked) > 100) == bool(before), "at the first ask it is told at once"
+    assert (len(run.poll_times) > 100) == bool(before), "the first poll ends the run immediately"
 
 
 def test_an_interrupt_lets_the_current_epoch_finish() -> None:

@@ -56,12 +56,12 @@ def events(ui_server: UiServer, path: str, is_complete: Callable[[str], bool]) -
     """Read a stream until `is_complete` accepts its text."""
     client = http.client.HTTPConnection("127.0.0.1", ui_server.port, timeout=30)
     client.request("GET", path)
-    response, said = client.getresponse(), ""
+    response, received = client.getresponse(), ""
     assert response.headers["content-type"].startswith("text/event-stream")
-    while not is_complete(said):
-        said += response.read1(65536).decode()  # type: ignore[attr-defined]
+    while not is_complete(received):
+        received += response.read1(65536).decode()  # type: ignore[attr-defined]
     client.close()
-    return said
+    return received
 
 
 def test_every_answer_has_security_headers(page: UiServer) -> None:
@@ -143,15 +143,15 @@ def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
     try:
         before = get(running, "/ui/top.json")
         tag = before.headers["etag"].strip('"')
-        said: list[str] = []
+        lines: list[str] = []
         listener = threading.Thread(
-            target=lambda: said.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
+            target=lambda: lines.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
         )
         listener.start()
         ran(file, [RowsInput({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
         listener.join(timeout=60)
         assert not listener.is_alive()
-        (_, new) = re.findall(r"(id|data): (\S+)", said[0])[0]
+        (_, new) = re.findall(r"(id|data): (\S+)", lines[0])[0]
         after = get(running, "/ui/top.json", If_None_Match=f'"{tag}"')
         assert after.status == 200
         assert json.loads(after.body)["epoch"] == json.loads(before.body)["epoch"] + 1
@@ -215,7 +215,7 @@ def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said"),
+    ("path", "status", "message"),
     [
         ("/key", 400, "is missing"),
         ("/key?usr=1", 400, "did you mean"),
@@ -229,9 +229,9 @@ def test_links_of_keys_lead_to_their_windows(page: UiServer) -> None:
         ("/state/scan?where=nix", 400, "nix"),
     ],
 )
-def test_a_wrong_request_is_answered_with_one_line(page: UiServer, path: str, status: int, said: str) -> None:
+def test_a_wrong_request_is_answered_with_one_line(page: UiServer, path: str, status: int, message: str) -> None:
     answer = get(page, path)
-    assert (answer.status, said in answer.text) == (status, True), answer.text
+    assert (answer.status, message in answer.text) == (status, True), answer.text
     assert "Traceback" not in answer.text
     assert "<b>" not in answer.text
 
@@ -347,8 +347,8 @@ def command(
     monkeypatch.setattr(sys, "argv", ["slackwater", "ui", *arguments])
     with pytest.raises(SystemExit) as ended:
         main()
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+    output = capsys.readouterr()
+    return ended.value.code, output.out, output.err
 
 
 def test_a_page_is_saved_as_one_file(

@@ -141,15 +141,15 @@ class Viewer(threading.Thread):
             self._client.close()
 
     def _follow(self) -> None:
-        said = b""
+        buffer = b""
         while part := self._answer.readline():
-            said += part
-            if part == b"\n" and b"event: commit\n" in said:
+            buffer += part
+            if part == b"\n" and b"event: commit\n" in buffer:
                 with self.changed:
-                    self.raw.append(said)
-                    self.updates.append(dict(parse_events(said)))
+                    self.raw.append(buffer)
+                    self.updates.append(dict(parse_events(buffer)))
                     self.changed.notify_all()
-                said = b""
+                buffer = b""
 
     def wait_for(self, count: int) -> None:
         with self.changed:

@@ -129,7 +129,7 @@ def test_a_new_partition_holds_the_watermark_until_it_has_rows_or_is_idle() -> N
     before = clock_after((newest_events(a=100), 0))
     new = advance_clock(before, newest_events(a=200, b=None), 0)
     assert new.watermark_us == NEVER
-    assert global_watermark(90, [new]) == 90, "what was said is not taken back"
+    assert global_watermark(90, [new]) == 90, "an emitted watermark is not taken back"
     assert advance_clock(new, newest_events(a=200, b=150), 0).watermark_us == 140
     assert advance_clock(new, newest_events(a=200, b=None), 60).watermark_us == 190
 
@@ -198,7 +198,7 @@ def test_silence_before_the_first_event_does_not_advance_the_watermark() -> None
     assert advance_while_idle(NEVER, [never], 100) == NEVER
     assert advance_while_idle(NEVER, [], 100) == NEVER
     spoke = advance_clock(advance_clock(clock(), SourceActivity(1, 500), 0), SILENT, 200)
-    assert advance_while_idle(NEVER, [never, spoke], 100) == 490 + 200, "one that was never heard from does not count"
+    assert advance_while_idle(NEVER, [never, spoke], 100) == 490 + 200, "a source without rows so far does not count"
 
 
 def test_partitions_run_on_from_the_newest_event_of_their_source() -> None:

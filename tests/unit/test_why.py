@@ -37,12 +37,12 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_answer_for_sessions(say: Say) -> None:
     ran(SESSION, STORY)
-    first, *said = say("--key", "user=u1")
+    first, *printed = say("--key", "user=u1")
     assert first.startswith("law: epoch 2, committed 2024-03-01T12:00:45Z, ")
     assert first.endswith(" ago, published")
-    assert said[1].startswith("watermark  2024-03-01T09:01:00Z, ")
-    del said[1]
-    assert said == [
+    assert printed[1].startswith("watermark  2024-03-01T09:01:00Z, ")
+    del printed[1]
+    assert printed == [
         "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
         'held by    source "app": quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
@@ -73,8 +73,8 @@ def test_the_answer_for_sessions(say: Say) -> None:
 
 def test_the_answer_for_windows(say: Say) -> None:
     ran(TUMBLING, STORY)
-    said = say("--key", "user=u1")
-    assert said[9:] == [
+    printed = say("--key", "user=u1")
+    assert printed[9:] == [
         "3 open windows; the next to close:",
         "  start                 keys  closes at watermark   closes after",
         '  2024-03-01T09:00:00Z  2     2024-03-01T09:05:00Z  an event is seen on "app" at or after 2024-03-01T09:06:00Z',
@@ -141,8 +141,8 @@ def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> N
 def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
     ran(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
-    said = say("--key", "user=u1")
-    assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in said
+    printed = say("--key", "user=u1")
+    assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in printed
     one, two = why_json(say, "--key", "user=u1")["key"]["open"]
     assert (one["reason"], one["start_us"], one["last_us"], one["rows"]) == ("cap", us("9:00"), us("9:54"), 7)
     assert one["closes_us"] == us("10:00")
@@ -157,8 +157,8 @@ def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
             RowsInput({"web": rows_at("u2", "9:19"), "app": rows_at("u2", "9:19")}),
         ],
     )
-    said = say("--key", "user=u1")
-    assert said[-5:] == [
+    printed = say("--key", "user=u1")
+    assert printed[-5:] == [
         "key user=u1: no session is open",
         "  floor 2024-03-01T09:15:00Z: its last closed session ended there, and rows up to then are late",
         "  rows before 2024-03-01T09:08:00Z are late unless they join an open session",
@@ -182,13 +182,13 @@ def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
 
 def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})])
-    said = say()
-    assert said[2].startswith("watermark  none yet")
+    printed = say()
+    assert printed[2].startswith("watermark  none yet")
     assert (
-        said[3]
+        printed[3]
         == 'held by    source "app": no event yet, quiet for 50.0 s, since 2024-03-01T12:00:00Z; it counts as idle after 10.0 s more of silence'
     )
-    assert said[-1].endswith(
+    assert printed[-1].endswith(
         'an event is seen on "web" at or after 2024-03-01T09:11:30.000001Z and "app" at or after 2024-03-01T09:12:00.000001Z'
     )
 
@@ -219,24 +219,24 @@ def test_a_partition_holds_the_watermark(say: Say) -> None:
     web = [*rows_at("u1", "9:30", partition="clicks-0"), *rows_at("u1", "9:10", partition="clicks-1")]
     both = RowsInput({"web": web, "app": rows_at("u2", "9:50")}, parts)
     ran(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
-    said = say()
-    assert said[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
-    assert said[6:10] == [
+    printed = say()
+    assert printed[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
+    assert printed[6:10] == [
         "web         2024-03-01T09:30:00Z  30.0 s    2024-03-01T09:09:30Z  had rows",
         "  clicks-0  2024-03-01T09:30:00Z  30.0 s    2024-03-01T09:29:30Z  had rows",
         "  clicks-1  2024-03-01T09:10:00Z  30.0 s    2024-03-01T09:09:30Z  had rows",
         "  clicks-2  none yet              30.0 s    none yet              idle, quiet for 60.0 s",
     ]
-    assert any('on "web" (partition clicks-1) at or after' in line for line in said)
-    assert any('on "web" (each of clicks-0, clicks-1) at or after' in line for line in said)
+    assert any('on "web" (partition clicks-1) at or after' in line for line in printed)
+    assert any('on "web" (each of clicks-0, clicks-1) at or after' in line for line in printed)
 
 
 def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
     ran(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
-    said = say()
-    assert said[3] == "held by    nothing: all sources are idle; it does not move until one has an event"
-    assert said[6].endswith("idle, quiet for 60.0 s")
-    assert said[-2].endswith(
+    printed = say()
+    assert printed[3] == "held by    nothing: all sources are idle; it does not move until one has an event"
+    assert printed[6].endswith("idle, quiet for 60.0 s")
+    assert printed[-2].endswith(
         'an event is seen on "web" at or after 2024-03-01T09:20:30.000001Z or "app" at or after 2024-03-01T09:21:00.000001Z'
     )
 
@@ -244,12 +244,12 @@ def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
 def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
     ran(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
-    said = say()
+    printed = say()
     assert (
-        said[3]
+        printed[3]
         == "held by    nothing: all sources are idle; it follows the clock after a silence of 5 m, so far 60.0 s"
     )
-    assert said[-2].endswith(", or after 4 m more without any")
+    assert printed[-2].endswith(", or after 4 m more without any")
     assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
 
 

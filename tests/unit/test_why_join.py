@@ -36,10 +36,10 @@ def run_join(**more: Any) -> None:
 
 def test_why_shows_the_buffered_rows_of_a_join_and_their_expiry(say: Say) -> None:
     run_join()
-    said = say()
-    assert said[2].startswith("watermark  2024-03-01T09:07:00Z, ")
-    assert said[3].startswith('held by    source "payments": it had rows in this epoch')
-    table = said[said.index("") + 1 :]
+    printed = say()
+    assert printed[2].startswith("watermark  2024-03-01T09:07:00Z, ")
+    assert printed[3].startswith('held by    source "payments": it had rows in this epoch')
+    table = printed[printed.index("") + 1 :]
     below = [line.split("  ") for line in table[table.index("") + 1 :]]
     assert [[c.strip() for c in row if c.strip()] for row in below] == [
         ["side", "source", "rows kept", "each until the watermark is past", "all are gone at watermark"],
@@ -64,7 +64,7 @@ def test_a_window_over_joined_rows() -> None:
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     run_join(downstream=window)
     pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
-    said = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
-    assert said[-1].startswith('stage "')
-    assert said[-1].endswith(": no window is open, so nothing is due")
-    assert any(line.endswith(', whose watermark is held by source "payments"') for line in said)
+    printed = list(report_lines(why(pipeline, FilesStore("state", "law"), 0), "p.toml"))
+    assert printed[-1].startswith('stage "')
+    assert printed[-1].endswith(": no window is open, so nothing is due")
+    assert any(line.endswith(', whose watermark is held by source "payments"') for line in printed)

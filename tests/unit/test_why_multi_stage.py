@@ -29,10 +29,10 @@ ROOT = 'whose watermark is held by source "orders", partition o-1'
 
 
 def test_the_answer_for_stages(say: Say) -> None:
-    first, *said = say("--key", "user=u1")
+    first, *printed = say("--key", "user=u1")
     assert first.startswith("law: epoch 1, committed 2024-03-01T12:00:45Z, ")
-    del said[1]
-    assert said == [
+    del printed[1]
+    assert printed == [
         "runner     none is running, so nothing changes; start it with: slackwater run p.toml",
         f'held by    stage "minutes", which waits for stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
@@ -76,9 +76,9 @@ def test_the_answer_for_stages(say: Say) -> None:
 
 
 def test_one_stage(say: Say) -> None:
-    said = say("--stage", "minutes")
-    assert said[2].startswith("watermark  2024-03-01T09:49:00Z, ")
-    assert said[3:] == [
+    printed = say("--stage", "minutes")
+    assert printed[2].startswith("watermark  2024-03-01T09:49:00Z, ")
+    assert printed[3:] == [
         f'held by    stage "sessions", {ROOT}: quiet for 45.0 s, since 2024-03-01T12:00:00Z',
         "",
         "source          newest event          lateness  watermark             when it was committed",
@@ -105,12 +105,12 @@ def test_a_missing_stage_or_key(say: Say) -> None:
 def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
     with LocalPipeline(toml.loads(TEXT), SCHEMA, state_dir="state", capture_losses=False, clock_us=NOON) as test:
         test.quiet("2m")
-    said = say()
-    assert said[3] == (
+    printed = say()
+    assert printed[3] == (
         'held by    nothing: stage "minutes", which waits for stage "sessions", whose sources are all idle; it does not move '
         "until one of them has an event"
     )
-    assert said[6].endswith("all sources are idle")
+    assert printed[6].endswith("all sources are idle")
 
 
 def test_a_window_needs_any_idle_source_or_every_source_that_is_behind(say: Say) -> None:

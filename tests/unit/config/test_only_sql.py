@@ -105,7 +105,7 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" does not exist; did you mean "user"?'),
         (
@@ -128,8 +128,8 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ),
     ],
 )  # fmt: skip
-def test_check_reports_mistakes_in_sql_alone(changes: dict[str, str], said: str) -> None:
-    assert problems(config(**changes)) == [said]
+def test_check_reports_mistakes_in_sql_alone(changes: dict[str, str], message: str) -> None:
+    assert problems(config(**changes)) == [message]
 
 
 def test_a_stage_of_sql_takes_the_event_time_of_its_source() -> None:
@@ -174,10 +174,10 @@ def test_check_and_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     check.check_file(file)
     assert f"{file}: ok — SQL over 1 source, state in files at" in capsys.readouterr().out
     check.explain_file(file)
-    said = capsys.readouterr().out
-    assert "what the SQL selects, in the epoch that reads it" in said
-    assert "no state except offsets" in said
-    assert "SELECT user, n + 1 AS n FROM source" in said
+    output = capsys.readouterr().out
+    assert "what the SQL selects, in the epoch that reads it" in output
+    assert "no state except offsets" in output
+    assert "SELECT user, n + 1 AS n FROM source" in output
     plan = explain.build_plan(toml.load(file))
     assert plan.state_bytes == 0
     assert [s.name for s in plan.stages] == ["read", "event time", "sql", "emit", "commit", "publish"]

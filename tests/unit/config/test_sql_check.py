@@ -24,19 +24,19 @@ def test_sql_that_spark_accepts_is_never_refused(case: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "key", "said"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
+    ("case", "key", "message"), REFUSED, ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else ""
 )
-def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, said: str) -> None:
+def test_every_mistake_is_reported_with_its_key(case: dict[str, str], key: str, message: str) -> None:
     problems = sql_check.check_sql(pipeline(**case)).problems
-    assert [line for line in problems if line.startswith(f"{key}: ") and said in line], problems
+    assert [line for line in problems if line.startswith(f"{key}: ") and message in line], problems
     assert all("\n" not in line for line in problems)
 
 
-@pytest.mark.parametrize(("case", "said"), UNREAD)
-def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], said: str) -> None:
+@pytest.mark.parametrize(("case", "message"), UNREAD)
+def test_unsupported_sql_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
     checked = sql_check.check_sql(pipeline(**case))
     assert checked.problems == []
-    assert any(said in line for line in checked.unchecked), checked.unchecked
+    assert any(message in line for line in checked.unchecked), checked.unchecked
 
 
 def test_all_mistakes_at_once() -> None:
@@ -70,7 +70,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         ({"schema": ""}, "sources[0].schema: none is declared"),
         ({"schema": "", "sql": "", "length": 'gap_ms = "silence"\nmax_session_duration_ms = "1h"'}, 'transform.window.gap_ms: "silence" is not a duration and is read as SQL'),
@@ -81,10 +81,10 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
         ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse it"),
     ],
 )  # fmt: skip
-def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], said: str) -> None:
+def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
     findings = sql_check.check_sql(pipeline(**case))
     assert findings.problems == []
-    assert [line for line in findings.unchecked if said in line], findings.unchecked
+    assert [line for line in findings.unchecked if message in line], findings.unchecked
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ kind = "in_memory"
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("id BIGINT", "id BIGINT", None),
         ('left_keys = ["id"]', 'left_keys = ["idd"]', 'stages[0].join.left_keys: column "idd" does not come out of the left side; did you mean "id"?'),
@@ -179,12 +179,12 @@ kind = "in_memory"
         ('time_window_ms = "5m"', 'time_window_ms = "5m"\noutput_left_columns = ["shopp"]', 'stages[0].join.output_left_columns: column "shopp" does not come out of the left side'),
     ],
 )  # fmt: skip
-def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, said: str | None) -> None:
+def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: str | None) -> None:
     findings = sql_check.check_sql(toml.loads(JOIN.replace(old, new), "p.toml"))
-    if said is None:
+    if message is None:
         assert (findings.problems, findings.unchecked) == ([], [])
     else:
-        assert [line for line in findings.problems if line.startswith(said)], findings.problems
+        assert [line for line in findings.problems if line.startswith(message)], findings.problems
 
 
 def test_scalar_types_are_those_of_the_state() -> None:

@@ -188,10 +188,10 @@ def test_check_and_explain_describe_both_stages(tmp_path: Path, capsys: pytest.C
         in (capsys.readouterr().out)
     )
     check.explain_file(path)
-    said = capsys.readouterr().out
-    assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in said
-    assert "its watermark is 30s behind" in said
-    assert "SELECT left_region AS region" in said
+    output = capsys.readouterr().out
+    assert '"per_minute" reads what "paid" emits, in the same epoch and the same commit' in output
+    assert "its watermark is 30s behind" in output
+    assert "SELECT left_region AS region" in output
     assert explain.build_plan(toml.loads(config())).state_bytes
 
 
