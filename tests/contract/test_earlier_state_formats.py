@@ -125,7 +125,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     before = store().stored_record()
     ask(monkeypatch, "migrate", *where(store()), "--dry-run")
     output = capsys.readouterr().out
-    assert output.startswith(f"law: epoch 3 has format {number}, this version writes format {FORMAT}\n  {number} -> ")
+    assert output.startswith(f"law: epoch 3 has format {number}; this version writes format {FORMAT}\n  {number} -> ")
     assert output.endswith("nothing was changed (--dry-run)\n")
     assert ("adds described: {" in output) == (number == 1 and kind != "join")
     assert "  2 -> 3  holds all stages side by side" in output and "adds stages: [" in output
