@@ -245,7 +245,7 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
     directory.run("join", 0, 3)
     latest = directory.make().manifest(2)
-    with pytest.raises(StateError, match="the state in epoch 2 does not say which join it is of"):
+    with pytest.raises(StateError, match="the state in epoch 2 does not say which join it belongs to"):
         restore_operator(with_stage(latest, fingerprint={"kind": "join"}))
 
 
@@ -324,7 +324,9 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
     resealed(latest, lambda data: data.update(pipeline="other"))
     refused(r'holds epoch 11 of "other", expected epoch 11 of "law"')
     resealed(latest, lambda data: data.update(state_id="x"))
-    refused(r"000000011.json is of another state \(state_id 'x'\) than the commits before it \('\w+'\); restore it")
+    refused(
+        r"000000011.json belongs to another state: found state_id 'x', expected '\w+' as in the earlier commits; restore it"
+    )
     latest.unlink()
     refused(
         r"000000011.json is missing: .*published says that epoch 11 was published, but the latest manifest is of epoch 10"

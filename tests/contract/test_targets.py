@@ -107,7 +107,7 @@ def test_a_runner_that_was_replaced_changes_nothing_in_a_bucket(bucket: str) -> 
     stale.publish(0, rows(0))
     for epoch in (1, 2):
         in_bucket(bucket).publish(epoch, rows(epoch))
-    with pytest.raises(PublishError, match=r"s3://.*/_slackwater/p.json was written by another runner meanwhile"):
+    with pytest.raises(PublishError, match=r"another runner wrote s3://.*/_slackwater/p.json in the meantime"):
         stale.publish(1, rows(1))
     assert in_bucket(bucket).last_epoch() == 2
 

@@ -289,6 +289,6 @@ def test_a_column_that_came_and_went_ends_the_run_in_a_line(make_story: Callable
             change.delete_column("c0")
     with pytest.raises(
         SlackwaterError,
-        match=r'did not find columns that came, so they are gone again; schema_changes = "ignore" .* "c0"',
+        match=r'the next start did not find them; set schema_changes = "ignore" .* "c0"',
     ):
         story.run(spark)
