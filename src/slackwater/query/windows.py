@@ -121,7 +121,7 @@ def _select_rows(rows: pl.DataFrame, mask: np.ndarray[tuple[int], np.dtype[np.bo
 def _last_events(logic: SessionOperator, sessions: pl.DataFrame, fragments: pl.DataFrame) -> Int64s:
     """Return the time of the last event of each session (µs).
 
-    In the order of key and start, a session is followed by the fragments that it was merged from.
+    Sorted by key and start, each session is followed by the fragments that it was merged from.
     """
     columns = ["__kh", *logic.key_names, "__start"]
     place = pl.Series("__session", np.arange(sessions.height), dtype=pl.Int64)

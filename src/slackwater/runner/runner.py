@@ -110,7 +110,7 @@ class Runner:
         Args:
             latest: the commit to continue from; None for a new state.
             make_targets: creates the target writers. Markers are only checked exactly for the default.
-            former_output: the choice for targets that do not fit; see `target_markers.resolve_mismatches`.
+            former_output: the choice for targets whose markers do not fit the state; see `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest
