@@ -226,7 +226,7 @@ def test_a_column_comes_after_every_death(
     ]
     last = story.names[-1]
     assert f'"left_{last}" (bigint)' in changes[2] and f'"right_{last}" (bigint): ' in changes[2]
-    assert "rows of the state have NULL there" in changes[2]
+    assert "rows of the state have NULL in new columns" in changes[2]
     lines = story.run(spark, flush=True)
     assert [line for line in changes if line not in lines] == changes[:2], (
         "the start says the same; of sources a warning"

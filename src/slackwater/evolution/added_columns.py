@@ -40,7 +40,7 @@ def added_side_columns(before: Any, now: Any) -> list[list[str]] | None:
 def join_change(prefix: str, state: StageState, new: Types) -> KeyChange:
     """Return the change for columns added to a join. They do not require rewriting the state."""
     rows, had = sum(m.rows for m in state.metas), sum(map(len, state.fingerprint.get("columns", ())))
-    how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL in new columns, with no rewrite"
+    how = f"{plural(rows, 'row')} of the state {'has' if rows == 1 else 'have'} NULL in new columns, without a rewrite"
     has = f"{plural(had + len(new), 'column')}, new: {_shown(new)}"
     return KeyChange(f"{prefix}columns", plural(had, "column"), has, COMPATIBLE, how, location="the join")
 
