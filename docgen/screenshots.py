@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.browser import CHROMIUM, Browser, until
-from tests.support.ui_states import config, drawn, ran, watched
+from tests.support.browser import CHROMIUM, Browser, wait_until
+from tests.support.ui_states import config, draw_script, open_page_source, run_pipeline
 
 from docgen.message_sources import ROOT
 from slackwater.cli.ui import load_page_sources
@@ -72,8 +72,8 @@ path = "state"
 def clicks(home: Path) -> PageSource:
     file = config("session", home)
     logging.disable(logging.WARNING)
-    ran(file, drawn(4, epochs=14, rows=300))
-    source = watched(file)
+    run_pipeline(file, draw_script(4, epochs=14, rows=300))
+    source = open_page_source(file)
     return replace(source, pipeline=source.pipeline.model_copy(update={"name": "clicks"}), file="clicks.toml")
 
 
@@ -108,7 +108,7 @@ def page(browser: Browser, shown: PageSource, dark: bool) -> Iterator[None]:
         browser.dark(dark)
         browser.ask("Emulation.setDeviceMetricsOverride", width=WIDTH, height=900, deviceScaleFactor=1, mobile=False)
         browser.open(f"http://127.0.0.1:{running.port}/")
-        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         yield
         browser.is_clean(f"http://127.0.0.1:{running.port}")
         browser.open("about:blank")  # nobody is left who misses the server

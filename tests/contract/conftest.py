@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.early_statistics import foreseen as foreseen
+from tests.support.early_statistics import early_statistics as early_statistics

@@ -11,9 +11,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
-from tests.support.store_commits import go_on, running
-from tests.support.topics import waited_for
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import add_epoch, open_runner
+from tests.support.topics import wait_until
 
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, PublishError, SlackwaterError
@@ -79,13 +79,13 @@ def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lease, "RENEW_S", 0.1)
-    store = running(make)
-    done = go_on(store, None, "a")
+    store = open_runner(make)
+    done = add_epoch(store, None, "a")
     store_and_cut(proxy, "/lock")
-    waited_for(lambda: "the lease will be renewed later" in caplog.text)
+    wait_until(lambda: "the lease will be renewed later" in caplog.text)
     mend(proxy)
     store._lock._until = 0.0  # the lease expires
-    go_on(store, done, "b")
+    add_epoch(store, done, "b")
     store.close()
     assert make().runner() is None
 
@@ -95,8 +95,8 @@ def test_a_lease_that_another_runner_took_meanwhile_is_lost(
 ) -> None:
     """A renewal without an answer never makes the lease of another runner look like the runner's own."""
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)
-    store = running(make)
-    done = go_on(store, None, "a")
+    store = open_runner(make)
+    done = add_epoch(store, None, "a")
     store_and_cut(proxy, "/lock")
     with pytest.raises(SlackwaterError, match="it is unknown whether lock was written"):
         store._lock.renew()
@@ -106,18 +106,18 @@ def test_a_lease_that_another_runner_took_meanwhile_is_lost(
     )
     store._lock._until = 0.0
     with pytest.raises(FencedError, match="process 1 on x took over"):
-        go_on(store, done, "b")
+        add_epoch(store, done, "b")
     store.close()
 
 
-@pytest.mark.parametrize("note", some(["runs", "reached", "published"]))
+@pytest.mark.parametrize("note", select_cases(["runs", "reached", "published"]))
 def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
     note: str, make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What follows is other content: of the first, `runs`, the run goes on and notes its end."""
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)
-    store = running(make)
-    done = go_on(store, go_on(store, None, "a"), "b")
+    store = open_runner(make)
+    done = add_epoch(store, add_epoch(store, None, "a"), "b")
     writes: dict[str, list[Callable[[], None]]] = {
         "runs": [
             lambda: store.save_run(Run(started_us=1, runner="r", epoch=-1)),
@@ -135,7 +135,7 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
         after()
     assert (note != "runs" or [r.ended_us for r in make().runs()] == [2]) and store.epochs() == [0, 1]
     assert note != "published" or make().published_epoch() == 1
-    go_on(store, done, "c")
+    add_epoch(store, done, "c")
     store.close()
 
 
@@ -158,15 +158,15 @@ def test_a_marker_of_a_target_that_was_stored_and_got_no_answer_is_its_own(
 # -- lists that lag behind ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("behind", some([1, 3]))
+@pytest.mark.parametrize("behind", select_cases([1, 3]))
 def test_a_cleanup_spares_what_a_list_does_not_show(
     behind: int, make: Make, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that the list omits names files. By the list alone they look like garbage."""
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)
-    store, done = running(make), None
+    store, done = open_runner(make), None
     for n in range(12):
-        done = go_on(store, done, "a", f"u{n}")
+        done = add_epoch(store, done, "a", f"u{n}")
     hide(proxy, f"manifests/{store.epochs()[-behind]:09d}")
     store.collect_garbage()
     proxy.revise = lambda method, path, content: content
@@ -176,11 +176,11 @@ def test_a_cleanup_spares_what_a_list_does_not_show(
     assert FilesStore(bucket, "p").epochs() == list(range(4, 12))
 
 
-@pytest.mark.parametrize("hidden_file", some(["manifest", "segment"], keep=2))
+@pytest.mark.parametrize("hidden_file", select_cases(["manifest", "segment"], keep=2))
 def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, proxy: FaultyProxy) -> None:
-    store, done = running(make), None
+    store, done = open_runner(make), None
     for n in range(3):
-        done = go_on(store, done, "a", f"u{n}")
+        done = add_epoch(store, done, "a", f"u{n}")
     assert done is not None
     store.close()
     hide(proxy, f"manifests/{done.epoch:09d}" if hidden_file == "manifest" else done.stages[0].segments[0][-1].file)
@@ -194,7 +194,7 @@ def test_a_start_finds_what_a_list_does_not_show(hidden_file: str, make: Make, p
 
 @pytest.mark.parametrize(
     ("fault", "method", "part"),
-    some(
+    select_cases(
         [
             ("done-404", "POST", "uploadId"),  # a request whose answer was lost completed the upload
             ("400", "PUT", "partNumber"),

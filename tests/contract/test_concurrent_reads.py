@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from tests.laws import join_scenarios
 from tests.support import why_states as states
-from tests.support.case_selection import some
-from tests.support.store_commits import LOGIC, Make, go_on, running, users
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import LOGIC, Make, add_epoch, open_runner, users
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -30,7 +30,7 @@ from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui.blocks.join_buffers import build_buffers
 
 
-@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+@pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Yield a function that opens the same store each time."""
     stores: list[Any] = []
@@ -67,7 +67,7 @@ def test_before_the_first_start_there_is_nothing_and_nothing_is_made(make: Make,
 
 
 def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> None:
-    store = running(make)
+    store = open_runner(make)
     with make().peek() as snapshot:
         assert snapshot is None
     assert make().runner().startswith("process ")
@@ -76,13 +76,13 @@ def test_before_the_first_commit_there_is_a_runner_and_no_state(make: Make) -> N
 
 def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> None:
     """Its files are removed, and its rows are replaced and deleted, before they are read."""
-    store = running(make)
-    first = go_on(store, None, "a", "b", "c")
+    store = open_runner(make)
+    first = add_epoch(store, None, "a", "b", "c")
     store.mark_published(0)
     with make().peek() as snapshot:
         last = first
         for _ in range(KEPT_EPOCHS + 9):
-            last = go_on(store, last, "a", "x")
+            last = add_epoch(store, last, "a", "x")
         assert (snapshot.commit, snapshot.published) == (first, 0)
         assert users(snapshot) == ["a", "b", "c"]
         with make().peek() as later:
@@ -91,15 +91,15 @@ def test_a_snapshot_stays_what_it_was_while_the_runner_goes_on(make: Make) -> No
 
 
 def test_a_look_needs_no_runner_and_keeps_none_from_starting(make: Make) -> None:
-    store = running(make)
-    go_on(store, None, "a")
+    store = open_runner(make)
+    add_epoch(store, None, "a")
     assert make().runner().startswith("process ")
     store.close()
     other = make()
     assert other.runner() is None
     with other.peek() as snapshot:
-        again = running(make)
-        go_on(again, snapshot.commit, "b")
+        again = open_runner(make)
+        add_epoch(again, snapshot.commit, "b")
         assert users(snapshot) == ["a"]
         again.close()
 
@@ -125,9 +125,9 @@ def test_looks_all_the_time_refuse_no_start_and_see_whole_commits(make: Make) ->
     last: Commit | None = None
     try:
         for _ in range(3):
-            store = running(make)
+            store = open_runner(make)
             for _ in range(12):
-                last = go_on(store, last, *(str(n) for n in range(((last.epoch if last else -1) + 1) % 7 + 1)))
+                last = add_epoch(store, last, *(str(n) for n in range(((last.epoch if last else -1) + 1) % 7 + 1)))
             store.close()
     finally:
         stop.set()
@@ -139,7 +139,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
     """The runner goes on and cleans up after the reader found the latest epoch, before it reads the manifest."""
     store = FilesStore(tmp_path, "p")
     store.open()
-    last = go_on(store, None, "a")
+    last = add_epoch(store, None, "a")
     opened: list[int] = []
 
     class Slow(SnapshotReader):
@@ -147,7 +147,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
             nonlocal last
             opened.append(epoch)
             for _ in range(0 if len(opened) > 1 else KEPT_EPOCHS + 2):
-                last = go_on(store, last, "b")
+                last = add_epoch(store, last, "b")
             return super().open_commit(epoch)
 
     with Slow(CommitLog(LocalStorage(str(tmp_path / "p")))).peek() as snapshot:
@@ -159,7 +159,7 @@ def test_what_is_removed_between_finding_and_opening_is_looked_for_anew(tmp_path
 def test_what_is_damaged_is_told_by_name(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
-    done = go_on(store, None, "a")
+    done = add_epoch(store, None, "a")
     store.close()
     path = tmp_path / "p" / done.stages[0].segments[0][0].file
     path.unlink()
@@ -178,7 +178,7 @@ def test_a_database_that_fails_while_one_looks_is_told_in_one_line(postgres: Any
     store = PostgresStore(url, "public", "p")
     store.open()
     store.prepare(LOGIC)
-    go_on(store, None, "a")
+    add_epoch(store, None, "a")
     store.close()
     with psycopg.connect(url) as db:
         db.execute("ALTER TABLE slackwater_pipelines RENAME record TO other")
@@ -233,10 +233,10 @@ def test_why_says_the_same_of_both_stores(
 
 def test_an_outline_is_what_a_scan_sees_without_keys_and_values(make: Make) -> None:
     """Replaced and deleted units count, too; the outline covers several segments."""
-    store = running(make)
+    store = open_runner(make)
     last = None
     for names in (["a", "b", "c"], ["b", "d"], ["a", "d", "e"], ["e"], []):
-        last = go_on(store, last, *names)
+        last = add_epoch(store, last, *names)
         with make().peek() as snapshot:
             reader = snapshot.reader(0, LOGIC)
             outline, whole = reader.outline(), reader.scan()

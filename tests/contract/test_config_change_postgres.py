@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from tests.laws import config_changes
 from tests.laws.config_changes import MS, SCHEMA, Config
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.errors import EpochError
 from slackwater.evolution.operator_from_state import restore_window
@@ -54,10 +54,10 @@ def columns(url: str, table: str = "slackwater_state_law") -> set[str]:
         return {row[0] for row in db.execute(query, (table,))}
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling", "hopping"]))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, url: str) -> None:
     for seed in range(SEEDS):
-        config_changes.checked(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
+        config_changes.check_run(seed, kind, crashes=seed % 2 == 1, store=store_maker(url, f"s{kind}{seed}"))
 
 
 def test_columns_come_and_go_with_the_commit(url: str) -> None:

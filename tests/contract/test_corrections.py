@@ -20,10 +20,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.case_selection import some
-from tests.support.iceberg_tables import sql
+from tests.support.case_selection import select_cases
+from tests.support.iceberg_tables import open_sql_catalog
 from tests.support.states import driver_of
-from tests.support.topics import messages
+from tests.support.topics import read_messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -76,7 +76,7 @@ class Place:
     content: Callable[[], list[tuple[str, ...]]]
 
 
-@pytest.fixture(params=some(["postgres", "delta", "iceberg", "kafka", "kafka by session_id"], keep=4))
+@pytest.fixture(params=select_cases(["postgres", "delta", "iceberg", "kafka", "kafka by session_id"], keep=4))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind, name = request.param, f"c{uuid.uuid4().hex[:8]}"
     table, opened = TargetTable(name, FIELDS, IDENTITY), list[TargetWriter]()
@@ -94,7 +94,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             lambda: open_target(DeltaTarget(str(tmp_path / "t"), "merge", table)), lambda: in_delta(tmp_path / "t")
         )
     elif kind == "iceberg":
-        lake = sql(tmp_path)
+        lake = open_sql_catalog(tmp_path)
         yield Place(lambda: open_target(lake.target(table, day_of="window_start")), lambda: in_frame(lake.content()))
     else:
         kafka = request.getfixturevalue("kafka")
@@ -127,7 +127,7 @@ def in_frame(frame: pl.DataFrame) -> list[tuple[str, ...]]:
 
 
 def in_kafka(kafka: Any, topic: str) -> list[tuple[str, ...]]:
-    newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
+    newest = {m.key(): m.value() for m in read_messages(kafka.address, topic)}
     rows = [json.loads(value) for value in newest.values() if value is not None]
     times = [int(dt.datetime.fromisoformat(r["window_start"]).timestamp()) for r in rows]
     floats = [None if r["f"] is None else float(r["f"]) for r in rows]
@@ -283,7 +283,9 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", some(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"]), indirect=True)
+@pytest.mark.parametrize(
+    "place", select_cases(["postgres", "iceberg", "delta", "kafka", "kafka by session_id"]), indirect=True
+)
 def test_a_hundred_thousand_deletes_and_upserts_at_once(place: Place, record_property: Any) -> None:
     """Into a table of 300,000 windows that all start together, the worst case for a search by window_start."""
     target = place.target()

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
@@ -120,7 +120,7 @@ DAMAGES = {
 CASES = [(damage_name, table) for table in ("law", "law#3", "law#2") for damage_name in DAMAGES]
 
 
-@pytest.mark.parametrize(("damage_name", "table"), some(CASES, keep=len(DAMAGES) + 2))
+@pytest.mark.parametrize(("damage_name", "table"), select_cases(CASES, keep=len(DAMAGES) + 2))
 def test_a_start_refuses_what_somebody_else_changed(url: str, damage_name: str, table: str) -> None:
     with begun(url) as test:
         test._stop()
@@ -189,7 +189,7 @@ def damage(url: str, table: str, column: str, value: str) -> None:
         db.execute(f'UPDATE "{table}" SET "{column}" = {value}')
 
 
-@pytest.mark.parametrize("part", some(range(8), keep=2))
+@pytest.mark.parametrize("part", select_cases(range(8), keep=2))
 def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgres: Any) -> None:
     """A start, an epoch and a flush each succeed or fail with a one-line error. A NULL that is never valid always fails."""
     copy = f"{url.rpartition('/')[2]}_copy"
@@ -244,7 +244,7 @@ def test_a_damaged_output_is_named(url: str, cut: str) -> None:
             test._start()
 
 
-@pytest.mark.parametrize("seed", some(range(SEEDS), keep=3))
+@pytest.mark.parametrize("seed", select_cases(range(SEEDS), keep=3))
 def test_what_only_slackwater_changed_passes_every_check(url: str, seed: int) -> None:
     """After crashes at any step, reshards and merges, the tables hold what the commit recorded."""
     with begun(url, seed, batches=14, crashes=True) as test:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from tests.fixtures.states import write_states
 from tests.fixtures.states.write_states import HERE, KINDS, NAME, SHARDS, Kind
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater import open_state
 from slackwater.cli.main import main
@@ -76,7 +76,7 @@ def rest(kind: Kind, store: Make) -> LocalResult:
     return write_states.run(kind, store, kind.story[kind.half :], kind.clock_us, flush=True)
 
 
-@pytest.mark.parametrize(("number", "kind"), some(PAIRS, keep=len(KINDS)))
+@pytest.mark.parametrize(("number", "kind"), select_cases(PAIRS, keep=len(KINDS)))
 def test_the_run_goes_on_to_the_rows_of_one_that_never_stopped(
     number: int, kind: str, restored: Callable[[int, str], Make], tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_join_is_told_to_be_one(number: int, restored: Callable[[int, str], Ma
         StateView(restored(number, "join")()).scan()
 
 
-@pytest.mark.parametrize(("number", "kind"), some((p for p in PAIRS if p[0] < FORMAT), keep=2))
+@pytest.mark.parametrize(("number", "kind"), select_cases((p for p in PAIRS if p[0] < FORMAT), keep=2))
 def test_migrate_commits_the_new_format_and_nothing_else(
     number: int,
     kind: str,
@@ -145,7 +145,7 @@ def test_migrate_commits_the_new_format_and_nothing_else(
     assert [{k: v for k, v in r.items() if k != "_epoch"} for r in rest(KINDS[kind], store).rows] == plain
 
 
-@pytest.mark.parametrize("kind", some(KINDS))
+@pytest.mark.parametrize("kind", select_cases(KINDS))
 def test_tables_of_format_1_become_those_of_today_at_the_start(
     kind: str, postgres: Any, request: pytest.FixtureRequest
 ) -> None:

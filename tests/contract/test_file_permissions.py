@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.store_commits import go_on, running
+from tests.support.store_commits import add_epoch, open_runner
 
 from slackwater.state.files.store import FilesStore
 
@@ -57,8 +57,8 @@ def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
     public: Path, part: str, mode: int, expected: str
 ) -> None:
     home = public / "state"
-    store = running(lambda: FilesStore(str(home), "p"))
-    done = go_on(store, None, "a")
+    store = open_runner(lambda: FilesStore(str(home), "p"))
+    done = add_epoch(store, None, "a")
     store.close()
     spoiled = sorted(Path(store.root).glob(part))
     assert spoiled
@@ -73,9 +73,9 @@ def test_a_right_that_lacks_is_named_and_the_next_start_goes_on(
     assert said.count("\n") == 1
     for path, was in zip(spoiled, before, strict=True):
         path.chmod(was)
-    again = running(lambda: FilesStore(str(home), "p"))
+    again = open_runner(lambda: FilesStore(str(home), "p"))
     assert again.storage.has(f"manifests/{done.epoch:09d}.json") and not again.storage.has("manifests/000000001.json")
-    assert go_on(again, done, "b").epoch == 1
+    assert add_epoch(again, done, "b").epoch == 1
     again.close()
 
 

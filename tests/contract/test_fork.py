@@ -13,8 +13,8 @@ import psycopg
 import pytest
 from tests.fixtures.states import write_states as states
 from tests.fixtures.states.write_states import HERE, KINDS
-from tests.support.case_selection import some
-from tests.support.store_commits import commit, go_on, running, users
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import add_epoch, commit, open_runner, users
 
 from slackwater.cli.main import main
 from slackwater.errors import LockHeldError, StartError, StateError
@@ -28,7 +28,7 @@ from slackwater.testing.script import LocalResult
 Make = Callable[[str], Any]
 
 
-@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+@pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     """Yield a function that opens the store of a pipeline each time."""
     stores: list[Any] = []
@@ -50,7 +50,7 @@ def plain(result: LocalResult) -> Any:
     return result.rows, result.gone, result.counters, result.open_sessions
 
 
-@pytest.mark.parametrize("kind", some(KINDS))
+@pytest.mark.parametrize("kind", select_cases(KINDS))
 def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     """Both read the same rows into their own targets. The fork is made without a runner and starts at the same epoch."""
     scenario, story = KINDS[kind], KINDS[kind].story
@@ -68,7 +68,7 @@ def test_both_go_on_to_the_same_results(kind: str, make: Make) -> None:
     assert rest[0].rows
 
 
-@pytest.mark.parametrize("kind", some(KINDS))
+@pytest.mark.parametrize("kind", select_cases(KINDS))
 def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp_path: Path) -> None:
     scenario = KINDS[kind]
     shutil.copytree(HERE / "format-1" / "files" / kind, tmp_path / kind)
@@ -97,8 +97,8 @@ def test_a_state_of_format_1_is_forked_into_todays(kind: str, postgres: Any, tmp
 
 def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     """The fork is made next to a runner and keeps the files that the runner removes from its own state."""
-    store = running(lambda: make("p"))
-    go_on(store, None, "a", "b")
+    store = open_runner(lambda: make("p"))
+    add_epoch(store, None, "a", "b")
     listed = store.write_list(1, ["one", "two"])
     source = {"offsets": {"segments": [listed], "count": 2}, "rows": 2}
     named = {"sources": {"s": source}, "replayed": (listed,), "tried": (listed,)}
@@ -107,7 +107,7 @@ def test_lists_and_a_runner_that_goes_on(make: Make) -> None:
     assert make("q").epochs() == [1]
     last = done.model_copy(update={"sources": {}, "replayed": (), "tried": ()})
     for _ in range(KEPT_EPOCHS + 3):
-        last = go_on(store, last, "x")
+        last = add_epoch(store, last, "x")
     store.close()
     again = make("q")
     reopened = again.open()
@@ -130,8 +130,8 @@ def latest(store: Any) -> Any:
 
 def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     """Epoch n holds exactly the users 0 to n mod 7, whatever the runner does while it is copied."""
-    store, stop, wrong, forks = running(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
-    last = go_on(store, None, "0")
+    store, stop, wrong, forks = open_runner(lambda: make("p")), threading.Event(), list[Any](), list[Any]()
+    last = add_epoch(store, None, "0")
 
     def copy() -> None:
         while not stop.is_set():
@@ -145,7 +145,7 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
     thread.start()
     try:
         while len(forks) < 5 and not wrong:
-            last = go_on(store, last, *(str(n) for n in range((last.epoch + 1) % 7 + 1)))
+            last = add_epoch(store, last, *(str(n) for n in range((last.epoch + 1) % 7 + 1)))
     finally:
         stop.set()
         thread.join()
@@ -158,8 +158,8 @@ def test_forks_all_the_time_are_whole_commits(make: Make) -> None:
 
 
 def test_an_earlier_epoch_as_far_as_it_is_kept(make: Make) -> None:
-    store = running(lambda: make("p"))
-    go_on(store, go_on(store, go_on(store, None, "a"), "b"), "c")
+    store = open_runner(lambda: make("p"))
+    add_epoch(store, add_epoch(store, add_epoch(store, None, "a"), "b"), "c")
     store.close()
     if isinstance(store, FilesStore):
         assert fork_store(make("p"), "q", 1).epoch == 1
@@ -177,8 +177,8 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forking, "PATIENCE_S", 0.2)
     with pytest.raises(StateError, match=r"epoch 0 is not kept in .*; available: no state yet"):
         fork_store(make("p"), "q")
-    store = running(lambda: make("p"))
-    done = go_on(store, None, "a")
+    store = open_runner(lambda: make("p"))
+    done = add_epoch(store, None, "a")
     for name in ("p", "taken"):
         if name == "taken":
             fork_store(make("p"), "taken")
@@ -208,7 +208,7 @@ def users_frame() -> Any:
 
 
 def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
-    store = running(lambda: make("p"))
+    store = open_runner(lambda: make("p"))
     waits = store.shard(0, 1, 0, ()).write_output(users_frame())
     store.commit(commit(0, output=(OutputMeta.model_validate(waits.model_dump()),)))
     timer = threading.Timer(0.3, store.mark_published, [0])
@@ -220,8 +220,8 @@ def test_a_fork_waits_for_a_runner_that_is_about_to_publish(make: Make) -> None:
 
 def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are hard-linked, or copied where links are unsupported. A damaged or missing file is an error that leaves no part of a fork."""
-    store = running(lambda: FilesStore(tmp_path, "p"))
-    done = go_on(store, None, "a")
+    store = open_runner(lambda: FilesStore(tmp_path, "p"))
+    done = add_epoch(store, None, "a")
     store.close()
     path = tmp_path / "p" / done.stages[0].segments[0][0].file
     fork_store(store, "q")
@@ -247,7 +247,7 @@ def test_files_are_shared_until_one_lets_go(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_list_that_is_missing_is_told(make: Make) -> None:
-    store = running(lambda: make("p"))
+    store = open_runner(lambda: make("p"))
     listed = store.write_list(0, ["x"])
     store.commit(commit(0, sources={"s": SourceRecord(offsets={"segments": [listed], "count": 1})}))
     store.close()
@@ -265,8 +265,8 @@ def test_a_list_that_is_missing_is_told(make: Make) -> None:
 
 def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
     url = postgres.database("fork_missing")
-    store = running(lambda: PostgresStore(url, "public", "p"))
-    go_on(store, None, "a")
+    store = open_runner(lambda: PostgresStore(url, "public", "p"))
+    add_epoch(store, None, "a")
     with psycopg.connect(url) as db:
         db.execute("DROP TABLE slackwater_state_p CASCADE")
     with pytest.raises(StateError, match=r"table .*slackwater_state_p.* is missing; restore it from a backup"):
@@ -275,8 +275,8 @@ def test_a_table_that_is_missing_is_told(postgres: Any) -> None:
 
 
 def test_the_command(make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    store = running(lambda: make("p"))
-    last = go_on(store, None, "a", "b")
+    store = open_runner(lambda: make("p"))
+    last = add_epoch(store, None, "a", "b")
     store.commit(commit(1, sources={"queue": {"rows": 4}}, segments=last.stages[0].segments))
     store.close()
     where = [store.root] if isinstance(store, FilesStore) else [store._url]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.laws import seeds
-from tests.support.iceberg_tables import Lake
-from tests.support.real_target_pipeline import Real
+from tests.support.iceberg_tables import IcebergLake
+from tests.support.real_target_pipeline import RealTargetPipeline
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
@@ -22,7 +22,7 @@ S = 1_000_000
 HOURS = 6 * 3_600 * S
 
 
-def described(lake: Lake, other: Lake, port: int) -> sw.Pipeline:
+def described(lake: IcebergLake, other: IcebergLake, port: int) -> sw.Pipeline:
     sessions = sw.Window(
         kind="session",
         gap_ms="5s",
@@ -68,15 +68,15 @@ def rows(epoch: int) -> list[dict[str, Any]]:
 
 def test_deaths_and_faults_double_nothing_and_lose_nothing(rest_catalog: RestCatalog, tmp_path: Path) -> None:
     """The run dies once at each step, before the first or the second table. Snapshots expire meanwhile."""
-    seeds.quiet()
+    seeds.hide_warnings()
     seed = random.randrange(10**6)
-    rng, lake, other = random.Random(seed), *(Lake("rest", rest_catalog.options()) for _ in range(2))
+    rng, lake, other = random.Random(seed), *(IcebergLake("rest", rest_catalog.options()) for _ in range(2))
     count = len(KILL_POINTS) + 2
     with FaultyProxy.in_front_of(rest_catalog.port) as door:
         door.judge = faulty(rng)
         pipeline = described(lake, other, door.port)
         store = lambda: FilesStore(str(tmp_path / "state"), "lakes")  # noqa: E731
-        with Real(pipeline, {"k": "string"}, store=store, capture_losses=False) as test:
+        with RealTargetPipeline(pipeline, {"k": "string"}, store=store, capture_losses=False) as test:
             for epoch, step in enumerate([*rng.sample(KILL_POINTS, len(KILL_POINTS)), None, None]):
                 if step is not None:
                     test.crash(step, nth=rng.choice([1, 2]) if step.startswith(("write", "note")) else 1)

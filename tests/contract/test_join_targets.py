@@ -16,8 +16,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.iceberg_tables import sql
-from tests.support.topics import messages
+from tests.support.iceberg_tables import open_sql_catalog
+from tests.support.topics import read_messages
 
 from slackwater.core.schema import Field
 from slackwater.targets.base import TargetTable, TargetWriter
@@ -56,7 +56,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
             make = partial(DeltaTarget, str(tmp_path), "append", table)
             read = partial(in_delta, tmp_path)
         case "iceberg":
-            lake = sql(tmp_path)
+            lake = open_sql_catalog(tmp_path)
             make = partial(lake.target, table, "append")
             read = lambda: Counter(lake.content().select("left_id", "right_note").rows())  # noqa: E731
         case _:
@@ -94,7 +94,7 @@ def in_delta(path: Path) -> Counter[Row]:
 
 
 def in_kafka(kafka: Any, topic: str) -> Counter[Row]:
-    rows = [json.loads(m.value()) for m in messages(kafka.address, topic)]
+    rows = [json.loads(m.value()) for m in read_messages(kafka.address, topic)]
     return Counter((row["left_id"], row["right_note"]) for row in rows)
 
 

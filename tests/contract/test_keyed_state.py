@@ -34,7 +34,7 @@ Make = Callable[[], Any]
 
 @pytest.fixture(autouse=True)
 def registered_operator() -> Iterator[None]:
-    with nth_row_operator.registered():
+    with nth_row_operator.register_operator():
         yield
 
 
@@ -74,7 +74,7 @@ SOME = RowsInput({"a": [row("x"), row("y", 5), row("x", 9), row(None), row("x", 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_counts_in_both_stores_as_a_loop_does(seed: int, make: Make) -> None:
-    keyed_operator.checked(seed, make)
+    keyed_operator.check_seed(seed, make)
 
 
 def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(make: Make) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support.store_commits import go_on, running, users
+from tests.support.store_commits import add_epoch, open_runner, users
 
 from slackwater.errors import FencedError, LockHeldError
 from slackwater.maintenance.verify import verify_state
@@ -37,14 +37,14 @@ def _without_locks_of_directories(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore], times: int) -> None:
-    first = running(make)
-    done = go_on(first, None, "a")
+    first = open_runner(make)
+    done = add_epoch(first, None, "a")
     for _ in range(times):
         Path(first.root, "lock").unlink()
         with pytest.raises(LockHeldError, match=r"another process holds .*/p, and its file lock was removed; stop it"):
             make().open()
         assert make().runner() == "another process"
-    done = go_on(first, done, "b")
+    done = add_epoch(first, done, "b")
     first.collect_garbage()
     first.close()
     assert make().runner() is None
@@ -55,11 +55,11 @@ def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore],
 
 
 def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Callable[[], FilesStore]) -> None:
-    first = running(make)
-    done = go_on(first, None, "a")
+    first = open_runner(make)
+    done = add_epoch(first, None, "a")
     shutil.rmtree(first.root)
-    second = running(make)
-    new = go_on(second, None, "b")
+    second = open_runner(make)
+    new = add_epoch(second, None, "b")
     for act in (
         lambda: first.commit(done.model_copy(update={"epoch": 1})),
         first.collect_garbage,
@@ -68,7 +68,7 @@ def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Cal
         with pytest.raises(FencedError, match="p was removed or replaced while it ran"):
             act()
     first.close()
-    assert go_on(second, new, "b", "d").epoch == 1
+    assert add_epoch(second, new, "b", "d").epoch == 1
     with make().peek() as snapshot:
         assert users(snapshot) == ["b", "d"]
     second.close()
@@ -78,15 +78,15 @@ def test_where_no_directory_can_be_locked_the_former_runner_stops(
     make: Callable[[], FilesStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_locks_of_directories(monkeypatch)
-    first = running(make)
-    done = go_on(first, None, "a")
+    first = open_runner(make)
+    done = add_epoch(first, None, "a")
     with pytest.raises(LockHeldError, match="is already running: process"):
         make().open()
     Path(first.root, "lock").unlink()
-    second = running(make)
+    second = open_runner(make)
     with pytest.raises(FencedError, match="lock was removed or replaced while it ran"):
-        go_on(first, done, "c")
-    go_on(second, done, "b")
+        add_epoch(first, done, "c")
+    add_epoch(second, done, "b")
     first.close()
     assert verify_state(make()).problems == []
     second.close()

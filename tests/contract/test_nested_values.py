@@ -17,8 +17,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.support.case_selection import some
-from tests.support.iceberg_tables import sql
+from tests.support.case_selection import select_cases
+from tests.support.iceberg_tables import open_sql_catalog
 
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -115,7 +115,7 @@ def stored(types: Mapping[str, str]) -> list[Aggregation]:
     return aggregations
 
 
-@pytest.mark.parametrize("kind", some(["session", "hopping"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
 def test_accumulators_in_postgres_give_the_answer_of_those_in_files(kind: str, url: str) -> None:
     chance = random.Random(7)
     types = {t.split("(")[0]: t for t in VALUES}
@@ -170,7 +170,7 @@ def test_parquet_delta_and_iceberg_have_the_declared_types(tmp_path: Path) -> No
     assert isinstance(delta_rows, pl.DataFrame)
     assert delta_rows.sort("key").equals(frame())
     assert DeltaTable(tmp_path / "delta").version() == 4
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     for epoch in range(3):
         lake.opened(TABLE).publish(epoch, frame())
     stored = lake.content().select(pl.col(f.name).cast(f.polars) for f in FIELDS)
@@ -294,7 +294,7 @@ def test_maps_in_every_target(tmp_path: Path, url: str) -> None:
     delta.publish(0, mapped())
     delta_rows = pa.table(DeltaTable(tmp_path / "delta").to_pyarrow_table()).sort_by("key")
     assert delta_rows["plain"].to_pylist() == [[("a", 1), ('b"', None)], [], None]
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     lake.opened(table, "append").publish(0, mapped())
     assert lake.content().sort("key")["plain"].to_list() == mapped()["plain"].to_list()
     postgres = PostgresTarget(url, "maps", table)

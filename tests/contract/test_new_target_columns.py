@@ -12,8 +12,8 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from tests.support.case_selection import some
-from tests.support.iceberg_tables import Lake, sql
+from tests.support.case_selection import select_cases
+from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
 
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
@@ -70,7 +70,7 @@ def _delta(home: Path, postgres: Any) -> Place:
 
 
 def _iceberg(home: Path, postgres: Any) -> Place:
-    lake: Lake = sql(home, "shop.out")
+    lake: IcebergLake = open_sql_catalog(home, "shop.out")
     return Place(lake.target, lake.content, lambda: len(list(lake.table().scan().plan_files())))
 
 
@@ -103,7 +103,7 @@ def test_a_table_gets_columns_that_are_new_and_its_rows_have_null_there(place: P
     assert place.content().height == 3
 
 
-@pytest.mark.parametrize("wrong", some(["another type", "not said"]))
+@pytest.mark.parametrize("wrong", select_cases(["another type", "not said"]))
 def test_what_does_not_fit_otherwise_is_refused_and_gets_nothing(place: Place, wrong: str) -> None:
     with place.open(TABLE):
         pass

@@ -14,9 +14,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
-from tests.support.store_commits import LOGIC, commit, go_on, rows, running, users
-from tests.support.topics import waited_for
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import LOGIC, add_epoch, commit, open_runner, rows, users
+from tests.support.topics import wait_until
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -97,15 +97,15 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     monkeypatch.setattr(lease, "LOOK_S", 0.05)
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # it never renews its lease
     first, began = make(), time.monotonic()
-    go_on(first, first.open(), "a")
+    add_epoch(first, first.open(), "a")
     elsewhere(monkeypatch)
     second = make()
     last_commit = second.open()
     assert last_commit.epoch == 0 and time.monotonic() - began >= 1.2
-    go_on(second, last_commit, "b")
+    add_epoch(second, last_commit, "b")
     # when it continues, every write is refused and names the new runner
     for doing, act in (
-        ("commit epoch 1", lambda: go_on(first, commit(0), "x")),
+        ("commit epoch 1", lambda: add_epoch(first, commit(0), "x")),
         ("mark epoch 0 as published", lambda: first.mark_published(0)),
     ):
         with pytest.raises(FencedError, match=f"must not {doing}: process .* took over .*/p/lock"):
@@ -118,15 +118,15 @@ def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
 def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second runner whose clock is an hour ahead takes over at once. Only one of the two commits each epoch."""
     first = make()
-    done = go_on(first, first.open(), "a")
+    done = add_epoch(first, first.open(), "a")
     elsewhere(monkeypatch)
     clock = time.time_ns
     monkeypatch.setattr(lease.time, "time_ns", lambda: clock() + 3600 * 10**9)
     second = make()
     assert second.open() == done
-    go_on(second, done, "b")
+    add_epoch(second, done, "b")
     with pytest.raises(FencedError, match="epoch 1 was already committed by another runner in s3://"):
-        go_on(first, done, "c")
+        add_epoch(first, done, "c")
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]
     second.close()
@@ -137,7 +137,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
 ) -> None:
     """The runner stalls just before its commit. Meanwhile another runner goes on, and the epoch is cleaned up."""
     first = make()
-    done = go_on(first, first.open(), "a")
+    done = add_epoch(first, first.open(), "a")
     create = objects.ObjectStorage.create
     second: list[Any] = []
 
@@ -148,7 +148,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
             second.append(make())
             last = second[0].open()
             for _ in range(20):
-                last = go_on(second[0], last, "b")
+                last = add_epoch(second[0], last, "b")
             first._lock._until = 0.0  # the lease expires
         return create(self, file, content)
 
@@ -208,7 +208,7 @@ FAULTS = ("503", "dropped", "lost", "slow", "hangs")
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     ("method", "part"),
-    some(
+    select_cases(
         [
             ("PUT", "/manifests/"),
             ("PUT", "/lock"),
@@ -224,13 +224,13 @@ def test_a_fault_is_survived_and_changes_nothing(
 ) -> None:
     """A runner recognises its own upload if it was stored and its answer was lost."""
     door.judge = once(fault, method, part)
-    store = running(behind)
+    store = open_runner(behind)
     done = None
     for n in range(10):
         if n == 5:  # another runner reads what this one wrote
             store.close()
-            store = running(behind)
-        done = go_on(store, done, "a", f"u{n}")
+            store = open_runner(behind)
+        done = add_epoch(store, done, "a", f"u{n}")
         store.mark_published(n)
     store.close()
     assert [f for _, _, f in door.faults] == [fault]
@@ -250,9 +250,9 @@ def test_a_request_that_is_never_answered_is_repeated_by_default(
     assert 2 * object_client.ANSWER_S < object_client.PATIENCE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1.0)
     store = FilesStore(bucket, "p", s3.options(door.port))
-    done = go_on(store, store.open(), "a")
+    done = add_epoch(store, store.open(), "a")
     door.judge = once("hangs", "PUT", part)
-    go_on(store, done, "b")
+    add_epoch(store, done, "b")
     assert [fault for _, _, fault in door.faults] == ["hangs"]
     store.close()
 
@@ -267,9 +267,9 @@ def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
     store = FilesStore(bucket, "p", s3.options(door.port))
     store.open()
     door.judge = once("hangs", "PUT", "/lock")
-    waited_for(lambda: door.faults)
+    wait_until(lambda: door.faults)
     before = len(door.seen)
-    waited_for(lambda: len(door.seen) > before)
+    wait_until(lambda: len(door.seen) > before)
     store.close()
 
 
@@ -278,8 +278,8 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
 ) -> None:
     """The answer is lost and the store then becomes unreachable. The run ends with a one-line error, and the next start finds the commit."""
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
-    store = running(behind)
-    done = go_on(store, None, "a")
+    store = open_runner(behind)
+    done = add_epoch(store, None, "a")
     gone = threading.Event()
 
     def judge(method: str, path: str) -> Any:
@@ -292,7 +292,7 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
     with pytest.raises(
         EpochError, match=r"state store s3://.*/p: .* committed epochs are safe: check that the store can be reached"
     ) as raised:
-        go_on(store, done, "b")
+        add_epoch(store, done, "b")
     assert "\n" not in str(raised.value)
     store.close()
     door.judge = lambda method, path: ""
@@ -306,8 +306,8 @@ def test_a_commit_of_which_nothing_is_known_is_looked_for_at_the_next_start(
 def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = running(make)
-    go_on(store, None, "a")
+    store = open_runner(make)
+    add_epoch(store, None, "a")
     store.close()
 
     class Killed(BaseException):
@@ -334,8 +334,8 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
 
 def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
     """The server counts: each shard uploads its files, and the driver sends one request per commit and one to mark it as published."""
-    store = running(behind)
-    go_on(store, None, "a")
+    store = open_runner(behind)
+    add_epoch(store, None, "a")
     before, shards = len(door.seen), 4
     metas: list[tuple[Any, ...]] = [()] * shards
     epochs = 12
@@ -375,9 +375,9 @@ def test_an_epoch_takes_few_requests(behind: Make, door: FaultyProxy) -> None:
 
 
 def test_sizes_count_the_requests_of_an_epoch(make: Make, bucket: str) -> None:
-    store, done = running(make), None
+    store, done = open_runner(make), None
     for epoch in range(3):
-        done = go_on(store, done, "a")
+        done = add_epoch(store, done, "a")
         store.storage.client.delete([f"manifests/{epoch:09d}.json"])
         done = done.model_copy(update={"committed_us": epoch * 10_000_000})
         store._log.put(done, -1)
@@ -391,8 +391,8 @@ def test_sizes_count_the_requests_of_an_epoch(make: Make, bucket: str) -> None:
 def test_what_another_machine_wrote_is_fetched_once(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = running(make)
-    done = go_on(store, None, "a")
+    store = open_runner(make)
+    done = add_epoch(store, None, "a")
     store.close()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "of another machine"))
     monkeypatch.setattr(objects, "_clients", {})
@@ -408,8 +408,8 @@ def test_what_another_machine_wrote_is_fetched_once(
 
 
 def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = running(make)
-    done = go_on(store, None, "a")
+    store = open_runner(make)
+    done = add_epoch(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0]
     copy = store.storage.local_path(storage.file_ref(file))
@@ -430,8 +430,8 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
 def test_a_damaged_segment_is_told_by_its_url(
     damage: Any, message: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = running(make)
-    done = go_on(store, None, "a")
+    store = open_runner(make)
+    done = add_epoch(store, None, "a")
     store.close()
     file = done.stages[0].segments[0][0].file
     damage(store.storage.client, file)

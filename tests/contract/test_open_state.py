@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.laws import state_views
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -58,7 +58,7 @@ class Place:
             store.close()
 
 
-@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+@pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "files":
         new_place = Place(str(tmp_path / "state"), lambda name: FilesStore(tmp_path / "state", name))
@@ -255,7 +255,7 @@ def test_a_damaged_segment_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["files", "postgres"], indirect=True)
-@long(beside="test_concurrent_reads.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
+@exhaustive(beside="test_concurrent_reads.py::test_looks_all_the_time_refuse_no_start_and_see_whole_commits")
 def test_a_thousand_reads_beside_a_running_pipeline(place: Place) -> None:
     """Each epoch adds a row to each of 40 keys. In every read all keys have as many rows as the epoch says."""
     users = [f"u{n}" for n in range(40)]

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from tests.laws import final_results, join_then_window, joins, random_graphs, replays, revisions, updates, window_chain
 from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
@@ -76,8 +76,8 @@ def script(seed: int, crashes: bool) -> list[Any]:
     return items
 
 
-@pytest.mark.parametrize("crashes", some([True, False]))
-@pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
+@pytest.mark.parametrize("crashes", select_cases([True, False]))
+@pytest.mark.parametrize("kind", select_cases(WINDOWS, keep=2))
 def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: str) -> None:
     seed = list(WINDOWS).index(kind)
     expected = run_local(WINDOWS[kind], script(seed, False), SCHEMA)
@@ -96,7 +96,7 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
     assert got.rows
 
 
-@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
 def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
     """Seeds of `tests.laws.revisions` with their crashes and restarts, on the state tables."""
     for seed in range(first, first + 12):
@@ -105,11 +105,11 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
 
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
-@long(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
+@exhaustive(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
     """Seeds of `tests.laws.updates` and `tests.laws.final_results` with their crashes and reshards, on the state tables."""
     for seed in range(first, first + 12):
-        for name, run in (("updates", updates.planned(seed)), ("final", final_results.planned(seed))):
+        for name, run in (("updates", updates.plan_run(seed)), ("final", final_results.plan_run(seed))):
             updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
@@ -141,8 +141,8 @@ def test_closed_sessions_leave_the_table(url: str) -> None:
         assert db.execute("SELECT count(*) FROM slackwater_staged_p").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("emit", some(["updates", "on_close"]))
-@pytest.mark.parametrize("kind", some(WINDOWS, keep=2))
+@pytest.mark.parametrize("emit", select_cases(["updates", "on_close"]))
+@pytest.mark.parametrize("kind", select_cases(WINDOWS, keep=2))
 def test_revised_windows_leave_the_table_once_they_are_gone(kind: str, emit: str, url: str) -> None:
     """Each second has its own key, with a row every 20 ms past the cap, then one that is late for an emitted session."""
     window = WINDOWS[kind].model_copy(update={"late_data": "reopen", "allowed_lateness_ms": 150, "emit": emit})
@@ -174,14 +174,14 @@ def test_another_way_to_emit_takes_the_tables_over(kind: str, url: str) -> None:
     assert run_every_emission_mode(kind, store=lambda: PostgresStore(url, "public", "law")) == EMISSION_MODES[kind]
 
 
-@long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
+@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_letters_applied_once_more(url: str) -> None:
     """Seeded runs with crashes: sessions are restored from the target and leave the tables again."""
     for seed in range(REVISED_SEEDS):
         replays.check(seed, lambda name=f"replay {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("first", some(range(0, REVISED_SEEDS, 12)))
+@pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
 def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
     """Seeds of `tests.laws.joins` with their crashes and restarts."""
     for seed in range(first, first + 12):
@@ -189,20 +189,20 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
-@long(beside="test_postgres_laws.py::test_three_windows_in_a_row")
+@exhaustive(beside="test_postgres_laws.py::test_three_windows_in_a_row")
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
     """Seeds of `tests.laws.join_then_window`: a window over the results of a join, in one transaction."""
     for seed in range(first, first + 12):
         join_then_window.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("seed", some([25, 79, 3, 4], 2))
+@pytest.mark.parametrize("seed", select_cases([25, 79, 3, 4], 2))
 def test_stages_hold_their_results_back(seed: int, url: str) -> None:
     """Seeds of `tests.laws.random_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
     random_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 
-@pytest.mark.parametrize("seed", some(range(4), 2))
+@pytest.mark.parametrize("seed", select_cases(range(4), 2))
 def test_three_windows_in_a_row(seed: int, url: str) -> None:
     """Each stage has its own tables, under the crashes and reshards that the seed draws."""
     window_chain.check(seed, store=lambda: PostgresStore(url, "public", "law"))

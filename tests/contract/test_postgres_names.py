@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from tests.fixtures.states import write_states
 from tests.fixtures.states.write_states import HERE, KINDS
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -278,7 +278,9 @@ HOSTILE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("where", some(["join key", "two keys", "schema", "key", "value", "aggregation", "source"]))
+@pytest.mark.parametrize(
+    "where", select_cases(["join key", "two keys", "schema", "key", "value", "aggregation", "source"])
+)
 def test_hostile_names_are_names_in_the_state(url: str, where: str) -> None:
     """The rows equal those of the same run in files, with reopened sessions, a restart, a fork and all columns read back."""
     with psycopg.connect(url) as db:

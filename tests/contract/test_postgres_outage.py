@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.errors import EpochError
 from slackwater.runner.error_boundary import error_boundary
@@ -100,7 +100,7 @@ def server() -> Iterator[Any]:
         yield postgres
 
 
-@pytest.mark.parametrize("how", some(["SIGTERM", "SIGKILL", "SIGQUIT"]))
+@pytest.mark.parametrize("how", select_cases(["SIGTERM", "SIGKILL", "SIGQUIT"]))
 def test_nothing_of_libpq_reaches_standard_error(server: Any, how: str) -> None:
     url = server.database(f"gone_{how.lower()}")
     done = subprocess.run(

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 from tests.laws import revisions, updates
-from tests.support.case_selection import some
-from tests.support.store_commits import LOGIC, go_on, rows, running, users
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import LOGIC, add_epoch, open_runner, rows, users
 
 from slackwater.errors import StateError
 from slackwater.maintenance.sizes import measure_sizes
@@ -62,25 +62,25 @@ def three_epochs(store: PostgresStore) -> Commit:
     """a and b; then c for b; then d as a third."""
     done = None
     for names in (("a", "b"), ("a", "c"), ("a", "c", "d")):
-        done = go_on(store, done, *names)
+        done = add_epoch(store, done, *names)
     assert done is not None
     return done
 
 
 @pytest.mark.parametrize("most", [3, 16])
-@pytest.mark.parametrize("first", some(range(0, 8, 2)))
+@pytest.mark.parametrize("first", select_cases(range(0, 8, 2)))
 @pytest.mark.usefixtures("elsewhere")
 def test_revised_windows_with_rows_that_wait(first: int, most: int, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds of `tests.laws` with crashes at every step, restarts and reshards. Versions are merged rarely, or every other epoch."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", most)
     for seed in range(first, first + 2):
         revisions.check(seed, False, partial(create_store, url, f"revisions {seed}"))
-        updates.check(updates.planned(seed), partial(create_store, url, f"updates {seed}"))
+        updates.check(updates.plan_run(seed), partial(create_store, url, f"updates {seed}"))
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_the_newest_committed_version_counts(url: str) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     assert table(url) == []
     assert len(ask(url, "SELECT token FROM slackwater_staged_p")) == 7
@@ -92,10 +92,10 @@ def test_the_newest_committed_version_counts(url: str) -> None:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_unit_that_went_is_gone(url: str) -> None:
-    store = running(lambda: create_store(url))
-    done = go_on(store, three_epochs(store), "a")
+    store = open_runner(lambda: create_store(url))
+    done = add_epoch(store, three_epochs(store), "a")
     assert seen(url) == table(url, "windows") == ["a"]
-    done = go_on(store, done, "a", "x")
+    done = add_epoch(store, done, "a", "x")
     assert seen(url) == table(url, "windows") == ["a", "x"]
     store.close()
 
@@ -103,13 +103,13 @@ def test_a_unit_that_went_is_gone(url: str) -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(url: str) -> None:
     """The process dies between COPY and commit."""
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     shard = store.shard(0, 1, 3, done.stages[0].segments[0])
     shard.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
     assert seen(url) == table(url, "windows") == ["a", "c", "d"]
     store.close()
-    again = running(lambda: create_store(url))
+    again = open_runner(lambda: create_store(url))
     assert table(url, "staged") == []
     assert table(url) == seen(url) == ["a", "c", "d"]
     again.close()
@@ -117,7 +117,7 @@ def test_what_was_staged_and_not_committed_is_never_seen_and_goes_at_the_start(u
 
 @pytest.mark.usefixtures("elsewhere")
 def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     stale = store.shard(0, 1, 3, done.stages[0].segments[0])
     store.close()
@@ -125,21 +125,21 @@ def test_what_a_stale_runner_stages_is_garbage(url: str, monkeypatch: pytest.Mon
     latest = again.open()
     again.prepare(LOGIC)
     stale.stage(LOGIC, rows("zombie"), LOGIC.empty_state(), NEVER)
-    latest = go_on(again, latest, "a", "e")
+    latest = add_epoch(again, latest, "a", "e")
     assert seen(url) == table(url, "windows") == ["a", "e"]
     monkeypatch.setattr(version_merge, "MOST_TOKENS", 1)
-    go_on(again, latest, "a", "f")
+    add_epoch(again, latest, "a", "f")
     assert table(url) == seen(url) == ["a", "f"]
     assert table(url, "staged") == []
     again.close()
 
 
 def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     done = three_epochs(store)
     with create_store(url).peek() as snapshot:
         monkeypatch.setattr(version_merge, "MOST_TOKENS", 1)
-        go_on(store, done, "x")
+        add_epoch(store, done, "x")
         assert table(url) == ["x"]
         assert users(snapshot) == ["a", "c", "d"]
     assert seen(url) == ["x"]
@@ -149,10 +149,10 @@ def test_a_look_stays_what_it_was_while_rows_are_folded(url: str, monkeypatch: p
 def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many epochs add and delete rows that are merged now and then. The result equals the same rows written to one table directly."""
     monkeypatch.setattr(version_merge, "MOST_TOKENS", 4)
-    store, done = running(lambda: create_store(url)), None
+    store, done = open_runner(lambda: create_store(url)), None
     names = [("a",), ("a", "b"), ("b",), ("c", "b", "d"), ("d",), ("a", "b", "c"), ("x",), ("x", "y"), ("y",)]
     for epoch, chosen in enumerate(names):
-        done = go_on(store, done, *chosen)
+        done = add_epoch(store, done, *chosen)
         assert seen(url) == sorted(chosen)
         assert table(url, "windows") == sorted(chosen)
         assert done.stages[0].segments[0][0].file == "" or epoch < 3
@@ -163,7 +163,7 @@ def test_folded_are_the_newest_versions_with_the_places_they_have(url: str, monk
 
 def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path))
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     copies = list(tmp_path.rglob("*.arrow"))
     assert len(copies) == 3
@@ -179,21 +179,21 @@ def test_a_copy_that_was_changed_is_not_believed(url: str, tmp_path: Path, monke
 
 
 def test_a_fork_has_all_rows(url: str) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     fork = store.fork("q")
     assert fork is not None
     assert not version_merge.staged_segments(fork.stages[0].segments)
     assert table(url, name="q") == seen(url, "q") == ["a", "c", "d"]
-    other = running(lambda: create_store(url, "q"))
-    go_on(other, fork, "q")
+    other = open_runner(lambda: create_store(url, "q"))
+    add_epoch(other, fork, "q")
     other.close()
     assert (seen(url), seen(url, "q")) == (["a", "c", "d"], ["q"])
     store.close()
 
 
 def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     store.close()
     fresh = create_store(url)
@@ -201,7 +201,7 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
     assert message is not None
     aside = message.split('"')[1]
     fresh.prepare(LOGIC)
-    go_on(fresh, None, "new")
+    add_epoch(fresh, None, "new")
     assert (seen(url), seen(url, aside)) == (["new"], ["a", "c", "d"])
     old = create_store(url, aside)
     old.open()
@@ -211,7 +211,7 @@ def test_what_is_put_aside_goes_with_its_rows(url: str) -> None:
 
 
 def test_it_is_weighed_checked_and_made_small(url: str) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     assert [s.rows for s in measure_sizes(store).shards] == [3]
     assert verify_state(store).problems == []
@@ -224,7 +224,7 @@ def test_it_is_weighed_checked_and_made_small(url: str) -> None:
 
 
 def test_a_state_removed_is_removed_whole(url: str) -> None:
-    store = running(lambda: create_store(url))
+    store = open_runner(lambda: create_store(url))
     three_epochs(store)
     store.remove()
     assert (
@@ -241,8 +241,8 @@ def test_a_state_removed_is_removed_whole(url: str) -> None:
 
 def test_tables_of_before_are_gone_on_with(url: str) -> None:
     """In earlier versions the staged table was unlogged and had no epochs, and the view read the state table alone."""
-    store = running(lambda: create_store(url))
-    done = go_on(store, None, "a", "b")
+    store = open_runner(lambda: create_store(url))
+    done = add_epoch(store, None, "a", "b")
     store.close()
     first = create_store(url)
     first.open()  # merges the staged versions
@@ -256,7 +256,7 @@ def test_tables_of_before_are_gone_on_with(url: str) -> None:
     again = create_store(url)
     done = again.open()
     again.prepare(LOGIC)
-    go_on(again, done, "a", "c")
+    add_epoch(again, done, "a", "c")
     assert seen(url) == table(url, "windows") == ["a", "c"]
     assert table(url) == ["a", "b"]
     again.close()

@@ -19,8 +19,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long, some
-from tests.support.dependencies import needed
+from tests.support.case_selection import exhaustive, select_cases
+from tests.support.dependencies import require_dependency
 
 from slackwater.errors import EpochError, StartError
 from slackwater.testing.services import free_port
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def rabbit() -> Iterator[Any]:
     from slackwater.testing.rabbitmq import _INSTALLED, RabbitMQ
 
-    needed("RabbitMQ broker", _INSTALLED.exists(), "apt-get install rabbitmq-server")
+    require_dependency("RabbitMQ broker", _INSTALLED.exists(), "apt-get install rabbitmq-server")
     with RabbitMQ.started() as broker:
         yield broker
 
@@ -170,7 +170,7 @@ def test_a_commit_on_a_lost_connection_still_counts(rabbit: Any, source: Any, qu
     assert left_over(rabbit, queue) == 0
 
 
-@long(beside="test_rabbitmq.py::test_a_lost_connection_repeats_only_what_has_no_id")
+@exhaustive(beside="test_rabbitmq.py::test_a_lost_connection_repeats_only_what_has_no_id")
 def test_a_broker_that_comes_back_is_met_again(rabbit: Any, source: Any, queue: str, publish: Any) -> None:
     publish(range(10))
     reader = source.RabbitQueue(rabbit.url, queue, max_messages=5)
@@ -344,7 +344,7 @@ def test_every_message_once_and_the_queue_is_empty_afterwards(rabbit: Any, queue
     assert left_over(rabbit, queue) == 0
 
 
-@long(beside="test_rabbitmq.py::test_every_message_once_and_the_queue_is_empty_afterwards")
+@exhaustive(beside="test_rabbitmq.py::test_every_message_once_and_the_queue_is_empty_afterwards")
 def test_available_now_reads_what_is_there_and_ends(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
     publish(range(250))
     seen = Collected()
@@ -358,7 +358,7 @@ def test_available_now_reads_what_is_there_and_ends(rabbit: Any, queue: str, pub
     assert again.numbers == list(range(250, 260))
 
 
-@pytest.mark.parametrize("when", some(["before", "after"]))
+@pytest.mark.parametrize("when", select_cases(["before", "after"]))
 def test_a_batch_that_failed_is_repeated_with_the_same_messages(
     rabbit: Any, queue: str, publish: Any, run: Any, when: str
 ) -> None:
@@ -369,7 +369,7 @@ def test_a_batch_that_failed_is_repeated_with_the_same_messages(
     assert seen.batches[0] == list(range(100)) and seen.numbers == list(range(150))
 
 
-@long(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
+@exhaustive(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
 def test_without_ids_a_failed_batch_comes_again_as_a_new_one(rabbit: Any, queue: str, publish: Any, run: Any) -> None:
     publish(range(50), ids=False)
     dies(run(Collected("after")))
@@ -378,7 +378,7 @@ def test_without_ids_a_failed_batch_comes_again_as_a_new_one(rabbit: Any, queue:
     assert seen.numbers == list(range(50))
 
 
-@long(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
+@exhaustive(beside="test_rabbitmq.py::test_a_dead_reader_gives_back_what_it_did_not_ack")
 def test_a_lost_checkpoint_begins_with_what_is_not_acknowledged(
     rabbit: Any, queue: str, publish: Any, run: Any, tmp_path: Path
 ) -> None:
@@ -390,7 +390,7 @@ def test_a_lost_checkpoint_begins_with_what_is_not_acknowledged(
     assert seen.numbers == list(range(20))
 
 
-@long(beside="test_rabbitmq.py::test_a_missing_queue")
+@exhaustive(beside="test_rabbitmq.py::test_a_missing_queue")
 def test_a_queue_deleted_under_a_query_is_told_in_one_line(
     spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
 ) -> None:
@@ -439,7 +439,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("step", ["commit.before@2", "commit.after@2"])
-@long(beside="test_rabbitmq.py::test_a_batch_that_failed_is_repeated_with_the_same_messages")
+@exhaustive(beside="test_rabbitmq.py::test_a_batch_that_failed_is_repeated_with_the_same_messages")
 def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
     spark: Any, source: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path, step: str
 ) -> None:
@@ -460,7 +460,7 @@ def test_a_pipeline_killed_around_its_commit_counts_every_message_once(
     assert left_over(rabbit, queue) == 0
 
 
-@long(beside="test_rabbitmq.py::test_a_batch_is_found_again_and_stays_in_the_queue")
+@exhaustive(beside="test_rabbitmq.py::test_a_batch_is_found_again_and_stays_in_the_queue")
 def test_late_messages_are_read_again_for_their_letters(
     spark: Any, rabbit: Any, queue: str, publish: Any, tmp_path: Path
 ) -> None:

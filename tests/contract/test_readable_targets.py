@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.iceberg_tables import sql
+from tests.support.iceberg_tables import open_sql_catalog
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core.schema import Field
@@ -48,7 +48,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         if request.param == "delta":
             return DeltaTarget(str(tmp_path / "-".join(identity)), "merge", table)
         if request.param == "iceberg":
-            return sql(tmp_path).target(table, day_of="at")
+            return open_sql_catalog(tmp_path).target(table, day_of="at")
         url = request.getfixturevalue("postgres").database(f"stored{time.time_ns()}")
         return PostgresTarget(url, "out", table)
 
@@ -109,7 +109,7 @@ def test_a_delta_table_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_an_iceberg_table_that_is_gone(tmp_path: Path) -> None:
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     place = lake.opened(TargetTable("p", FIELDS, ("at",)))
     lake.tables().catalog.drop_table(lake.name)
     ranges = pl.DataFrame({"__low": [US], "__high": [US + 1]})

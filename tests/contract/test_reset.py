@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.case_selection import some
-from tests.support.store_commits import commit, go_on, running, users
+from tests.support.case_selection import select_cases
+from tests.support.store_commits import add_epoch, commit, open_runner, users
 
 from slackwater.cli.main import main
 from slackwater.sources import kafka_broker
@@ -23,7 +23,7 @@ CLICKS = {"clicks": {"0": 100, "1": 7}, "more": {"0": 5}}
 Ask = Callable[..., str]
 
 
-@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+@pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Any]]:
     stores: list[Any] = []
     url = ""
@@ -60,8 +60,8 @@ def ask(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 def begun(make: Callable[[], Any], **more: Any) -> None:
     """Commit two epochs with one user in the state, a Kafka source and a source of files."""
-    store = running(make)
-    first = go_on(store, None, "a")
+    store = open_runner(make)
+    first = add_epoch(store, None, "a")
     name = store.write_list(1, ["one"])
     sources = {
         "events": {"offsets": CLICKS, "rows": 112, "max_event_us": 5},
@@ -112,8 +112,8 @@ def test_offsets_of_partitions_and_files_are_set_and_nothing_else(make: Callable
                 ("events", "clicks-0", "42", 2), ("events", "clicks-1", "9", 2), ("events", "more-0", "5", 2),
                 ("old", "files", "0", 2),
             ]  # fmt: skip
-    again = running(make)
-    go_on(again, snapshot.commit, "b")
+    again = open_runner(make)
+    add_epoch(again, snapshot.commit, "b")
     again.close()
     with make().peek() as snapshot:
         assert users(snapshot) == ["b"]

@@ -16,7 +16,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support import published_targets as published_places
-from tests.support.published_targets import NINE, PLACES, Place
+from tests.support.published_targets import NINE, PLACES, PublishedTarget
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
@@ -24,7 +24,7 @@ from slackwater.query import kafka_results, key_history
 from slackwater.query import result_readers as published_module
 from slackwater.query.result_readers import PostgresResults, result_reader, sort_by_start
 
-place_at = published_places.place_at
+place_at = published_places.published_target
 
 
 def said(
@@ -40,7 +40,10 @@ def said(
 
 @pytest.mark.parametrize("place", PLACES)
 def test_the_rows_in_the_order_of_their_windows(
-    place_at: Callable[[str], Place], place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], PublishedTarget],
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     output = place_at(place)
     nothing = f"p: nothing published yet; run it first: slackwater run {output.file}; then see what it waits for: slackwater why"
@@ -65,7 +68,7 @@ def test_the_rows_in_the_order_of_their_windows(
 
 
 def test_what_is_not_counted_to_its_end_is_told_so(
-    place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], PublishedTarget], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A table in a database is counted up to a limit. Of a topic only the end is read."""
     table = place_at("postgres")
@@ -88,7 +91,7 @@ def _without_spaces(rows: Sequence[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], place: str) -> None:
+def test_what_is_published_since_comes_once(place_at: Callable[[str], PublishedTarget], place: str) -> None:
     """Only complete new rows appear: no row that was shown before, and no row that a merge rewrote."""
     output = place_at(place)
     results = result_reader(output.pipeline)
@@ -118,7 +121,7 @@ def test_what_is_published_since_comes_once(place_at: Callable[[str], Place], pl
 
 
 def test_following_prints_what_is_published(
-    place_at: Callable[[str], Place], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place_at: Callable[[str], PublishedTarget], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Columns keep their position, and Ctrl-C ends the command silently."""
     output = place_at("parquet")
@@ -140,7 +143,7 @@ def test_following_prints_what_is_published(
     assert all(r[start : start + 4] == "2024" for r in rows)
 
 
-def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[str], Place]) -> None:
+def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("parquet")
     output.publish(*((n % 60, f"u{n}", n) for n in range(5000)))
     command = [sys.executable, "-m", "slackwater.cli.main", "show", str(output.file), "--limit", "5000"]
@@ -153,7 +156,9 @@ def test_a_reader_that_has_enough_ends_it_without_a_trace(place_at: Callable[[st
     assert shown.wait(30) == 0
 
 
-def test_another_pipeline_in_the_same_directory_is_not_shown(place_at: Callable[[str], Place], tmp_path: Path) -> None:
+def test_another_pipeline_in_the_same_directory_is_not_shown(
+    place_at: Callable[[str], PublishedTarget], tmp_path: Path
+) -> None:
     output = place_at("parquet")
     output.publish((0, "a", 1))
     for name in ("p-letters-000000000", "q-000000000", "pp-000000001"):
@@ -163,7 +168,9 @@ def test_another_pipeline_in_the_same_directory_is_not_shown(place_at: Callable[
     assert rows.height == 1
 
 
-def test_beside_a_writer_no_row_is_missed_or_shown_twice(place_at: Callable[[str], Place], postgres: Any) -> None:
+def test_beside_a_writer_no_row_is_missed_or_shown_twice(
+    place_at: Callable[[str], PublishedTarget], postgres: Any
+) -> None:
     """Transactions overlap the reads, and each row appears in exactly one read."""
     output = place_at("postgres")
     output.publish((0, "a", 0))
@@ -213,7 +220,7 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
 
 
 def test_what_stands_in_the_way_is_one_line(
-    place_at: Callable[[str], Place],
+    place_at: Callable[[str], PublishedTarget],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -240,7 +247,7 @@ def test_what_stands_in_the_way_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
+def test_showing_needs_no_spark(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("parquet")
     output.publish((0, "a", 1))
     code = (
@@ -255,7 +262,7 @@ def test_showing_needs_no_spark(place_at: Callable[[str], Place]) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place]) -> None:
+def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], PublishedTarget]) -> None:
     """Every kind of target works, and NULL is a key, too."""
     output = place_at(place)
     output.publish((0, "u1", 1), (0, "u2", 2), (0, None, 3), (2, "u1", 4))
@@ -271,7 +278,7 @@ def test_the_last_results_of_one_key(place: str, place_at: Callable[[str], Place
     assert counts("nobody") == []
 
 
-def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], Place]) -> None:
+def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable[[str], PublishedTarget]) -> None:
     output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
     history = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key)

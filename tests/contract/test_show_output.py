@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 from tests.support import published_targets
-from tests.support.published_targets import Place
+from tests.support.published_targets import PublishedTarget
 from typer.testing import CliRunner
 
 import slackwater as sw
 from slackwater.cli import main as cli
 from slackwater.testing import LocalPipeline
 
-place_at = published_targets.place_at
+place_at = published_targets.published_target
 
 
 @pytest.fixture
-def file(place_at: Callable[[str], Place]) -> Path:
+def file(place_at: Callable[[str], PublishedTarget]) -> Path:
     """Return a config whose target holds three rows."""
     place = place_at("parquet")
     place.publish((0, "a", 3), (1, 'b, "c"', 1), (2, None, 2))

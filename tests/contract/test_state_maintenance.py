@@ -14,7 +14,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.laws import seeds, state_corruption
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.states import with_stage
 from typer.testing import CliRunner
 
@@ -64,10 +64,10 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def quiet() -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
 
 
-@pytest.fixture(params=some(["files", "postgres", "objects"], keep=2))
+@pytest.fixture(params=select_cases(["files", "postgres", "objects"], keep=2))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "files":
         return Place(str(tmp_path / "state"), lambda: FilesStore(tmp_path / "state", NAME))
@@ -101,7 +101,7 @@ def database(request: pytest.FixtureRequest) -> Place:
 # -- verify ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", some(["sessions", "hopping", "updates", "stages"]))
+@pytest.mark.parametrize("case", select_cases(["sessions", "hopping", "updates", "stages"]))
 def test_a_sound_state_is_sound(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     text = place.say("verify", place.where)
@@ -200,7 +200,7 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    some(
+    select_cases(
         [
             (pl.col("__h").reverse(), "not in the order of their units"),
             (pl.lit(7, pl.Int8).alias("__kind"), "of an unknown kind"),
@@ -251,7 +251,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    some([
+    select_cases([
         ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? whose rows are not numbered"),
         ("DELETE FROM slackwater_state_law WHERE unit = (SELECT min(unit) FROM slackwater_state_law WHERE kind <> 2)",
          r"shard \d: \d+ keys with \d+ open intervals, the commit says \d+ with \d+"),
@@ -360,7 +360,7 @@ def test_a_lost_list_of_commits_is_told_by_verify(directory: Place, tmp_path: Pa
 # -- sizes and history ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", some(["sessions", "stages"]))
+@pytest.mark.parametrize("case", select_cases(["sessions", "stages"]))
 def test_sizes_add_up(case: str, place: Place) -> None:
     place.run(case, 0, CUT)
     sizes = measure_sizes(place.make(), 3)
@@ -438,7 +438,7 @@ def everything(*results: LocalResult) -> list[dict[str, Any]]:
     return sorted(({k: v for k, v in r.items() if k not in ("_epoch", "epoch")} for r in rows), key=repr)
 
 
-@pytest.mark.parametrize("case", some(state_corruption.CASES))
+@pytest.mark.parametrize("case", select_cases(state_corruption.CASES))
 def test_a_run_goes_on_as_if_nothing_had_been_compacted(case: str, place: Place, tmp_path: Path) -> None:
     whole = Place("", lambda: FilesStore(tmp_path / "other", NAME))
     expected = everything(whole.run(case, 0, CUT), whole.run(case, CUT, 2 * CUT, flush=True))

@@ -16,8 +16,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
-from tests.support.case_selection import some
-from tests.support.iceberg_tables import Lake, sql
+from tests.support.case_selection import select_cases
+from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
@@ -41,20 +41,20 @@ def narrow(key: str | None, n: int, day: int = 1) -> tuple[object, ...]:
 
 
 def open_(
-    lake: Lake, table: TargetTable = BY_KEY, mode: str = "merge", day_of: str | None = "at", **more: str
+    lake: IcebergLake, table: TargetTable = BY_KEY, mode: str = "merge", day_of: str | None = "at", **more: str
 ) -> IcebergTarget:
     return lake.opened(table, mode, day_of, **more)
 
 
 @pytest.fixture(params=["sql", "rest"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> IcebergLake:
     if request.param == "sql":
-        return sql(tmp_path)
-    return Lake("rest", request.getfixturevalue("rest_catalog").options())
+        return open_sql_catalog(tmp_path)
+    return IcebergLake("rest", request.getfixturevalue("rest_catalog").options())
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: Lake, mode: str) -> None:
+def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: IcebergLake, mode: str) -> None:
     target = open_(lake, mode=mode)
     assert target.last_epoch() == -1
     target.publish(3, frame(NARROW, narrow("a", 1)))
@@ -72,14 +72,14 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(lake: Lake, mode: s
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_an_epoch_without_rows_leaves_its_marker_and_no_snapshot(lake: Lake, mode: str) -> None:
+def test_an_epoch_without_rows_leaves_its_marker_and_no_snapshot(lake: IcebergLake, mode: str) -> None:
     target = open_(lake, mode=mode)
     target.publish(7, frame(NARROW))
     assert open_(lake, mode=mode).last_epoch() == 7
     assert lake.content().is_empty() and lake.snapshots() == 0
 
 
-def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptureFixture) -> None:
+def test_superseded_rows_go_and_others_stay(lake: IcebergLake, caplog: pytest.LogCaptureFixture) -> None:
     target = open_(lake)
     target.publish(0, frame(NARROW, *(narrow(key, 0, day) for day in (1, 2, 3) for key in ("a", "b", None))))
     gone = frame(NARROW[:2], narrow(None, 0, 2)[:2], narrow("never", 0, 3)[:2])
@@ -101,7 +101,7 @@ def test_superseded_rows_go_and_others_stay(lake: Lake, caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("field", WIDE, ids=lambda f: f.name)
 def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
-    lake, fields = sql(tmp_path), (field, Field("n", "bigint"))
+    lake, fields = open_sql_catalog(tmp_path), (field, Field("n", "bigint"))
     target = open_(lake, TargetTable("p", fields, (field.name,)), day_of=None)
     keys = wide()[field.name]
     for epoch in range(2):
@@ -112,7 +112,7 @@ def test_every_type_is_kept_and_is_a_key(tmp_path: Path, field: Field) -> None:
     assert sorted(rows["n"]) == [1, 9, 9]
 
 
-def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
+def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: IcebergLake) -> None:
     fields = (*WIDE, Field("n", "bigint"))
     target = open_(lake, TargetTable("p", fields, tuple(f.name for f in WIDE)), day_of="timestamp")
     for epoch in range(2):
@@ -123,7 +123,7 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(lake: Lake) -> None:
 
 
 def test_nested_values_and_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     names = ("a.b", 'say "x"', "it's", "Two Words", "back`tick", "select")
     nested = (
         Field("list", "array<int>"),
@@ -169,7 +169,7 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
     if kind.startswith("struct"):
         full = [{"a": [{"b": 1}, None]}, {"a": []}, {"a": None}, None, {"a": [{"b": None}]}]
     rows = pl.DataFrame({"k": range(5), "v": full}, schema={f.name: f.polars for f in fields})
-    lake, table = sql(tmp_path), TargetTable("p", fields, ("k",))
+    lake, table = open_sql_catalog(tmp_path), TargetTable("p", fields, ("k",))
     target = lake.opened(table, mode)
     target.publish(0, rows)
     rest = rows
@@ -181,7 +181,7 @@ def test_null_is_not_empty(tmp_path: Path, kind: str, mode: str) -> None:
     assert sorted(map(repr, lake.duck("v IS NULL"))) == sorted(map(repr, zip(rest["v"].is_null())))
 
 
-def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
+def test_rows_are_partitioned_by_their_day_also_before_1970(lake: IcebergLake) -> None:
     fields = (*NARROW, Field("at_day", "string"))
     target = open_(lake, TargetTable("p", fields, ("at", "key")))
     days = [
@@ -196,7 +196,7 @@ def test_rows_are_partitioned_by_their_day_also_before_1970(lake: Lake) -> None:
     assert sorted(lake.content()["n"]) == [0, 0, 0, 1]
 
 
-def test_the_marker_outlives_all_snapshots_but_one(lake: Lake) -> None:
+def test_the_marker_outlives_all_snapshots_but_one(lake: IcebergLake) -> None:
     target = open_(lake, mode="append")
     for epoch in range(5):
         target.publish(epoch, frame(NARROW, narrow("a", epoch)))
@@ -209,7 +209,7 @@ def test_the_marker_outlives_all_snapshots_but_one(lake: Lake) -> None:
     assert lake.content().sort("n")["n"].to_list() == list(range(6))
 
 
-def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: Lake) -> None:
+def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: IcebergLake) -> None:
     old = open_(lake, TargetTable("p", NARROW, None, "old"), "append")
     assert old.describe_previous_output() is None
     old.publish(5, frame(NARROW, narrow("a", 5)))
@@ -222,7 +222,7 @@ def test_the_marker_of_another_state_does_not_count_and_its_rows_are_told(lake: 
     assert sorted(lake.content()["n"]) == [0, 5], "an epoch of the old state stays done"
 
 
-def test_a_table_with_other_columns_is_refused_in_one_line(lake: Lake) -> None:
+def test_a_table_with_other_columns_is_refused_in_one_line(lake: IcebergLake) -> None:
     catalog = lake.tables().catalog
     catalog.create_namespace(lake.name.partition(".")[0])
     columns = [("at", LongType(), False), ("key", StringType(), True), ("extra", TimestamptzType(), False)]
@@ -239,7 +239,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(lake: Lake) -> None:
     )
 
 
-def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions(lake: Lake) -> None:
+def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions(lake: IcebergLake) -> None:
     lake.tables().create(lake.name, tuple(reversed(NARROW)), None)
     for epoch, mode in enumerate(("merge", "append")):
         open_(lake, mode=mode).publish(epoch, frame(NARROW, narrow("a", epoch)))
@@ -248,7 +248,7 @@ def test_a_table_that_is_there_keeps_the_order_of_its_columns_and_its_partitions
 
 
 @pytest.mark.parametrize("mode", ["merge", "append"])
-def test_a_runner_that_was_replaced_changes_nothing(lake: Lake, mode: str) -> None:
+def test_a_runner_that_was_replaced_changes_nothing(lake: IcebergLake, mode: str) -> None:
     """The runner has an old version of the table, and its commit is refused, also one without rows, which would set the marker back."""
     stale = open_(lake, mode=mode)
     for epoch in range(3):
@@ -261,7 +261,7 @@ def test_a_runner_that_was_replaced_changes_nothing(lake: Lake, mode: str) -> No
     assert lake.content().sort("n")["n"].to_list() == [0, 1, 2, 3]
 
 
-def test_a_marker_that_comes_late_is_refused(lake: Lake) -> None:
+def test_a_marker_that_comes_late_is_refused(lake: IcebergLake) -> None:
     """The request is delayed on the network while the runner repeats it and goes on."""
     target = open_(lake, mode="append")
     target.publish(0, frame(NARROW, narrow("a", 0)))
@@ -288,7 +288,7 @@ def caught(target: IcebergTarget) -> list[tuple[Any, Any]]:
     return requests
 
 
-def test_another_writer_between_is_no_reason_to_stop(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_writer_between_is_no_reason_to_stop(lake: IcebergLake, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maintenance and other pipelines commit, too. The epoch is then rebuilt on the new version."""
     target = open_(lake)
     target.publish(0, frame(NARROW, narrow("a", 0), narrow("b", 0)))
@@ -330,12 +330,12 @@ def judge_commits(fault: Fault, every: int = 1, first: int = 10**9) -> Callable[
     return judge
 
 
-@pytest.mark.parametrize("mode", some(["merge", "append"]))
+@pytest.mark.parametrize("mode", select_cases(["merge", "append"]))
 @pytest.mark.parametrize("fault", ["lost", "twice", "dropped", "503", "slow"])
 def test_faults_on_the_way_to_the_catalog_change_nothing(
     door: FaultyProxy, rest_catalog: RestCatalog, fault: Fault, mode: str
 ) -> None:
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     target = open_(lake, mode=mode, **rest_catalog.options(door.port))
     door.judge, door.pause_s = judge_commits(fault, 2), 0.05
     for epoch in range(6):
@@ -352,7 +352,7 @@ def test_faults_on_the_way_to_the_catalog_change_nothing(
 
 def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     """The namespace, then the table: each exists when its creation is repeated."""
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     door.judge = lambda method, path: "lost" if method == "POST" and not is_commit(method, path) else ""
     for _ in range(2):
         with pytest.raises(StartError) as caught_:
@@ -367,7 +367,7 @@ def test_the_answers_to_what_makes_a_table_are_lost(door: FaultyProxy, rest_cata
 
 
 def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
     with pytest.raises(
@@ -381,7 +381,7 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, r
 
 
 def test_a_start_asks_again_where_an_answer_is_lost(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     tables, faults = lake.tables(**rest_catalog.options(door.port)), list[Fault](["dropped", "lost"])
     assert tables.catalog
@@ -393,7 +393,7 @@ def test_a_start_asks_again_where_an_answer_is_lost(door: FaultyProxy, rest_cata
 
 def test_the_last_try_is_taken_too(door: FaultyProxy, rest_catalog: RestCatalog) -> None:
     """Refused five times and then asked twice, which is an error again: the table knows that it was taken."""
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     faults: list[Fault] = ["503", "503", "503", "503", "503", "twice"]
     door.judge = lambda method, path: faults.pop(0) if is_commit(method, path) else ""
@@ -405,7 +405,7 @@ def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
     door: FaultyProxy, rest_catalog: RestCatalog
 ) -> None:
     """Why Slackwater does not use the commit of PyIceberg: without retries the table would be lost."""
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     open_(lake, mode="append").publish(0, frame(NARROW, narrow("a", 0)))
     table = lake.tables(**rest_catalog.options(door.port)).load(lake.name)
     assert table is not None
@@ -417,7 +417,7 @@ def test_the_librarys_own_commit_would_delete_files_of_a_commit_that_was_taken(
         lake.content()
 
 
-def test_two_runners_at_once_publish_each_epoch_once(lake: Lake) -> None:
+def test_two_runners_at_once_publish_each_epoch_once(lake: IcebergLake) -> None:
     """Two threads stand for two processes, each with its own catalog and tables."""
     open_(lake, mode="append")
     start, failed = threading.Barrier(2), []
@@ -466,18 +466,18 @@ def test_a_catalog_that_cannot_be_reached_says_so_without_its_secret(tmp_path: P
 
 
 def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     target = open_(lake, mode="append")
     monkeypatch.setattr("time.sleep", lambda s: pytest.fail("nobody waits for this to become better"))
     with pytest.raises(PublishError, match="did not take epoch 0"):
         target.publish(0, pl.DataFrame({"at": ["x"], "key": ["a"], "n": [1]}))
 
 
-@pytest.mark.parametrize("epochs", some([12, 110]))
+@pytest.mark.parametrize("epochs", select_cases([12, 110]))
 def test_many_epochs_keep_few_manifests_and_few_versions_of_the_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     if epochs < 100:
         few = {"commit.manifest.min-count-to-merge": "10", "write.metadata.previous-versions-max": "10"}
         monkeypatch.setattr(iceberg_tables, "_PROPERTIES", {**iceberg_tables._PROPERTIES, **few})

@@ -19,7 +19,7 @@ import polars as pl
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
-from tests.support.topics import messages
+from tests.support.topics import read_messages
 
 import slackwater as sw
 from slackwater.core.schema import Field
@@ -82,7 +82,7 @@ def opened(kafka: Any, topic: str, delivery: str = "exactly_once", **more: Any) 
 
 
 def numbers(kafka: Any, topic: str) -> list[int]:
-    return [json.loads(m.value())["n"] for m in messages(kafka.address, topic)]
+    return [json.loads(m.value())["n"] for m in read_messages(kafka.address, topic)]
 
 
 def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
@@ -155,7 +155,7 @@ def test_an_epoch_is_published_once_and_an_older_one_ignored(kafka: Any, topic: 
     target.publish(5, narrow())
     target.close()
     assert target.guarantee == delivery.replace("_", " ")
-    first, *_ = records = list(messages(kafka.address, topic))
+    first, *_ = records = list(read_messages(kafka.address, topic))
     assert [json.loads(m.value())["n"] for m in records] == [1, 2, 3]
     assert (first.key(), first.value()) == (b'{"key":"k1"}', b'{"key":"k1","n":1}')
     assert first.headers() == [("slackwater-pipeline", topic.encode()), ("slackwater-epoch", b"3")]

@@ -10,9 +10,9 @@ import polars as pl
 import psycopg
 import pytest
 from tests.laws import seeds
-from tests.laws.several_targets import Story
-from tests.support.case_selection import some
-from tests.support.real_target_pipeline import Real
+from tests.laws.several_targets import SeveralTargetsRun
+from tests.support.case_selection import select_cases
+from tests.support.real_target_pipeline import RealTargetPipeline
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
@@ -82,10 +82,10 @@ def rows(second: int, keys: str) -> list[dict[str, Any]]:
     return [{"k": k, "ts": (second + n) * S} for n, k in enumerate(keys)]
 
 
-@pytest.mark.parametrize("step", some(KILL_POINTS))
+@pytest.mark.parametrize("step", select_cases(KILL_POINTS))
 def test_deaths_double_nothing_and_lose_nothing(step: str, urls: list[str], tmp_path: Path) -> None:
-    seeds.quiet()
-    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
+    seeds.hide_warnings()
+    with RealTargetPipeline(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         for n, second in enumerate((0, 10, 40, 60, 90)):
             if n in (2, 3, 4):  # the first, second and third target that gets there
                 test.crash(step, nth=n - 1, shards=n - 1)
@@ -103,8 +103,8 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
     urls: list[str], tmp_path: Path
 ) -> None:
     """The refusal causes a commit without targets. Then each target gets its rows, and only the refusing one remains."""
-    seeds.quiet()
-    with Real(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
+    seeds.hide_warnings()
+    with RealTargetPipeline(described(urls, tmp_path), SCHEMA, store=store(urls[0]), capture_losses=False) as test:
         test.pipe(rows(0, "ab"))
         with psycopg.connect(urls[0]) as db:
             db.execute("ALTER TABLE hours ADD CHECK (n < 3)")
@@ -135,7 +135,7 @@ def test_one_that_refuses_keeps_the_others_neither_from_theirs_nor_makes_them_tw
     assert table(urls[0], "hours") == table(urls[1], "hours")
 
 
-@pytest.mark.parametrize("seed", some(range(6)))
+@pytest.mark.parametrize("seed", select_cases(range(6)))
 def test_the_law_on_a_state_in_postgres(seed: int, urls: list[str]) -> None:
-    seeds.quiet()
-    Story(seed, lambda: PostgresStore(urls[0], "public", "law")).run()
+    seeds.hide_warnings()
+    SeveralTargetsRun(seed, lambda: PostgresStore(urls[0], "public", "law")).run()

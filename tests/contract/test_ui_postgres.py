@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import three_stage_pipeline
-from tests.support.page_client import Tags, get
+from tests.support.page_client import TagChecker, get
 from tests.support.why_states import NOON, rows_at
 
 from slackwater.cli.ui import load_page_sources
@@ -34,7 +34,7 @@ def page_data(seen: PageModel) -> dict[str, Any]:
 
 def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
     url = postgres.database("ui_stages")
-    file = three_stage_pipeline.ran(tmp_path)
+    file = three_stage_pipeline.run_pipeline(tmp_path)
     options: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
     with LocalPipeline(toml.load(file), three_stage_pipeline.SCHEMA, **options) as test:
         orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
@@ -62,6 +62,6 @@ def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_
             response = get(running, path)
             assert response.status == 200, response.text
             if not path.endswith(".json"):
-                Tags(response.text)
+                TagChecker(response.text)
     finally:
         running.stop()

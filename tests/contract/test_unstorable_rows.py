@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.iceberg_tables import sql
+from tests.support.iceberg_tables import open_sql_catalog
 from tests.support.states import driver_of
 
 from slackwater.config.join import Join
@@ -240,7 +240,7 @@ def test_targets_that_can_hold_it_get_it(tmp_path: Path) -> None:
     back = pl.from_arrow(DeltaTable(str(tmp_path / "d")).to_pyarrow_table())
     assert isinstance(back, pl.DataFrame)
     assert sorted(back["k"].to_list()) == ["a\0b", "c"]
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     iceberg = lake.opened(into, day_of="at")
     assert iceberg.capacity == delta.capacity
     iceberg.publish(0, edges)

@@ -42,8 +42,8 @@ from tests.e2e.window_matrix import BROKEN
 from tests.support import cluster as clusters
 from tests.support import cluster_faults
 from tests.support.cluster import Cluster
-from tests.support.cluster_faults import Driven, end, run_through
-from tests.support.topics import messages
+from tests.support.cluster_faults import DrivenPipeline, kill_driver, run_through
+from tests.support.topics import read_messages
 
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.output_directory import open_directory
@@ -194,14 +194,14 @@ class Cell(Pair):
     def through(self, faults: Sequence[str], rng: random.Random) -> tuple[Counter[str], subprocess.Popen[bytes]]:
         """Inject all of these faults. Return how many took effect, and the driver that is still running."""
         assert self.cluster is not None
-        driven = Driven(self.driver, self.committed, self.said, 0.05 if self.storage is None else 0.3)
+        driven = DrivenPipeline(self.driver, self.committed, self.said, 0.05 if self.storage is None else 0.3)
         return run_through(self.cluster, driven, faults, rng)
 
     def ended(self, process: subprocess.Popen[bytes]) -> None:
         try:
             assert process.wait(timeout=1200) == 0, f"{self.name}: {self.said()[-3000:]}"
         finally:
-            end(process)
+            kill_driver(process)
 
     def speculated(self) -> int:
         """Return how many tasks were tried a second time while the first attempt ran, according to Spark's event log."""
@@ -224,7 +224,7 @@ class Cell(Pair):
         """Return the letters that are expected, lost, and doubled or wrong: one for each record that is not JSON, by its offset."""
         sent = Counter(
             (m.partition(), m.offset())
-            for m in messages(self.services.kafka.address, self._topic())
+            for m in read_messages(self.services.kafka.address, self._topic())
             if m.value() == BROKEN.encode()
         )
         files = list(self._fetched("letters").glob("*.parquet"))
@@ -379,7 +379,7 @@ def main() -> int:
             stack.enter_context(Kafka.started()), stack.enter_context(Postgres.started()), home / "pipelines"
         )
         services.home.mkdir()
-        cluster = stack.enter_context(clusters.started(home / "spark"))
+        cluster = stack.enter_context(clusters.run_cluster(home / "spark"))
         if arguments.bucket_only:
             return int(not in_a_bucket(services, cluster, arguments, arguments.write))
         for kind, store, fault in in_turn(

@@ -31,7 +31,7 @@ import psycopg
 from tests.e2e import join_matrix, window_matrix
 from tests.e2e.results_table import Table
 from tests.e2e.window_matrix import BROKEN, LATENESS_S
-from tests.support.topics import messages
+from tests.support.topics import read_messages
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.services import Kafka, Postgres
@@ -340,14 +340,14 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
             for side, topic in self.services.sides(self.events).items():
                 db.execute(f"CREATE TABLE {side} ({join_matrix.SIDE})")
                 with db.cursor().copy(f"COPY {side} FROM STDIN") as copy:
-                    for message in messages(address, topic):
+                    for message in read_messages(address, topic):
                         id_, amount, time_ms = join_matrix.loaded(message)
                         copy.write_row((id_, amount, _iso(time_ms)))
                 db.execute(f"CREATE INDEX ON {side} (id)")
             return
         db.execute('CREATE TABLE truth (seq bigserial, "user" text, ts timestamptz, amount bigint)')
         with db.cursor().copy('COPY truth ("user", ts, amount) FROM STDIN') as copy:
-            for message in messages(address, self._topic()):
+            for message in read_messages(address, self._topic()):
                 if message.value() != BROKEN.encode():
                     row = json.loads(message.value())
                     copy.write_row((row["user"], _iso(message.timestamp()[1]), row["amount"]))
@@ -360,7 +360,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
     def _results(self) -> Iterator[Sequence[Any]]:
         columns = list(self.columns)
         if self.target == "kafka":
-            for message in messages(self.services.kafka.address, self.home.name):
+            for message in read_messages(self.services.kafka.address, self.home.name):
                 row = json.loads(message.value())
                 yield [row[c] for c in columns]
             return

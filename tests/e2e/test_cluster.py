@@ -16,13 +16,13 @@ import pytest
 from tests.e2e.cluster_matrix import in_a_bucket
 from tests.e2e.matrix import Services
 from tests.support import cluster as clusters
-from tests.support.case_selection import long
-from tests.support.cluster_faults import Driven, end, run_through
-from tests.support.order_pipeline import CONFIG, KILLS, check, committed, written
-from tests.support.run_process import said, start
+from tests.support.case_selection import exhaustive
+from tests.support.cluster_faults import DrivenPipeline, kill_driver, run_through
+from tests.support.order_pipeline import CONFIG, KILLS, check_targets, read_epoch, write_order_files
+from tests.support.run_process import read_log, start_run
 
 
-@long(beside="test_faults.py::test_killed_at_named_steps")
+@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
 @pytest.mark.parametrize("store", ["files", "postgres"])
 def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any, tmp_path: Path) -> None:
     where = 'kind = "files"\npath = "state"'
@@ -30,26 +30,28 @@ def test_executors_workers_and_drivers_that_are_killed(store: str, request: Any,
         where = f'kind = "postgres"\nurl = "{request.getfixturevalue("postgres").database("cluster")}"'
     config = tmp_path / "cluster.toml"
     config.write_text(CONFIG.format(store=where))
-    orders, payments = written(tmp_path)
+    orders, payments = write_order_files(tmp_path)
     seed = random.randrange(10**6)
-    with clusters.started(tmp_path / "spark") as cluster:
-        driven = Driven(
-            lambda: start(config, SPARK_MASTER=cluster.address), lambda: committed(config, store), lambda: said(config)
+    with clusters.run_cluster(tmp_path / "spark") as cluster:
+        driven = DrivenPipeline(
+            lambda: start_run(config, SPARK_MASTER=cluster.address),
+            lambda: read_epoch(config, store),
+            lambda: read_log(config),
         )
         faults = [("executor", "worker", "driver")[n % 3] for n in range(KILLS)]
         killed, process = run_through(cluster, driven, faults, random.Random(seed))
-        end(process)
-        process = start(config, "--flush", SPARK_MASTER=cluster.address)
-        assert process.wait(timeout=580) == 0, f"seed {seed}: {said(config)}"
+        kill_driver(process)
+        process = start_run(config, "--flush", SPARK_MASTER=cluster.address)
+        assert process.wait(timeout=580) == 0, f"seed {seed}: {read_log(config)}"
     assert sum(killed.values()) == KILLS, f"seed {seed}: it ended before all kills: {killed}"
-    check(tmp_path, orders, payments, f"seed {seed}")
+    check_targets(tmp_path, orders, payments, f"seed {seed}")
 
 
-@long(beside="test_faults.py::test_killed_at_named_steps")
+@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
 def test_sessions_from_kafka_with_nothing_but_a_bucket(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     """The bucket holds state, results and dead letters. An executor and the driver are killed while requests fail."""
     arguments = argparse.Namespace(events=4000, kills=2, faults=5, rate=0.2, broken=0.002)
     (tmp_path / "pipelines").mkdir()
     services = Services(kafka, postgres, tmp_path / "pipelines")
-    with clusters.started(tmp_path / "spark") as cluster:
+    with clusters.run_cluster(tmp_path / "spark") as cluster:
         assert in_a_bucket(services, cluster, arguments, None)

@@ -14,11 +14,11 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support import connect_server, order_pipeline, protobuf_records
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
 from tests.support.events import SCHEMA, comparable, iso, sample, window
-from tests.support.real_data import PIPELINES, check, config, result, split
-from tests.support.run_process import said, start
+from tests.support.real_data import PIPELINES, check_result, config, read_result, split_file
+from tests.support.run_process import read_log, start_run
 from tests.support.runner import Runner
 from tests.support.topics import Make, minutes
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[connect_server.Server]:
-    with connect_server.started(tmp_path_factory.mktemp("connect")) as running:
+    with connect_server.run_connect_server(tmp_path_factory.mktemp("connect")) as running:
         yield running
 
 
@@ -60,7 +60,7 @@ def collected(frame: Any) -> pl.DataFrame:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
-@long(beside="test_connect.py::test_a_join_of_connect_is_the_classic_one")
+@exhaustive(beside="test_connect.py::test_a_join_of_connect_is_the_classic_one")
 def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: str) -> None:
     runner.write("0.jsonl", sample(90))
     shape = window(kind, lateness_ms="1m")
@@ -79,7 +79,7 @@ def test_a_batch_of_connect_is_the_classic_one(runner: Runner, lent: Any, kind: 
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
+@pytest.mark.parametrize("how", select_cases(["full", "inner", "left", "right"]))
 def test_a_join_of_connect_is_the_classic_one(runner: Runner, lent: Any, how: str) -> None:
     for part in range(2):
         rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]
@@ -153,7 +153,7 @@ def test_what_sql_may_do(lent: Any, sql: str) -> None:
     assert sorted(collected(sw.batch(events, COUNTS, sql))["n"].to_list()) == [1, 1]
 
 
-@long(beside="test_connect.py::test_settings_of_the_server")
+@exhaustive(beside="test_connect.py::test_settings_of_the_server")
 def test_settings_that_change_what_a_batch_means_are_refused(server: connect_server.Server) -> None:
     from pyspark.sql.connect.session import SparkSession
 
@@ -170,43 +170,43 @@ def test_settings_that_change_what_a_batch_means_are_refused(server: connect_ser
 
 @pytest.mark.matrix
 @pytest.mark.shared_data
-@pytest.mark.parametrize("name", some(["wiki-sessions", "apache", "wiki-hourly", "ibis"]))
+@pytest.mark.parametrize("name", select_cases(["wiki-sessions", "apache", "wiki-hourly", "ibis"]))
 def test_the_known_answer_comes_out_over_connect(
     server: connect_server.Server, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("SPARK_REMOTE", server.address)
-    split(shared_data / PIPELINES[name]["file"], tmp_path / "in", PIPELINES[name].get("header", 0))
+    split_file(shared_data / PIPELINES[name]["file"], tmp_path / "in", PIPELINES[name].get("header", 0))
     path = config(name, tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 4")
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
-    check(name, result(tmp_path))
+    check_result(name, read_result(tmp_path))
 
 
 @pytest.mark.parametrize("kills", [0, 1])
-@long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
+@exhaustive(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_sessions_windows_over_them_and_a_join(server: connect_server.Server, tmp_path: Path, kills: int) -> None:
     path = tmp_path / "cluster.toml"
     text = order_pipeline.CONFIG.format(store='kind = "files"\npath = "state"')
     path.write_text(re.sub(r"\[spark\]\n(.+\n)*", "", text))
-    orders_and_payments = order_pipeline.written(tmp_path, 3 + 5 * kills)
+    orders_and_payments = order_pipeline.write_order_files(tmp_path, 3 + 5 * kills)
     if kills:
         killed_at(path, server, 3)
-    process = start(path, "--flush", SPARK_REMOTE=server.address)
-    assert process.wait(timeout=580) == 0, said(path)
-    order_pipeline.check(tmp_path, *orders_and_payments)
+    process = start_run(path, "--flush", SPARK_REMOTE=server.address)
+    assert process.wait(timeout=580) == 0, read_log(path)
+    order_pipeline.check_targets(tmp_path, *orders_and_payments)
 
 
 def killed_at(path: Path, server: connect_server.Server, epochs: int) -> None:
     """Run a client that is killed by SIGKILL after this many commits."""
-    process = start(path, SPARK_REMOTE=server.address)
-    while order_pipeline.committed(path, "files") < epochs and process.poll() is None:
+    process = start_run(path, SPARK_REMOTE=server.address)
+    while order_pipeline.read_epoch(path, "files") < epochs and process.poll() is None:
         time.sleep(0.02)
-    assert process.poll() is None, f"it ended before the kill: {said(path)}"
+    assert process.poll() is None, f"it ended before the kill: {read_log(path)}"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 @pytest.mark.parametrize("payload", ["json", "several", "protobuf"])
-@long(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
+@exhaustive(beside="test_connect.py::test_the_known_answer_comes_out_over_connect")
 def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) -> None:
     """The schema is inferred, headers and offsets are available, and the next run continues after the offsets of the first."""
     first, second = topic(2), topic()
@@ -223,7 +223,7 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
     for part in range(2):
         for n in range(8):
             fields = {"user": "ab"[n % 2], "amount": n}
-            row = protobuf_records.first(fields) if payload == "protobuf" else fields
+            row = protobuf_records.encode_first(fields) if payload == "protobuf" else fields
             first.send(
                 row,
                 b"{broken" if n == 3 else row,

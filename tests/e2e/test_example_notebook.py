@@ -11,7 +11,7 @@ from typing import Any
 
 import nbformat
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ def test_the_notebook_is_kept_without_what_it_printed() -> None:
     assert not any(c.get("outputs") or c.get("execution_count") for c in notebook.cells)
 
 
-@long(beside="test_docs_start.py::test_a_run_in_the_background")
+@exhaustive(beside="test_docs_start.py::test_a_run_in_the_background")
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of the client and its event loop

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 EVENTS, PER_EPOCH = 15_000, 2_500
 
@@ -24,7 +24,7 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize(
     ("window", "store", "target", "steps"),
-    some(
+    select_cases(
         [
             ("session", "postgres", "kafka", ["write.after"]),
             ("tumbling", "files", "delta", ["write.after"]),
@@ -43,7 +43,7 @@ def test_killed_at_named_steps(services: Services, window: str, store: str, targ
     assert expected > 100
 
 
-@long(beside="test_faults.py::test_killed_at_named_steps")
+@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
 def test_another_machine_goes_on_from_the_same_database(services: Services, tmp_path: Path) -> None:
     """The run is killed at random and started in another directory: no checkpoint, the same database."""
     pair = Pair(services, "postgres", "postgres", "session", EVENTS, PER_EPOCH)

@@ -16,9 +16,9 @@ from typing import Any
 import duckdb
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.case_selection import long
-from tests.support.iceberg_tables import Lake
-from tests.support.run_process import said, start
+from tests.support.case_selection import exhaustive
+from tests.support.iceberg_tables import IcebergLake
+from tests.support.run_process import read_log, start_run
 
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.iceberg_rest import RestCatalog
@@ -100,12 +100,12 @@ def epochs(home: Path) -> int:
     return max(FilesStore(str(home / "state"), "killed").epochs(), default=-1)
 
 
-@long(beside="test_iceberg_kill_points.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
+@exhaustive(beside="test_iceberg_kill_points.py::test_deaths_and_faults_double_nothing_and_lose_nothing")
 def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog: RestCatalog, tmp_path: Path) -> None:
     kills = int(os.environ.get("SLACKWATER_KILLS", "1"))  # `make faults` sets more
     events, files = (200_000, 75) if kills > 10 else (6_000, 6)
     generate(tmp_path, events, files)
-    lake = Lake("rest", rest_catalog.options())
+    lake = IcebergLake("rest", rest_catalog.options())
     seed = random.randrange(10**6)
     rng, expired = random.Random(seed), 0
     fast = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
@@ -114,7 +114,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
         config = tmp_path / "killed.toml"
         config.write_text(CONFIG.format(port=door.port, gap=GAP_S, table=lake.name))
         for kill in range(kills):
-            before, process = epochs(tmp_path), start(config, **fast)
+            before, process = epochs(tmp_path), start_run(config, **fast)
             goal, until = before + rng.randrange(3), time.monotonic() + 400
             while epochs(tmp_path) <= goal and process.poll() is None and time.monotonic() < until:
                 time.sleep(0.02)
@@ -122,14 +122,14 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
                 lake.expire()  # while it goes on
                 expired += 1
             time.sleep(rng.uniform(0, 0.5))
-            assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {said(config)[-3000:]}"
+            assert process.poll() is None, f"seed {seed}: it ended before kill {kill}: {read_log(config)[-3000:]}"
             sweep(process)
             process.wait()
         for _ in range(10):  # a start may lose an answer while it opens the table, which is a one-line error
-            process = start(config, "--flush", **fast)
+            process = start_run(config, "--flush", **fast)
             if process.wait(timeout=600) == 0:
                 break
-        assert process.returncode == 0, f"seed {seed}: {said(config)[-3000:]}"
+        assert process.returncode == 0, f"seed {seed}: {read_log(config)[-3000:]}"
         faults = {fault for _, _, fault in door.faults}
     lake.expire()
     with duckdb.connect() as db:
@@ -140,7 +140,7 @@ def test_kills_and_lost_and_doubled_answers_leave_the_batch_answer(rest_catalog:
     assert sorted(map(plain, frame.rows())) == list(map(plain, expected)), f"seed {seed}"
     assert sorted(map(plain, lake.duck(", ".join(f'"{c}"' for c in columns)))) == list(map(plain, expected))
     assert lake.snapshots() == 1
-    assert "Traceback" not in said(config)
+    assert "Traceback" not in read_log(config)
     if kills > 10:
         assert faults >= {"lost", "twice", "503", "dropped"} and expired >= 5
 

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.command import command
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
@@ -151,7 +151,7 @@ def check(frame: pl.DataFrame, rows: pl.DataFrame, within: str, said: str) -> No
     ],
 )
 @pytest.mark.usefixtures("spark")
-@long(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
+@exhaustive(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
 def test_messages_in_files_meet_their_replies(
     shared_data: Path,
     tmp_path: Path,
@@ -202,7 +202,7 @@ def topic(kafka: Any) -> Any:
 
 @pytest.mark.parametrize("where", ["files", "database"])
 @pytest.mark.usefixtures("spark")
-@long(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
+@exhaustive(beside="test_joins.py::test_the_answer_is_that_of_a_batch_join")
 def test_messages_in_one_topic_meet_their_replies(
     shared_data: Path,
     tmp_path: Path,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.matrix import Pair, Services
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 
 EVENTS, PER_EPOCH = 20_000, 1_600
 
@@ -27,7 +27,7 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
         ("full-join", "postgres", ["stage.after", "write.after"]),
     ],
 )
-@long(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
+@exhaustive(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
 def test_each_row_comes_out_once_whatever_is_killed(
     services: Services, kind: str, place: str, steps: list[str]
 ) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long
-from tests.support.run_process import said, start
+from tests.support.case_selection import exhaustive
+from tests.support.run_process import read_log, start_run
 
 from slackwater.config import toml
 from slackwater.state.files.store import FilesStore
@@ -107,7 +107,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         assert door.faults
 
 
-@long(beside="test_faults.py::test_killed_at_named_steps")
+@exhaustive(beside="test_faults.py::test_killed_at_named_steps")
 def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, state: str) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
@@ -115,17 +115,17 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     for kill in range(KILLS):
-        before, process = epochs(state), start(config)
+        before, process = epochs(state), start_run(config)
         until = time.monotonic() + 400
         goal = before + rng.randrange(4)  # sometimes before the first commit of this run, sometimes after several
         while epochs(state) <= goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.02)
         time.sleep(rng.uniform(0, 0.6))
-        assert process.poll() is None, f"it ended before kill {kill}: {said(config)}"
+        assert process.poll() is None, f"it ended before kill {kill}: {read_log(config)}"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    process = start(config, "--flush")
-    assert process.wait(timeout=300) == 0, said(config)
+    process = start_run(config, "--flush")
+    assert process.wait(timeout=300) == 0, read_log(config)
     expected = oracle.batch_windows(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
     frame = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
@@ -136,20 +136,20 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@long(beside="test_cli_run.py::test_a_signal_ends_the_run_cleanly")
+@exhaustive(beside="test_cli_run.py::test_a_signal_ends_the_run_cleanly")
 def test_a_signal_finishes_the_epoch_and_the_next_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     rows = generate(tmp_path)
     config = tmp_path / "killed.toml"
     config.write_text(CONFIG.format(home=tmp_path))
-    process = start(config)
+    process = start_run(config)
     until = time.monotonic() + 400
     while epochs(tmp_path / "state") < 1 and process.poll() is None and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(timeout=300) == 0, said(config)
-    assert "stopping: the epoch in progress is finished first" in said(config)
-    assert "Traceback" not in said(config)
-    process = start(config, "--flush")
-    assert process.wait(timeout=300) == 0, said(config)
+    assert process.wait(timeout=300) == 0, read_log(config)
+    assert "stopping: the epoch in progress is finished first" in read_log(config)
+    assert "Traceback" not in read_log(config)
+    process = start_run(config, "--flush")
+    assert process.wait(timeout=300) == 0, read_log(config)
     frame = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     assert frame["n"].sum() == len(rows)

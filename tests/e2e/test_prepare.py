@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 
 from slackwater.spark import jvm_class_archive
 
 
-@long(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
+@exhaustive(beside="test_jvm_class_archive.py::test_a_start_uses_the_archive_and_restores_the_environment")
 def test_the_command_makes_it_once_and_a_jvm_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLACKWATER_CACHE", str(tmp_path / "cache"))
     archive = jvm_class_archive.archive_path()

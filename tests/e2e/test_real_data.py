@@ -15,17 +15,17 @@ import polars as pl
 import psycopg
 import pytest
 from tests.laws import naive_oracle
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
-from tests.support.real_data import IBIS, PARTS, PIPELINES, check, config, result, split
+from tests.support.real_data import IBIS, PARTS, PIPELINES, check_result, config, read_result, split_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.shared_data]
 
 
 @pytest.mark.parametrize(
-    "name", some(sorted(PIPELINES, key=lambda name: (name != "ibis", name)))
+    "name", select_cases(sorted(PIPELINES, key=lambda name: (name != "ibis", name)))
 )  # the smallest file first
-@pytest.mark.parametrize("cut", some(["split", "whole"]))
+@pytest.mark.parametrize("cut", select_cases(["split", "whole"]))
 @pytest.mark.usefixtures("spark")
 def test_the_known_answer_comes_out(
     shared_data: Path,
@@ -39,23 +39,23 @@ def test_the_known_answer_comes_out(
     if cut == "whole":
         path = config(name, tmp_path, str(file))
     else:
-        split(file, tmp_path / "in", PIPELINES[name].get("header", 0))
+        split_file(file, tmp_path / "in", PIPELINES[name].get("header", 0))
         path = config(name, tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     assert command(monkeypatch, "check", str(path)) == 0
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
-    check(name, result(tmp_path))
+    check_result(name, read_result(tmp_path))
     said = capsys.readouterr()
     assert "0 late, 0 refused, 0 bad" in said.out
     assert "Traceback" not in said.out + said.err
 
 
 @pytest.mark.usefixtures("spark")
-@long(beside="test_cli_run.py::test_a_wrong_clock_is_suspected_when_most_rows_are_late")
+@exhaustive(beside="test_cli_run.py::test_a_wrong_clock_is_suspected_when_most_rows_are_late")
 def test_a_poisoned_clock_is_told_plainly(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first 45 rows are up to 50 days off. Nearly everything after them is late, and the run says so."""
-    split(shared_data / "wikiticker-bad-clock.json.gz", tmp_path / "in", 0)
+    split_file(shared_data / "wikiticker-bad-clock.json.gz", tmp_path / "in", 0)
     path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     said = capsys.readouterr()
@@ -70,7 +70,7 @@ def test_a_poisoned_clock_is_told_plainly(
 
 @pytest.mark.parametrize("cut", ["split", "whole"])
 @pytest.mark.usefixtures("spark")
-@long(beside="test_max_jump.py::test_the_newest_time_depends_on_the_rows_alone")
+@exhaustive(beside="test_max_jump.py::test_the_newest_time_depends_on_the_rows_alone")
 def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cut: str
 ) -> None:
@@ -79,14 +79,14 @@ def test_a_poisoned_clock_is_held_back_by_max_jump_ms(
     if cut == "whole":
         path = config("wiki-hourly", tmp_path, str(file))
     else:
-        split(file, tmp_path / "in", 0)
+        split_file(file, tmp_path / "in", 0)
         path = config("wiki-hourly", tmp_path, f"{tmp_path}/in/*", "max_files_per_trigger = 1")
     path.write_text(path.read_text().replace('duration_ms = "1h"', 'duration_ms = "1h"\nmax_jump_ms = "1h"'))
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0
     said = capsys.readouterr()
     assert "39,244 used, 0 late, 0 refused, 0 bad" in said.out
     assert 'source "events" jumps from 2015-09-1' in " ".join(said.err.split())
-    counts = result(tmp_path).sort("window_start")
+    counts = read_result(tmp_path).sort("window_start")
     hour = counts.filter(pl.col("window_start").dt.date() == dt.date(2015, 9, 12))
     assert hour["n"].sum() > 39_190
 
@@ -104,7 +104,7 @@ def test_commits_correct_their_sessions_for_a_month(
 ) -> None:
     """Rows arrive up to 250 days late. Each is in the table or among the letters, as plain loops compute it."""
     file = shared_data / PIPELINES["ibis"]["file"]
-    split(file, tmp_path / "in", 1)
+    split_file(file, tmp_path / "in", 1)
     url = postgres.database("ibis")
     path = tmp_path / "ibis.toml"
     path.write_text(

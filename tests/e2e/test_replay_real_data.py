@@ -8,9 +8,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.command import command
-from tests.support.real_data import split
+from tests.support.real_data import split_file
 
 pytestmark = [pytest.mark.spark]
 
@@ -80,7 +80,7 @@ POLICIES = {
 @pytest.mark.shared_data
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("spark")
-@long(beside="test_real_data.py::test_commits_correct_their_sessions_for_a_month")
+@exhaustive(beside="test_real_data.py::test_commits_correct_their_sessions_for_a_month")
 def test_commits_that_came_up_to_250_days_late(
     shared_data: Path,
     postgres: Any,
@@ -91,7 +91,7 @@ def test_commits_that_came_up_to_250_days_late(
 ) -> None:
     url, (late, least) = postgres.database(f"replayed_{policy}"), POLICIES[policy]
     file = shared_data / "ibis_commits.tsv.gz"
-    split(file, tmp_path / "in", 1)
+    split_file(file, tmp_path / "in", 1)
     path = tmp_path / "commits.toml"
     path.write_text(COMMITS.replace("HOME", str(tmp_path)).replace("URL", url).replace("LATE", late))
     assert command(monkeypatch, "run", str(path), "--available-now", "--flush") == 0

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from tests.support import deploy_files
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from typer.testing import CliRunner
 
 from slackwater.cli.main import app
@@ -54,7 +54,7 @@ agg = "count"
 as = "n"
 
 [[transform.window.aggregations]]
-agg = "tests.support.slow_aggregation:Waiting"
+agg = "tests.support.slow_aggregation:SlowSum"
 columns = { wait = "wait" }
 as = "waited"
 
@@ -134,7 +134,7 @@ def clean(text: str) -> None:
 
 
 @pytest.mark.parametrize("within", [True, False])
-@long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
+@exhaustive(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Path, within: bool) -> None:
     """SIGKILL ends Spark between two epochs and within one, as the system does when memory runs out."""
     child = Child(home, "-m", "slackwater.cli.main", "run", "life.toml")
@@ -166,7 +166,7 @@ def test_a_spark_that_was_killed_is_one_line_and_the_next_start_goes_on(home: Pa
     assert "life: epoch 2, 2 rows in" in again.said()
 
 
-@long(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
+@exhaustive(beside="test_error_boundary.py::test_the_end_of_sparks_process_is_reported_whatever_error_it_causes")
 def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(home: Path) -> None:
     """After the error is caught, the same process may run again with a new Spark."""
     again = "sw.run(sw.load('life.toml'), available_now=True, flush=True)"
@@ -190,7 +190,7 @@ def test_python_hears_the_run_and_its_end_and_runs_on_after_spark_was_killed(hom
 
 
 @pytest.mark.parametrize("logging", ["", "logging.basicConfig(level=logging.INFO, format='mine %(name)s %(message)s')"])
-@long(beside="test_error_boundary.py::test_a_slackwater_error_is_raised_without_its_cause")
+@exhaustive(beside="test_error_boundary.py::test_a_slackwater_error_is_raised_without_its_cause")
 def test_a_bad_row_is_one_line_in_python(home: Path, logging: str) -> None:
     rows(home, 1, ts="nonsense")
     child = Child(home, "-c", SCRIPT.format(before=logging, flags={"available_now": True}, after=""))
@@ -224,7 +224,7 @@ for work in (
 """
 
 
-@long(beside="test_error_boundary.py::test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were")
+@exhaustive(beside="test_error_boundary.py::test_py4j_errors_are_not_logged_twice_and_its_loggers_stay_as_they_were")
 def test_a_failed_analysis_in_a_session_of_ones_own_is_one_line(home: Path) -> None:
     config = home / "life.toml"
     config.write_text(config.read_text().replace("SELECT * FROM source", "SELECT nope FROM source"))
@@ -251,7 +251,7 @@ def test_an_interrupt_while_spark_starts_ends_at_once_and_leaves_no_process(home
     assert (len(gone), alive) == (len(started), [])
 
 
-@long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
+@exhaustive(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_epochs_need_no_checkpoint(home: Path) -> None:
     """When Slackwater lists the files, only the commits record where to go on."""
     epochs = 40
@@ -277,7 +277,7 @@ def probe(port: int, path: str) -> tuple[int, str] | None:
         return None
 
 
-@pytest.mark.parametrize("stop_moment", some(["while Spark starts", "within an epoch"]))
+@pytest.mark.parametrize("stop_moment", select_cases(["while Spark starts", "within an epoch"]))
 def test_what_an_image_runs_answers_its_probes_and_stops_within_the_grace_period(home: Path, stop_moment: str) -> None:
     """The entry point of the Dockerfile runs with its arguments and environment, and with the probes and the signal of the manifest."""
     pod = deploy_files.deployment()["spec"]["template"]["spec"]

@@ -22,9 +22,9 @@ from typing import Any
 import polars as pl
 import psycopg
 from confluent_kafka import Producer
-from tests.support.case_selection import long
-from tests.support.run_process import said, start
-from tests.support.topics import START_MS, messages
+from tests.support.case_selection import exhaustive
+from tests.support.run_process import read_log, start_run
+from tests.support.topics import START_MS, read_messages
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
 EVENTS = 3_000 + 3_000 * KILLS
@@ -111,7 +111,7 @@ url = "{url}"
 """
 
 
-@long(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
+@exhaustive(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
 def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: Any, tmp_path: Path) -> None:
     url, topic = postgres.database("shop"), f"shop-{os.getpid()}"
     kafka.create(topic, 3)
@@ -122,16 +122,16 @@ def test_three_targets_hold_the_batch_answer_after_kills(kafka: Any, postgres: A
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     for kill in range(KILLS):
-        before, process = epoch(url), start(config)
+        before, process = epoch(url), start_run(config)
         until, goal = time.monotonic() + 400, before + rng.randrange(1, 5)
         while epoch(url) < goal and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         time.sleep(rng.uniform(0, 1.0))
-        assert process.poll() is None, f"it ended before kill {kill} of seed {seed}: {said(config)}"
+        assert process.poll() is None, f"it ended before kill {kill} of seed {seed}: {read_log(config)}"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    process = start(config, "--flush")
-    assert process.wait(timeout=580) == 0, said(config)
+    process = start_run(config, "--flush")
+    assert process.wait(timeout=580) == 0, read_log(config)
     minutes = Counter[tuple[str, int]]()
     amounts = Counter[tuple[str, int]]()
     for e in events:
@@ -183,7 +183,7 @@ def in_table(url: str) -> list[tuple[int, str, int, int]]:
 def in_topic(broker: Any, topic: str) -> list[tuple[str, int, int, int]]:
     """Return the rows that a `read_committed` consumer sees."""
     rows = []
-    for message in messages(broker.address, topic):
+    for message in read_messages(broker.address, topic):
         row = json.loads(message.value())
         ms = int(_moment(row["window_start"]).timestamp() * 1000)
         rows.append((row["shop"], ms, row["n"], row["amount"]))

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
 from tests.support.doc_pages import ROOT, block
 
@@ -39,7 +39,7 @@ IN_FILES = '[state_store]\nkind = "files"\npath = "state"\n'
 IN_POSTGRES = '[state_store]\nkind = "postgres"\nurl = "${STATE_URL}"\n'
 
 
-@pytest.fixture(params=some(["files", "postgres"]))
+@pytest.fixture(params=select_cases(["files", "postgres"]))
 def where(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield how the state is named. The working directory has the pipeline of the README and its events."""
     monkeypatch.chdir(tmp_path)
@@ -73,7 +73,7 @@ def commands() -> list[list[str]]:
 
 
 @pytest.mark.usefixtures("spark")
-@long(beside="test_open_state.py::test_commands")
+@exhaustive(beside="test_open_state.py::test_commands")
 def test_the_page(where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(3):
         events(f"{n}.jsonl", 3 * n, 3 * n + 3)

@@ -11,10 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
 from tests.support.doc_pages import block
-from tests.support.iceberg_tables import connection, sql
+from tests.support.iceberg_tables import connection, open_sql_catalog
 from tests.support.source_tables import FORMATS, row
 
 pytestmark = pytest.mark.spark
@@ -32,7 +32,7 @@ class Clicks:
             text = text.replace('kind = "delta"', connection(home)).replace(
                 'query = "lake/clicks"', 'query = "shop.clicks"'
             )
-            self.lake = sql(home, "shop.clicks")
+            self.lake = open_sql_catalog(home, "shop.clicks")
         (home / "visits.toml").write_text(text)
 
     def append(self, minutes: range, **columns: list[int]) -> None:
@@ -63,7 +63,7 @@ class Clicks:
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("kind", some(["iceberg", "delta"]))
+@pytest.mark.parametrize("kind", select_cases(["iceberg", "delta"]))
 def test_the_page_on_tables(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,7 +152,7 @@ path = "state"
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-@long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
+@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_letters_are_replayed_and_history_is_read_again(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

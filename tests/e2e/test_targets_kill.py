@@ -16,9 +16,9 @@ import polars as pl
 import psycopg
 import pytest
 from tests.e2e.matrix import sweep
-from tests.support.case_selection import long
-from tests.support.run_process import said, start
-from tests.support.topics import messages
+from tests.support.case_selection import exhaustive
+from tests.support.run_process import read_log, start_run
+from tests.support.topics import read_messages
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ class Run:
 
     def run(self, *flags: str, crash_at: str | None = None) -> int:
         more = {"SLACKWATER_CRASH_AT": crash_at} if crash_at else {}
-        process = start(self.config, *flags, **self.environment, **more)
+        process = start_run(self.config, *flags, **self.environment, **more)
         code = process.wait(600)
         sweep(process)
         return code
@@ -125,7 +125,7 @@ def sales(home: Path) -> list[dict[str, Any]]:
     return sent
 
 
-@long(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
+@exhaustive(beside="test_several_targets.py::test_a_death_at_every_step_of_every_target")
 @pytest.mark.parametrize("state", ["postgres", "files"])
 def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     state: str, kafka: Any, postgres: Any, tmp_path: Path
@@ -134,8 +134,8 @@ def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     kafka.create(topic, 1)
     rows, run = sales(tmp_path), Run(tmp_path, kafka.address, url, state, topic)
     for step in ("write.after@1", "note.after@2", "note.before@4"):
-        assert run.run(crash_at=step) == -signal.SIGKILL, said(run.config)
-    assert run.run("--flush") == 0, said(run.config)
+        assert run.run(crash_at=step) == -signal.SIGKILL, read_log(run.config)
+    assert run.run("--flush") == 0, read_log(run.config)
     minute, hour, best = Counter[Any](), Counter[Any](), dict[str, int]()
     amount = Counter[Any]()
     for row in rows:
@@ -149,7 +149,7 @@ def test_every_target_has_the_batch_answer_whatever_is_killed_between(
     files = pl.concat(pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet")))
     of_files = files.select("shop", pl.col("window_start").dt.strftime("%Y-%m-%dT%H:%M"), "sales", "amount")
     assert sorted(of_files.rows()) == expected
-    values = [json.loads(m.value()) for m in messages(kafka.address, topic)]
+    values = [json.loads(m.value()) for m in read_messages(kafka.address, topic)]
     assert sorted((v["shop"], v["window_start"][:16], v["sales"], v["amount"]) for v in values) == expected
     with psycopg.connect(url) as db:
         table = db.execute(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.support import three_stage_pipeline
-from tests.support.browser import Browser, until
-from tests.support.case_selection import long
-from tests.support.ui_states import config, drawn, joined_and_counted, ran, watched
+from tests.support.browser import Browser, wait_until
+from tests.support.case_selection import exhaustive
+from tests.support.ui_states import config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.testing.script import RowsInput
@@ -21,8 +21,8 @@ def page(tmp_path: Path) -> Iterator[tuple[UiServer, Path]]:
     home = tmp_path / "pipeline"
     home.mkdir()
     file = config("session", home)
-    ran(file, drawn(4, rows=120))
-    running = serve_pages([watched(file)], 0)
+    run_pipeline(file, draw_script(4, rows=120))
+    running = serve_pages([open_page_source(file)], 0)
     yield running, file
     running.stop()
 
@@ -52,14 +52,14 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
         colours.append(browser.value("getComputedStyle(document.body).backgroundColor"))
     assert colours[0] != colours[1]
     # it follows commits, and tables that are open stay open
-    until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+    wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
     browser.value("document.querySelector('#rows details').open = true; window.same = 1; 1")
     before = browser.value("document.querySelector('#top dd').textContent")
-    ran(file, [RowsInput({"web": [], "app": []}), RowsInput({"web": [{"ts": 1, "user": "u1"}], "app": []})])
-    until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
+    run_pipeline(file, [RowsInput({"web": [], "app": []}), RowsInput({"web": [{"ts": 1, "user": "u1"}], "app": []})])
+    wait_until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
     rows = "[...document.querySelectorAll('#rows details.table')].at(-1).querySelector('tbody tr:last-child th').textContent"
-    until(lambda: browser.value(rows) == browser.value("document.querySelector('#top dd').textContent"))
-    until(lambda: browser.value("document.querySelector('#rows details').open"))
+    wait_until(lambda: browser.value(rows) == browser.value("document.querySelector('#top dd').textContent"))
+    wait_until(lambda: browser.value("document.querySelector('#rows details').open"))
     assert browser.value("window.same") == 1  # the page was not reloaded
     assert browser.value("document.getElementById('link').textContent") == "live"
     # from a bin to a key with the pointer
@@ -81,7 +81,7 @@ def test_a_person_looks_clicks_and_follows(browser: Browser, page: tuple[UiServe
     assert any(url.endswith("/static/htmx.min.js") for url in browser.requests())
 
 
-@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple[UiServer, Path]) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"
@@ -90,22 +90,22 @@ def test_the_slider_goes_to_a_kept_commit_and_back(browser: Browser, page: tuple
     browser.value("document.getElementById('epochs').focus(); 1")
     browser.press("ArrowLeft", 37)
     browser.arrives("/epoch/")
-    until(lambda: browser.value("document.querySelector('#top dd')?.textContent") not in (None, latest))
+    wait_until(lambda: browser.value("document.querySelector('#top dd')?.textContent") not in (None, latest))
     assert "stays at this commit" in browser.value("document.querySelector('.link dd').textContent")
     browser.click(".epochs a:last-child")
-    until(lambda: browser.value("document.querySelector('#top dd')?.textContent") == latest)
+    wait_until(lambda: browser.value("document.querySelector('#top dd')?.textContent") == latest)
     assert browser.complaints() == []
 
 
-@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path) -> None:
     """Click from the drawing to a stage, from its histogram to a key, and to the join at the end. The page follows commits."""
-    file = three_stage_pipeline.ran(tmp_path)
-    running = serve_pages([watched(file)], 0)
+    file = three_stage_pipeline.run_pipeline(tmp_path)
+    running = serve_pages([open_page_source(file)], 0)
     home = f"http://127.0.0.1:{running.port}"
     try:
         browser.open(f"{home}/")
-        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         assert "which waits for stage" in browser.value("document.querySelector('.held').textContent")
         browser.both_colours(tmp_path, "stages")
         browser.click('#stages a[href="/stage/sessions/"] .box')
@@ -118,22 +118,22 @@ def test_each_stage_is_a_click_away_and_follows(browser: Browser, tmp_path: Path
         browser.arrives("/stage/sessions/key?user")
         assert "goes to stage" in browser.value("document.querySelector('pre').textContent")
         browser.open(f"{home}/stage/seen/")
-        until(lambda: browser.value("document.getElementById('link').textContent") == "live")
+        wait_until(lambda: browser.value("document.getElementById('link').textContent") == "live")
         browser.both_colours(tmp_path, "stage")
         assert browser.value("document.querySelectorAll('#joins svg:not(.slim) .bar').length") >= 1
         assert "stage minutes" in browser.value("document.querySelector('#watermark svg .lane.holds').textContent")
         browser.value("window.same = 1; 1")
         before = browser.value("document.querySelector('#top dd').textContent")
-        three_stage_pipeline.went_on(file)
-        until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
-        until(lambda: browser.value("document.querySelectorAll('#rows tbody tr').length") >= 3)
+        three_stage_pipeline.add_commit(file)
+        wait_until(lambda: browser.value("document.querySelector('#top dd').textContent") not in ("", before))
+        wait_until(lambda: browser.value("document.querySelectorAll('#rows tbody tr').length") >= 3)
         assert browser.value("window.same") == 1
         browser.is_clean(home)
     finally:
         running.stop()
 
 
-@long(beside="test_ui_join.py::test_a_join_has_no_bins_and_its_rows_add_up")
+@exhaustive(beside="test_ui_join.py::test_a_join_has_no_bins_and_its_rows_add_up")
 def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
     home = tmp_path / "join"
     joined_and_counted(home)
@@ -148,7 +148,7 @@ def test_a_join_shows_what_waits(browser: Browser, tmp_path: Path) -> None:
         running.stop()
 
 
-@long(beside="test_ui_blocks.py::test_hostile_keys_are_text")
+@exhaustive(beside="test_ui_blocks.py::test_hostile_keys_are_text")
 def test_a_hostile_key_runs_nothing(browser: Browser, page: tuple[UiServer, Path], tmp_path: Path) -> None:
     running, _ = page
     home = f"http://127.0.0.1:{running.port}"
@@ -163,7 +163,7 @@ def test_a_saved_page_opens_without_a_server(browser: Browser, page: tuple[UiSer
     from slackwater.cli.ui import save_page
 
     _, file = page
-    save_page([watched(file)], tmp_path / "incident.html")
+    save_page([open_page_source(file)], tmp_path / "incident.html")
     browser.open(f"file://{tmp_path}/incident.html")
     assert browser.value("document.querySelector('#top .sentence').classList.contains('still')")
     assert browser.value("getComputedStyle(document.querySelector('.card')).borderRadius") == "12px"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.support.browser import Browser
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.ui_scenes import Scene, scenes
 
 # every element that is shown and reaches beyond the window, or whose content is wider than itself
@@ -66,7 +66,7 @@ def size(browser: Browser, width: int) -> None:
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
 
 
-@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 @pytest.mark.parametrize("width", [320, 400, 1280])
 def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) -> None:
     size(browser, width)
@@ -83,7 +83,7 @@ def test_nothing_is_cut_off(browser: Browser, shown: list[Scene], width: int) ->
     assert not wrong, json.dumps(wrong, indent=1, ensure_ascii=False)
 
 
-@long(beside="test_ui_contrast.py::test_colours_are_distinguishable")
+@exhaustive(beside="test_ui_contrast.py::test_colours_are_distinguishable")
 @pytest.mark.parametrize("width", [400, 1280])
 def test_all_text_has_contrast(browser: Browser, shown: list[Scene], width: int, tmp_path: Path) -> None:
     size(browser, width)

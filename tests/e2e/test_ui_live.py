@@ -15,9 +15,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from tests.support.browser import Browser, until
-from tests.support.case_selection import long
-from tests.support.real_data import split
+from tests.support.browser import Browser, wait_until
+from tests.support.case_selection import exhaustive
+from tests.support.real_data import split_file
 from tests.support.topics import Topic
 
 from slackwater.cli.ui import load_page_sources
@@ -94,7 +94,7 @@ class Run:
         with self.said.open("w") as said:
             self.process = subprocess.Popen(command, cwd=file.parent, stdout=said, stderr=subprocess.STDOUT)
         self.home = ""
-        until(self._has_address)
+        wait_until(self._has_address)
 
     def _has_address(self) -> bool:
         assert self.process.poll() is None, self.said.read_text()
@@ -148,11 +148,11 @@ def epoch(browser: Browser) -> int:
     return int(text(browser, "#top dd").replace(",", "") or -1)
 
 
-@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     browser: Browser, started: Any, shared_data: Path, tmp_path: Path
 ) -> None:
-    split(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)
+    split_file(shared_data / "CollegeMsg.txt", tmp_path / "all", 1)
     parts = sorted((tmp_path / "all").iterdir())
     (tmp_path / "in").mkdir()
 
@@ -165,23 +165,23 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
     file.write_text(COLLEGE)
     comes(3)
     run = started(file)
-    until(lambda: is_there(run))
+    wait_until(lambda: is_there(run))
     browser.open(run.home + "/")
-    until(lambda: text(browser, "#link") == "live")
+    wait_until(lambda: text(browser, "#link") == "live")
     assert text(browser, ".chip") == "up"
     browser.value("window.same = 1; 1")
     before = epoch(browser)
     comes(3)
-    until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files, so the closing times do not change
+    wait_until(lambda: epoch(browser) >= max(before + 3, 5))  # all six files, so the closing times do not change
     assert browser.value("window.same") == 1, "the page followed, it was not loaded again"
     assert "Every row is accounted for" in text(browser, "#top .sentence")
     assert browser.value("document.querySelectorAll('#pace svg .phase.plan').length") > 0
     browser.both_colours(tmp_path, "running")
     # from the histogram to a key
-    until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
+    wait_until(lambda: browser.value("document.querySelectorAll('#closing svg a .reach').length") > 0)
     browser.click("#closing svg a .reach")
     browser.arrives("/closing?from=")
-    until(lambda: browser.value("document.querySelectorAll('.keys tbody a').length") > 0)
+    wait_until(lambda: browser.value("document.querySelectorAll('.keys tbody a').length") > 0)
     browser.click(".keys tbody a")
     browser.arrives("/key?source=")
     assert "open session" in text(browser, "pre")
@@ -203,7 +203,7 @@ def test_sessions_of_messages_while_they_are_read_and_after_a_death(
         dead.stop()
 
 
-@long(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
+@exhaustive(beside="test_ui_browser.py::test_a_person_looks_clicks_and_follows")
 def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     browser: Browser, started: Any, topic: Any, tmp_path: Path
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
     file = tmp_path / "clicks.toml"
     file.write_text(TOPIC.replace("ADDRESS", stream.broker.address).replace("TOPIC", stream.name))
     run = started(file)
-    until(lambda: is_there(run))
+    wait_until(lambda: is_there(run))
     browser.open(run.home + "/")
     lanes = "[...document.querySelectorAll('#watermark .lane.idle')].map(e => e.textContent).join(' ')"
     sent = 20
@@ -224,9 +224,9 @@ def test_a_topic_with_an_idle_partition_and_what_waits_in_it(
         sent += 1
         return f"{stream.name}-2" in browser.value(lanes)
 
-    until(idle_is_shown)
+    wait_until(idle_is_shown)
     browser.both_colours(tmp_path, "topic")
-    until(lambda: read(tmp_path) == sent)
+    wait_until(lambda: read(tmp_path) == sent)
     browser.is_clean(run.home)
     browser.open("about:blank")
     run.dies()

@@ -83,7 +83,7 @@ def _aggregation(name: str) -> Aggregation:
 
 
 @dataclass
-class Held:
+class HeldWindow:
     """A window or session: its rows with the number of the config that they were read under."""
 
     rows: list[tuple[int, naive_oracle.Row]]
@@ -100,7 +100,7 @@ class Held:
 
 
 @dataclass
-class Mixed:
+class MixedOracle:
     """The oracle. Times in microseconds; the cap is out of reach."""
 
     config: Config
@@ -144,7 +144,7 @@ class Mixed:
             ahead = min(self.newest.values()) - self.config.late_from * MS
             self.watermark = ahead if self.watermark is None else max(ahead, self.watermark)
 
-    def due(self, held: Held, closed: bool) -> bool:
+    def due(self, held: HeldWindow, closed: bool) -> bool:
         """Return whether a window is due for output. `closed`: the watermark has closed it."""
         return not held.same and (closed or self.config.emit == "updates")
 
@@ -153,20 +153,20 @@ class Mixed:
         """What the target of this config has got."""
         return self.held.setdefault(self.config.target, {})
 
-    def tell(self, key: Any, held: Held, start: int, end: int) -> None:
+    def tell(self, key: Any, held: HeldWindow, start: int, end: int) -> None:
         for former in held.emitted_starts:
             self.table.pop((key, former), None)
         values = {
-            name: naive_oracle.one(*KNOWN[name], [r for n, r in held.rows if n >= since])
+            name: naive_oracle.aggregate(*KNOWN[name], [r for n, r in held.rows if n >= since])
             for name, since in self.since.items()
         }
         self.table[key, start] = {"u": key, "window_start": start, "window_end": end, **values}
         held.emitted_starts, held.same = {start}, True
 
 
-class MixedPanes(Mixed):
+class MixedPaneOracle(MixedOracle):
     def setup(self) -> None:
-        self.windows: dict[tuple[Any, int], Held] = {}
+        self.windows: dict[tuple[Any, int], HeldWindow] = {}
 
     def change(self, config: Config) -> None:
         """To `updates` all windows that are held come out again, from it the open ones do when they close."""
@@ -182,7 +182,7 @@ class MixedPanes(Mixed):
             held = [s for s in starts if self.horizon is None or s + DURATION * MS > self.horizon]
             self.late += [] if held else [row]
             for start in held:
-                window = self.windows.setdefault((row["u"], start), Held([]))
+                window = self.windows.setdefault((row["u"], start), HeldWindow([]))
                 window.rows.append((self.number, row))
                 window.same = False
         self.advance(rows)
@@ -200,9 +200,9 @@ class MixedPanes(Mixed):
         self.close(1 << 60)
 
 
-class MixedSessions(Mixed):
+class MixedSessionOracle(MixedOracle):
     def setup(self) -> None:
-        self.open: dict[Any, list[Held]] = {}
+        self.open: dict[Any, list[HeldWindow]] = {}
         self.floor: dict[Any, int] = {}
 
     @property
@@ -224,11 +224,11 @@ class MixedSessions(Mixed):
                 reach = session.last + self.gap
                 self.floor[key] = max(reach, self.floor.get(key, reach))
 
-    def joined(self, pieces: Sequence[Held]) -> list[Held]:
-        merged: list[Held] = []
+    def joined(self, pieces: Sequence[HeldWindow]) -> list[HeldWindow]:
+        merged: list[HeldWindow] = []
         for piece in sorted(pieces, key=lambda p: p.start):
             if merged and piece.start <= merged[-1].last + self.gap:
-                merged[-1] = Held(merged[-1].rows + piece.rows, merged[-1].emitted_starts | piece.emitted_starts)
+                merged[-1] = HeldWindow(merged[-1].rows + piece.rows, merged[-1].emitted_starts | piece.emitted_starts)
             else:
                 merged.append(piece)
         return merged
@@ -249,7 +249,7 @@ class MixedSessions(Mixed):
 
     def take(self, key: Any, rows: Sequence[naive_oracle.Row]) -> None:
         held = self.open.get(key, [])
-        runs = self.joined([*held, *(Held([(self.number, r)]) for r in rows)])
+        runs = self.joined([*held, *(HeldWindow([(self.number, r)]) for r in rows)])
         sessions = []
         for run in runs:
             if run in held:
@@ -264,7 +264,7 @@ class MixedSessions(Mixed):
             far = [r for r in new if not self.recent(r["ts"]) and (first is None or r["ts"] < first)]
             self.late += far
             rest = [r for r in run.rows if r[1] not in far]
-            sessions.append(former[0] if [h.rows for h in former] == [rest] else Held(rest, run.emitted_starts))
+            sessions.append(former[0] if [h.rows for h in former] == [rest] else HeldWindow(rest, run.emitted_starts))
         self.open[key] = sessions
 
     def close(self, watermark: int | None) -> None:
@@ -293,7 +293,7 @@ class MixedSessions(Mixed):
 KINDS_OF_CHANGE = ("add", "remove", "lateness", "late", "shards", "emit", "target", "sources", "sources")
 
 
-def changes_of(chance: random.Random, config: Config) -> Config:
+def change_config(chance: random.Random, config: Config) -> Config:
     """The config with one to three things changed."""
     for _ in range(chance.randrange(1, 4)):
         change_kind = chance.choice([*KINDS_OF_CHANGE, *(["gap"] * 3 if config.kind == "session" else [])])
@@ -319,7 +319,7 @@ def changes_of(chance: random.Random, config: Config) -> Config:
     return config
 
 
-def script_of(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list[Any]]:
+def make_script(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list[Any]]:
     """The first config; then rows per epoch, and configs where the run is stopped and changed."""
     chance, now, number = random.Random(seed), 0, 0
     first = config = Config(kind, lateness=chance.choice([0, 3, 12]), allowed=chance.choice([None, None, 6, 25]))
@@ -336,7 +336,7 @@ def script_of(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list
             number += 1
         items.append(rows)
         if chance.random() < 0.35:
-            config = changes_of(chance, config)
+            config = change_config(chance, config)
             if crashes:
                 items.append(
                     chance.choice([f"{p}.{s}" for p in ("read", "stage", "commit") for s in ("before", "after")])
@@ -345,10 +345,10 @@ def script_of(seed: int, kind: str, crashes: bool = False) -> tuple[Config, list
     return first, items
 
 
-def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> LocalResult:
+def check_run(seed: int, kind: str, crashes: bool = False, **settings: Any) -> LocalResult:
     """Run it, and the oracle; both must hold the same table, and have the same rows late."""
-    first, items = script_of(seed, kind, crashes)
-    oracle: Mixed = MixedSessions(first) if kind == "session" else MixedPanes(first)
+    first, items = make_script(seed, kind, crashes)
+    oracle: MixedOracle = MixedSessionOracle(first) if kind == "session" else MixedPaneOracle(first)
     script: list[Any] = []
     for item in items:
         if isinstance(item, str):
@@ -358,7 +358,7 @@ def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> Loc
             script.append(Restart(item.window, item.shards, item.sources, target=item.target))
         elif item:
             by_source = {
-                s: [{**r, "source": s} for r in item if from_(r, oracle.config) == s] for s in oracle.config.sources
+                s: [{**r, "source": s} for r in item if source_of(r, oracle.config) == s] for s in oracle.config.sources
             }
             oracle.epoch([r for rows in by_source.values() for r in rows])  # type: ignore[attr-defined]
             script.append(RowsInput(by_source))
@@ -372,7 +372,7 @@ def checked(seed: int, kind: str, crashes: bool = False, **settings: Any) -> Loc
     return result
 
 
-def from_(row: naive_oracle.Row, config: Config) -> str:
+def source_of(row: naive_oracle.Row, config: Config) -> str:
     """The source that a row is from: the first does not bring all, and another may not be heard of for long."""
     return config.sources[row["ts"] // MS % 7 % len(config.sources)]
 
@@ -394,16 +394,16 @@ def plain(table: Table, columns: Sequence[str]) -> list[Any]:
     return sorted(([row.get(c) for c in columns] for row in table.values()), key=repr)
 
 
-def seeded(seed: int) -> tuple[int, int]:
+def check_seed(seed: int) -> tuple[int, int]:
     """Check a seed of each kind by turns, every other one with deaths. Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     kind, crashes = ("session", "tumbling", "hopping")[seed % 3], seed % 2 == 0
     try:
-        result = checked(seed, kind, crashes)
+        result = check_run(seed, kind, crashes)
     except BaseException as error:
         raise AssertionError(f"seed {seed}: {kind}, crashes: {crashes}") from error
     return result.counters.rows_late, len(result.rows) + sum(len(rows) for rows, _ in result.former.values())
 
 
 if __name__ == "__main__":
-    seeds.main(seeded, __doc__ or "", ("late rows", "rows out"), 2000)
+    seeds.main(check_seed, __doc__ or "", ("late rows", "rows out"), 2000)

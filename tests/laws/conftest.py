@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, settings
-from tests.support.early_statistics import foreseen as foreseen
+from tests.support.early_statistics import early_statistics as early_statistics
 
 settings.register_profile(
     "laws",

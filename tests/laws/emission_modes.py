@@ -22,7 +22,7 @@ def sessions(**settings: Any) -> Window:
     )
 
 
-def ran(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
+def run_window(window: Window, *epochs: list[int], **more: Any) -> LocalResult:
     """Run over epochs of event times (in ms) of one user."""
     script = [RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0} for t in times]}) for times in epochs]
     return run_local(window, script, SCHEMA, flush=False, upserts=False, **more)
@@ -59,6 +59,6 @@ def run_every_emission_mode(kind: str, **store: Any) -> list[list[tuple[Any, ...
     ]
     emissions = []
     for settings, times in ways:
-        result = ran(make(**settings), times, **store)
+        result = run_window(make(**settings), times, **store)
         emissions.append([(r["_emit_reason"], r["window_start"] // MS, r["n"]) for r in result.rows])
     return emissions

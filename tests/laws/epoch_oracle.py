@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.laws.naive_oracle import Row, Spec, one, starts_of, word
+from tests.laws.naive_oracle import Row, Spec, aggregate, hashable_value, starts_of
 
 BEFORE_ALL, AFTER_ALL = -(1 << 61), 1 << 61
 Key = tuple[Any, ...]
@@ -23,7 +23,7 @@ Groups = list[list[Row]]
 
 
 @dataclass(frozen=True)
-class Told:
+class EmittedRow:
     """A row of the target: its window as it was written last."""
 
     start: int
@@ -34,12 +34,12 @@ class Told:
     revision: int
     reason: str
 
-    def is_as(self, other: Told) -> bool:
+    def is_as(self, other: EmittedRow) -> bool:
         return (self.start, self.end, self.final, self.ids) == (other.start, other.end, other.final, other.ids)
 
 
 @dataclass
-class Model:
+class EpochOracle:
     """What sessions and panes share. `retained_us`: how long what closed may be corrected; `allowed_us`: for `_final_at`."""
 
     spec: Spec
@@ -52,7 +52,7 @@ class Model:
     now_us: int = 1 << 60
     emitted_us: int = 0
     waiting: bool = False
-    target: dict[tuple[int, Key], Told] = field(default_factory=dict)
+    target: dict[tuple[int, Key], EmittedRow] = field(default_factory=dict)
     late: list[Row] = field(default_factory=list)
 
     def epoch(self, rows: Sequence[Row]) -> None:
@@ -85,16 +85,16 @@ class Model:
         raise NotImplementedError
 
     def key_of(self, row: Row) -> Key:
-        return tuple(word(row[k]) for k in self.spec.group_by)
+        return tuple(hashable_value(row[k]) for k in self.spec.group_by)
 
-    def said(self, rows: Sequence[Row], start: int, end: int, final: int, before: int, reason: str) -> Told:
-        values = {n: one(a, c, rows) for n, a, c in self.spec.aggregations}
+    def said(self, rows: Sequence[Row], start: int, end: int, final: int, before: int, reason: str) -> EmittedRow:
+        values = {n: aggregate(a, c, rows) for n, a, c in self.spec.aggregations}
         keys = {k: rows[0][k] for k in self.spec.group_by}
-        return Told(start, end, final, sum(r["id"] for r in rows), keys | values, before + 1, reason)
+        return EmittedRow(start, end, final, sum(r["id"] for r in rows), keys | values, before + 1, reason)
 
 
 @dataclass
-class Panes(Model):
+class PaneOracle(EpochOracle):
     """Tumbling and hopping windows."""
 
     windows: dict[tuple[int, Key], list[Row]] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Session:
 
 
 @dataclass
-class Sessions(Model):
+class SessionOracle(EpochOracle):
     """Sessions with a cap that binds. `held`: per key, groups of rows that stay in one session, whatever comes."""
 
     held: dict[Key, Groups] = field(default_factory=dict)
@@ -205,8 +205,8 @@ class Sessions(Model):
         everything = [*held, *([r] for r in used)]
         behind = [r for r in used if r["ts"] < self.watermark]
         if not everything or max(map(last, everything)) - min(map(first, everything)) < self.spec.cap_us or not behind:
-            return absorbed(everything)
-        ahead = absorbed([*held, *([r] for r in used if r not in behind)])
+            return absorb_groups(everything)
+        ahead = absorb_groups([*held, *([r] for r in used if r not in behind)])
         sessions = [s.groups for s in self.arranged(ahead)]
         for row in sorted(behind, key=lambda r: (r["ts"], self.gap(r))):
             self.placed(sessions, row)
@@ -215,19 +215,19 @@ class Sessions(Model):
     def placed(self, sessions: list[Groups], row: Row) -> None:
         """A row behind the watermark, into the sessions of its run. The one it joins, and the next, stay whole from then on."""
         ts, cap = row["ts"], self.spec.cap_us
-        before = [s for s in sessions if first(flat(s)) <= ts]
-        earlier = before[-1] if before and ts <= self.reach(flat(before[-1])) else None
+        before = [s for s in sessions if first(flatten(s)) <= ts]
+        earlier = before[-1] if before and ts <= self.reach(flatten(before[-1])) else None
         after = sessions[len(before)] if len(before) < len(sessions) else None
-        later = after if after is not None and first(flat(after)) <= ts + self.gap(row) else None
-        if earlier is not None and later is not None and last(flat(later)) - first(flat(earlier)) < cap:
-            earlier[:] = [[*flat(earlier), row, *flat(later)]]
+        later = after if after is not None and first(flatten(after)) <= ts + self.gap(row) else None
+        if earlier is not None and later is not None and last(flatten(later)) - first(flatten(earlier)) < cap:
+            earlier[:] = [[*flatten(earlier), row, *flatten(later)]]
             sessions.remove(later)
-        elif earlier is not None and max(ts, last(flat(earlier))) - first(flat(earlier)) < cap:
-            earlier[:] = [[*flat(earlier), row]]
+        elif earlier is not None and max(ts, last(flatten(earlier))) - first(flatten(earlier)) < cap:
+            earlier[:] = [[*flatten(earlier), row]]
             if later is not None:
-                later[:] = [flat(later)]
-        elif later is not None and last(flat(later)) - ts < cap:
-            later[:] = [[row, *flat(later)]]
+                later[:] = [flatten(later)]
+        elif later is not None and last(flatten(later)) - ts < cap:
+            later[:] = [[row, *flatten(later)]]
         elif earlier is None and later is None:
             sessions.insert(len(before), [[row]])
         else:
@@ -280,11 +280,11 @@ def last(group: Sequence[Row]) -> int:
     return max(int(r["ts"]) for r in group)
 
 
-def flat(groups: Groups) -> list[Row]:
+def flatten(groups: Groups) -> list[Row]:
     return [r for g in groups for r in g]
 
 
-def absorbed(groups: Groups) -> Groups:
+def absorb_groups(groups: Groups) -> Groups:
     """Groups that lie within the time of another are part of it."""
     merged: Groups = []
     for group in sorted(groups, key=lambda g: (first(g), -last(g))):

@@ -8,13 +8,13 @@ from __future__ import annotations
 from tests.laws import seeds, updates
 
 
-def planned(seed: int) -> updates.Run:
-    return updates.planned(seed, ("final", "final", "on_close"), ("session", "session", "dynamic"))
+def plan_run(seed: int) -> updates.Run:
+    return updates.plan_run(seed, ("final", "final", "on_close"), ("session", "session", "dynamic"))
 
 
-def checked(seed: int) -> tuple[int, int, int]:
-    return updates.checked(seed, planned)
+def check_seed(seed: int) -> tuple[int, int, int]:
+    return updates.check_seed(seed, plan_run)
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("epochs", "late rows", "revisions"), 5000)
+    seeds.main(check_seed, __doc__ or "", ("epochs", "late rows", "revisions"), 5000)

@@ -118,13 +118,13 @@ def pipeline(rng: random.Random) -> sw.Pipeline:
     )
 
 
-def batch(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
+def batch_answers(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """What each stage makes of all rows at once."""
     rows_by_name = {name: list(rows) for name, rows in source_rows.items()}
     read = stage_inputs(stages, list(source_rows))
     for stage in stages:
         if stage.join is not None:
-            rows_by_name[stage.name] = joined(
+            rows_by_name[stage.name] = join_rows(
                 stage.join, rows_by_name[stage.join.left_source], rows_by_name[stage.join.right_source]
             )
             continue
@@ -137,7 +137,7 @@ def batch(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row]]) -> d
     return rows_by_name
 
 
-def joined(spec: sw.Join, left_rows: list[Row], right_rows: list[Row]) -> list[Row]:
+def join_rows(spec: sw.Join, left_rows: list[Row], right_rows: list[Row]) -> list[Row]:
     """By the definition: every pair, then those that found nobody."""
     (lower, upper), joined_rows = spec.bounds_ms, list[Row]()
     matched: set[tuple[int, int]] = set()
@@ -194,7 +194,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
         run_result = test.result()
         state = test._driver.state
     last, sources = spec.stages[-1], set(every)
-    expected_content = content(batch(spec.stages, every)[last.name], last)
+    expected_content = content(batch_answers(spec.stages, every)[last.name], last)
     if last.join is not None:
         rows = [{**r, "ts": _us(r["_event_ts"])} for r in run_result.rows]
     else:
@@ -214,7 +214,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
         assert run_result.counters.rows_in == sum(len(every[n]) for n in readers), "each reader counts what it reads"
 
 
-def counting(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
+def counting_stage(name: str, read: str | list[str], column: str = "v") -> sw.Stage:
     """A stage of tumbling windows."""
     window = sw.Window(
         kind="tumbling",

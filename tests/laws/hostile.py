@@ -71,7 +71,7 @@ def run_case(kind: str, seed: int) -> tuple[str, str]:
 
 def _several(work: tuple[str, list[int]]) -> tuple[str, Counter[str], list[str]]:
     kind, numbers = work
-    seeds.quiet()
+    seeds.hide_warnings()
     results = [run_case(kind, n) for n in numbers]
     return kind, Counter(word for word, _ in results), [story for _, story in results if story]
 
@@ -95,7 +95,7 @@ def main() -> int:
         numbers = list(range(options.seed, options.seed + options.cases * share // sum(shares.values())))
         work += [(kind, numbers[i : i + 50]) for i in range(0, len(numbers), 50)]
     began, words, stories = time.monotonic(), {k: Counter[str]() for k in shares}, list[str]()
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), seeds.prepared) as pool:
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), seeds.prepare_process) as pool:
         for kind, counted, failures in pool.map(_several, work):
             words[kind] += counted
             stories += failures

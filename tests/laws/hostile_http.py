@@ -93,7 +93,7 @@ def get_answer(path: str, port: int) -> tuple[int, bytes]:
         client.close()
 
 
-def drawn(rng: random.Random) -> str:
+def draw_value(rng: random.Random) -> str:
     """A path with a query."""
     if rng.random() < 0.4:
         return rng.choice(
@@ -109,7 +109,7 @@ def drawn(rng: random.Random) -> str:
     for _ in range(rng.choice([0, 1, 1, 2, 3, 70])):
         name = rng.choice(names)
         if name == "where":
-            value = hostile_where.drawn(rng, 3)
+            value = hostile_where.draw_condition(rng, 3)
         elif name == "key":
             value = rng.choice(["k=u1", "k", "", "k=u1,k=u2", "nosuch=1", f"k={words.text(rng)[:300]}"])
         else:
@@ -123,14 +123,14 @@ def drawn(rng: random.Random) -> str:
     return f"{path}?{'&'.join(parts)}" if parts else path
 
 
-def request(rng: random.Random, draw: Callable[[random.Random], str] = drawn) -> bytes:
+def request(rng: random.Random, draw: Callable[[random.Random], str] = draw_value) -> bytes:
     """Bytes like a request, of a path that `draw` gives."""
     lines = [f"{rng.choice(METHODS)} {draw(rng)} HTTP/{rng.choice([*['1.1'] * 20, '1.0', '2.0', '9', ''])}"]
     lines += [f"Host: {rng.choice(HOSTS) if rng.random() < 0.15 else 'localhost'}"] * rng.choice([*[1] * 20, 0, 2])
     lines += rng.sample(EXTRA, rng.choice([0, 0, 0, 0, 1, 2]))
     lines += ["Connection: close", "", rng.choice([*[""] * 8, "hello", "0\r\n\r\n", "GET / HTTP/1.1\r\n\r\n"])]
     whole = "\r\n".join(lines)
-    return (words.damaged(rng, whole) if rng.random() < 0.15 else whole).encode("utf-8", "replace")
+    return (words.damage_text(rng, whole) if rng.random() < 0.15 else whole).encode("utf-8", "replace")
 
 
 def case(rng: random.Random) -> str:

@@ -17,7 +17,7 @@ from tests.laws import hostile_http
 from tests.laws import hostile_texts as words
 from tests.support import three_stage_pipeline
 from tests.support.ui_dead_letters import with_letters
-from tests.support.ui_states import watched
+from tests.support.ui_states import open_page_source
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.state.runs import Run
@@ -36,19 +36,19 @@ def port() -> int:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     for name in ("letters", "stages", "new"):
         (home / name).mkdir()
-    letters = watched(with_letters(home / "letters"))
+    letters = open_page_source(with_letters(home / "letters"))
     letters.store.open()
     letters.store.save_run(Run(started_us=1, runner="<b>", epoch=-1, ended_us=2, outcome="failed", error="<script>"))
     letters.store.close()
     (stages,) = load_page_sources(
-        str(three_stage_pipeline.ran(home / "stages", three_stage_pipeline.TEXT.replace('"law"', '"stages"')))
+        str(three_stage_pipeline.run_pipeline(home / "stages", three_stage_pipeline.TEXT.replace('"law"', '"stages"')))
     )
     file = home / "new" / "p.toml"
     file.write_text((home / "letters" / "p.toml").read_text().replace('"law"', '"new"').replace("/letters/", "/new/"))
-    return serve_pages([letters, stages, watched(file)], 0).port
+    return serve_pages([letters, stages, open_page_source(file)], 0).port
 
 
-def drawn(rng: random.Random) -> str:
+def draw_request(rng: random.Random) -> str:
     """A path with a query."""
     base = rng.choice(["/p/law", "/p/law", "/p/stages", "/p/new", "/p/nosuch", "", "/p/law/stage/sessions"])
     if rng.random() < 0.3:
@@ -84,7 +84,7 @@ def drawn(rng: random.Random) -> str:
 
 
 def case(rng: random.Random) -> str:
-    sent, response, is_stream = hostile_http.request(rng, drawn), b"", False
+    sent, response, is_stream = hostile_http.request(rng, draw_request), b"", False
     with socket.create_connection(("127.0.0.1", port()), timeout=30) as client:
         try:
             client.sendall(sent)

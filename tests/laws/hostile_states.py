@@ -116,7 +116,7 @@ def short(name: str) -> Path:
     """A sound state of a case with its last two epochs only: there is less to look at, for each of a thousand lies."""
     home = Path(tempfile.mkdtemp(prefix="slackwater-hostile-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
-    shutil.copytree(state_corruption.stopped(name, True).home, home, dirs_exist_ok=True)
+    shutil.copytree(state_corruption.stop_midway(name, True).home, home, dirs_exist_ok=True)
     for path in sorted((home / state_corruption.NAME / "manifests").glob("*.json"))[:-2]:
         path.unlink()
     store = FilesStore(home, state_corruption.NAME)

@@ -109,7 +109,7 @@ def text(rng: random.Random) -> str:
     )
 
 
-def damaged(rng: random.Random, whole: str) -> str:
+def damage_text(rng: random.Random, whole: str) -> str:
     """A text with pieces gone, doubled, moved or replaced."""
     for _ in range(rng.choice([1, 1, 2, 4])):
         start, end = sorted(rng.choices(range(len(whole) + 1), k=2))

@@ -101,7 +101,7 @@ VALUES = (
 ENV = {"KAFKA": "broker:9092", "PG": "postgresql://u:pw-of-nobody@h/db"}
 
 
-def drawn(rng: random.Random) -> str:
+def draw_config(rng: random.Random) -> str:
     lines = (HEAD + rng.choice(WINDOWS) + TAIL).splitlines()
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         line_number = rng.randrange(len(lines))
@@ -118,12 +118,12 @@ def drawn(rng: random.Random) -> str:
                 key, rng.choice([key[:-1], key.upper(), f'"{key} "', f"{key}.x", "nosuch", "a." * 1200 + "b"]), 1
             )
         else:
-            lines[line_number] = words.damaged(rng, lines[line_number])
+            lines[line_number] = words.damage_text(rng, lines[line_number])
     return "\n".join(lines)
 
 
 def case(rng: random.Random) -> str:
-    content = drawn(rng)
+    content = draw_config(rng)
     try:
         pipeline = loads(content, "p.toml", ENV)
         plan = explain.build_plan(pipeline)

@@ -31,7 +31,7 @@ FLOATS = (0.0, -0.0, 1.5, float("nan"), float("inf"), float("-inf"), 5e-324, 1.7
 SCHEMA = {"k": "string", "v": "bigint", "x": "double"}
 
 
-def drawn(rng: random.Random) -> dict[str, Any]:
+def draw_value(rng: random.Random) -> dict[str, Any]:
     usual = rng.random() < 0.7
     return {
         "ts": rng.randrange(100) * 1_000_000 if usual else rng.choice(TIMES),
@@ -44,7 +44,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
 
 
 def case(rng: random.Random) -> str:
-    rows = [drawn(rng) for _ in range(rng.randint(1, 25))]
+    rows = [draw_value(rng) for _ in range(rng.randint(1, 25))]
     cut = rng.randint(0, len(rows))
     script = [RowsInput({"a": part}) for part in (rows[:cut], rows[cut:]) if part]
     shape = rng.choice(

@@ -105,12 +105,12 @@ FORMS = (
 )
 
 
-def drawn(rng: random.Random, depth: int) -> str:
+def draw_condition(rng: random.Random, depth: int) -> str:
     if depth <= 0 or rng.random() < 0.15:
         return rng.choice(ATOMS)
     if rng.random() < 0.5:
-        return f"{drawn(rng, depth - 1)} {rng.choice(BINARY)} {drawn(rng, depth - 1)}"
-    return rng.choice(FORMS).replace("{}", drawn(rng, depth - 1))
+        return f"{draw_condition(rng, depth - 1)} {rng.choice(BINARY)} {draw_condition(rng, depth - 1)}"
+    return rng.choice(FORMS).replace("{}", draw_condition(rng, depth - 1))
 
 
 def typed(rng: random.Random) -> str:
@@ -155,11 +155,11 @@ def chained(rng: random.Random) -> str:
 
 def case(rng: random.Random) -> str:
     draw = rng.random()
-    where = drawn(rng, rng.choice([1, 2, 2, 3, 5])) if draw < 0.6 else chained(rng) if draw < 0.75 else ""
+    where = draw_condition(rng, rng.choice([1, 2, 2, 3, 5])) if draw < 0.6 else chained(rng) if draw < 0.75 else ""
     if draw < 0.3:
         where = typed(rng)
     if draw >= 0.75:
-        where = words.damaged(rng, drawn(rng, 3))
+        where = words.damage_text(rng, draw_condition(rng, 3))
     try:
         filtered = pl.concat(filter_frame(FRAME, parse_condition(where, FRAME.columns)))
     except StartError as error:

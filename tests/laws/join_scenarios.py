@@ -35,7 +35,7 @@ def story(seed: int) -> list[RowsInput]:
     return epochs
 
 
-def described(kind: str, **more: Any) -> Join:
+def join_spec(kind: str, **more: Any) -> Join:
     return Join(
         kind=kind,
         left_source="orders",
@@ -51,17 +51,17 @@ def described(kind: str, **more: Any) -> Join:
 
 
 def run(kind: str, script: list[RowsInput], **more: Any) -> Any:
-    return run_local(described(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
+    return run_local(join_spec(kind), script, {"user": "string"}, SOURCES, flush=False, **more)
 
 
-def looked_at(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
-    join = described(kind, **more)
+def open_page(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
+    join = join_spec(kind, **more)
     result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
     watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(home, "law"), report_lines)
     return load_model(watched, 0), result
 
 
-def judged_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
+def expected_rows(script: list[RowsInput]) -> tuple[list[list[dict[str, Any]]], int | None, int]:
     """The rows of each side that entered, each with whether it found a partner; the watermark; and the pairs."""
     newest: dict[str, int] = {}
     watermark: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.laws import joins, naive_oracle
-from tests.laws.joins import MS, SCHEMA, Judge, planned
+from tests.laws.joins import MS, SCHEMA, JoinOracle, plan_run
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
@@ -48,7 +48,7 @@ def content(row: Any) -> str:
 
 
 def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
-    run = planned(seed)
+    run = plan_run(seed)
     late = {"late_data": "drop", "allowed_lateness_ms": None} if run.join.late_data == "reopen" else {}
     join = run.join.model_copy(update=late)
     after, spec = window(random.Random(seed))
@@ -62,13 +62,13 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         store=store,
         downstream=after,
     )
-    judge = Judge(join, 0)
+    judge = JoinOracle(join, 0)
     for item in run.script:
         if isinstance(item, RowsInput):
             judge.epoch(item.rows)
         elif isinstance(item, Quiet):
             judge.clock.quiet(item.ms * MS)
-    expected_rows = naive_oracle.answer(spec, judge.rows())
+    expected_rows = naive_oracle.batch_answer(spec, judge.rows())
     table: dict[Any, Any] = {}
     for row in sorted([*result.rows, *({**g, "n": None} for g in result.gone)], key=lambda r: r["_epoch"]):
         name = (row["window_start"], row["left_k"])

@@ -36,7 +36,7 @@ class Run:
     reshard_after: int | None
 
 
-def planned(seed: int) -> Run:
+def plan_run(seed: int) -> Run:
     """The run of a seed."""
     rng = random.Random(seed)
     bounds = rng.choice([{"time_window_ms": rng.choice([0, 4, 12])}, between(rng)])
@@ -96,7 +96,7 @@ def between(rng: random.Random) -> dict[str, int]:
 
 
 @dataclass
-class Judge:
+class JoinOracle:
     """Brute force, epoch by epoch: which rows were late, and all pairs of the others."""
 
     join: Join
@@ -148,7 +148,10 @@ class Judge:
 
     def _equal(self, left_row: Mapping[str, Any], right_row: Mapping[str, Any]) -> bool:
         pairs = [(left_row[a], right_row[b]) for a, b in zip(self.join.left_keys, self.join.right_keys, strict=True)]
-        return all(a is not None and b is not None and naive_oracle.word(a) == naive_oracle.word(b) for a, b in pairs)
+        return all(
+            a is not None and b is not None and naive_oracle.hashable_value(a) == naive_oracle.hashable_value(b)
+            for a, b in pairs
+        )
 
     def _time(self, left_row: Mapping[str, Any] | None, right_row: Mapping[str, Any] | None) -> int:
         times = [side["ts"] for side in (left_row, right_row) if side is not None]
@@ -180,7 +183,7 @@ def output_line(row: Mapping[str, Any]) -> str:
 
 def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
     """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
-    run = planned(seed)
+    run = plan_run(seed)
     result = run_local(
         run.join,
         run.script,
@@ -191,7 +194,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         store=store,
     )
     allowed = (run.join.allowed_lateness_ms or 0) * MS if run.join.late_data == "reopen" else 0
-    judge = Judge(run.join, allowed)
+    judge = JoinOracle(run.join, allowed)
     for item in run.script:
         if isinstance(item, RowsInput):
             judge.epoch(item.rows)
@@ -212,15 +215,15 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
     return result
 
 
-def checked(seed: int) -> tuple[int, int]:
+def check_seed(seed: int) -> tuple[int, int]:
     """Check a seed; (late rows, rows out). Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     try:
         result = check(seed)
     except BaseException as error:
-        raise AssertionError(f"seed {seed}: {planned(seed).join}") from error
+        raise AssertionError(f"seed {seed}: {plan_run(seed).join}") from error
     return result.counters.rows_late, len(result.rows)
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("late rows", "rows out"), 5000)
+    seeds.main(check_seed, __doc__ or "", ("late rows", "rows out"), 5000)

@@ -15,7 +15,7 @@ from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Re
 SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 
 
-def planned(seed: int) -> tuple[Nth, list[Any], int]:
+def plan_run(seed: int) -> tuple[Nth, list[Any], int]:
     rng = random.Random(seed)
     keys = rng.choice([["user"], ["f"], ["user", "f"], ["id"]])
     step = Nth(every=rng.choice([1, 2, 3, 3, 7]), key=keys, number_column=rng.choice([None, "nth of key"]))
@@ -68,8 +68,8 @@ def _line(row: Mapping[str, Any]) -> str:
     return str([row.get("ts", row.get("_event_ts")), *(_same(row[c]) for c in SCHEMA), row.get("nth of key")])
 
 
-def checked(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
-    step, script, shards = planned(seed)
+def check_seed(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    step, script, shards = plan_run(seed)
     result = run_local(step, script, SCHEMA, shards=shards, store=store, transform_type=WithNth)
     assert Counter(map(_line, result.rows)) == expected(step, script), f"seed {seed}"
     return result

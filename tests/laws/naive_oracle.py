@@ -28,14 +28,14 @@ class Spec:
     cap_us: int = 0
 
 
-def word(value: Any) -> Any:
+def hashable_value(value: Any) -> Any:
     """Equal values become one hashable value: NaN equals NaN, -0.0 equals 0.0."""
     if isinstance(value, float):
         return "NaN" if value != value else value + 0.0
     return value
 
 
-def rank(value: Any) -> Any:
+def sort_rank(value: Any) -> Any:
     """Spark's order: NULL, then the values, then NaN."""
     if value is None:
         return (0, 0)
@@ -49,7 +49,7 @@ def starts_of(spec: Spec, ts: int) -> list[int]:
     return [s for s in range(newest - spec.duration_us // hop * hop, newest + 1, hop) if s <= ts < s + spec.duration_us]
 
 
-def answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def batch_answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """The batch answer: all rows at once, nothing late."""
     if spec.kind == "session":
         return sessions(spec, rows)
@@ -59,14 +59,14 @@ def answer(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
 def panes(spec: Spec, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
     groups: dict[Any, list[Row]] = {}
     for row, start in pairs:
-        groups.setdefault((start, *(word(row[k]) for k in spec.group_by)), []).append(row)
+        groups.setdefault((start, *(hashable_value(row[k]) for k in spec.group_by)), []).append(row)
     return [_out(spec, members, start, start + spec.duration_us) for (start, *_), members in groups.items()]
 
 
 def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
     per_key: dict[Any, list[Row]] = {}
     for row in sorted(rows, key=lambda r: r["ts"]):
-        per_key.setdefault(tuple(word(row[k]) for k in spec.group_by), []).append(row)
+        per_key.setdefault(tuple(hashable_value(row[k]) for k in spec.group_by), []).append(row)
     output_rows = []
     for members in per_key.values():
         current = [members[0]]
@@ -85,10 +85,12 @@ def sessions(spec: Spec, rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 def _out(spec: Spec, rows: list[Row], start: int, end: int) -> dict[str, Any]:
     keys = {k: rows[0][k] for k in spec.group_by}
-    return {"window_start": start, "window_end": end} | keys | {n: one(a, c, rows) for n, a, c in spec.aggregations}
+    return (
+        {"window_start": start, "window_end": end} | keys | {n: aggregate(a, c, rows) for n, a, c in spec.aggregations}
+    )
 
 
-def one(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
+def aggregate(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
     """One aggregation over one group; all but `count(*)` skip NULLs."""
     if column is None:
         return len(rows)
@@ -97,17 +99,17 @@ def one(agg: str, column: str | None, rows: Sequence[Row]) -> Any:
     if agg == "count":
         return len(values)
     if agg == "count_distinct":
-        return len({word(v) for v in values})
+        return len({hashable_value(v) for v in values})
     if not values:
         return None
     if agg == "min":
-        return min(values, key=rank)
+        return min(values, key=sort_rank)
     if agg == "max":
-        return max(values, key=rank)
+        return max(values, key=sort_rank)
     if agg == "first":
-        return min(pairs, key=lambda p: (p[0], rank(p[1])))[1]
+        return min(pairs, key=lambda p: (p[0], sort_rank(p[1])))[1]
     if agg == "last":
-        return max(pairs, key=lambda p: (p[0], rank(p[1])))[1]
+        return max(pairs, key=lambda p: (p[0], sort_rank(p[1])))[1]
     total = values[0]
     for value in values[1:]:
         total = EXACT.add(total, value) if isinstance(total, Decimal) else total + value
@@ -244,8 +246,8 @@ class JudgingSessions:
     late: list[Row] = field(default_factory=list)
 
     def epoch(self, rows: Sequence[Row]) -> None:
-        for key in {tuple(word(r[k]) for k in self.spec.group_by) for r in rows}:
-            key_rows = [r for r in rows if tuple(word(r[k]) for k in self.spec.group_by) == key]
+        for key in {tuple(hashable_value(r[k]) for k in self.spec.group_by) for r in rows}:
+            key_rows = [r for r in rows if tuple(hashable_value(r[k]) for k in self.spec.group_by) == key]
             floor = self.floor.get(key)
             below = [r for r in key_rows if floor is not None and r["ts"] <= floor]
             self.late += below

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.laws.fixed_graphs import _us, joined
+from tests.laws.fixed_graphs import _us, join_rows
 
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs
@@ -134,7 +134,7 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
     )
 
 
-def changed(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
+def change_stages(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
     """The stages with one setting that may change while there is a state."""
     changed_stages = list(stages)
     for index in rng.sample(range(len(stages)), len(stages)):
@@ -156,10 +156,10 @@ def changed(rng: random.Random, stages: Sequence[sw.Stage]) -> list[sw.Stage]:
     return changed_stages
 
 
-def answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequence[str]) -> list[Row]:
+def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequence[str]) -> list[Row]:
     """What a stage makes of all rows at once."""
     if stage.join is not None:
-        joined_rows = joined(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
+        joined_rows = join_rows(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
         return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in joined_rows]
     assert stage.window is not None
     return oracle.batch_windows(stage.window, [row for name in read for row in inputs[name]])
@@ -222,7 +222,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
                 test.flush()
                 was_behind = True
             if may_change and rng.random() < 0.2:
-                stages, was_changed = changed(rng, stages), True
+                stages, was_changed = change_stages(rng, stages), True
                 test.restart(pipeline(stages))
         test.flush()
         run_result, state = test.result(), test._driver.state
@@ -238,9 +238,9 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> int:
             keyless = sum(side.get("keyless", 0) for side in counters.get("sides", {}).values())
             assert counters.get("rows_in", 0) == counters.get("rows_used", 0) + keyless
         if not was_changed and (of_stages or not was_behind):
-            assert content(stage, results[stage.name]) == content(stage, answer(stage, inputs, read[stage.name])), (
-                stage.name
-            )
+            assert content(stage, results[stage.name]) == content(
+                stage, batch_answer(stage, inputs, read[stage.name])
+            ), stage.name
     if not was_changed:
         reached = {s.name: s for s in state.stages}
         for stage in stages:

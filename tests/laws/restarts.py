@@ -53,7 +53,7 @@ CAUSES = (
 )
 
 
-class Start(LocalPipeline):
+class RestartedRun(LocalPipeline):
     """A start as `run` makes it, on rows that the test gives; its state and targets are those of the config."""
 
     def __init__(self, pipeline: sw.Pipeline, shards: int, choice: str | None = None, rebuild: bool = False) -> None:
@@ -124,7 +124,7 @@ class Start(LocalPipeline):
         return int(self._driver.state.stages[0].counters.get("rows_in", 0))
 
 
-class Story:
+class RestartSequence:
     """One sequence."""
 
     def __init__(self, seed: int, home: Path) -> None:
@@ -191,7 +191,7 @@ class Story:
         predicted = self.planned() if choice is None and not rebuild else None
         before = self.rows()
         try:
-            running = Start(self.pipeline, self.shards, choice, rebuild)
+            running = RestartedRun(self.pipeline, self.shards, choice, rebuild)
         except SlackwaterError as error:
             assert choice is None and not rebuild, f"a way out was refused: {error}"
             assert any(cause in str(error) for cause in CAUSES), error
@@ -325,14 +325,14 @@ class Story:
         return self.refused
 
 
-def checked(seed: int) -> tuple[int, ...]:
+def check_seed(seed: int) -> tuple[int, ...]:
     """Check one seed: starts that went on, and refusals by their cause."""
-    seeds.quiet()
+    seeds.hide_warnings()
     with tempfile.TemporaryDirectory(prefix="slackwater-continued-") as home:
-        story = Story(seed, Path(home))
+        story = RestartSequence(seed, Path(home))
         refused = story.run()
         return (story.starts, *(refused[cause] for cause in CAUSES))
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("starts", *CAUSES), 300)
+    seeds.main(check_seed, __doc__ or "", ("starts", *CAUSES), 300)

@@ -47,7 +47,7 @@ class Run:
         return [item.rows["a"] for item in self.script if isinstance(item, RowsInput)]
 
 
-def planned(seed: int, cap_binds: bool = False) -> Run:
+def plan_run(seed: int, cap_binds: bool = False) -> Run:
     """The run of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(["session", "session", "tumbling", "hopping"])
@@ -118,7 +118,7 @@ def identity(row: Mapping[str, Any]) -> tuple[Any, Any]:
     return (row["window_start"], row["u"])
 
 
-def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any], Mapping[str, Any]]:
+def final_table(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any], Mapping[str, Any]]:
     """The table that a run leaves up to an epoch; each epoch does one thing to an identity.
 
     A target that upserts is told what is gone; one that only adds rows has a row for it.
@@ -148,14 +148,18 @@ def folded(result: LocalResult, upto: int | None = None) -> dict[tuple[Any, Any]
 
 
 def content(row: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return [(k, naive_oracle.word(v)) for k, v in sorted(row.items()) if not k.startswith("_") and k != "session_id"]
+    return [
+        (k, naive_oracle.hashable_value(v))
+        for k, v in sorted(row.items())
+        if not k.startswith("_") and k != "session_id"
+    ]
 
 
-def listed(rows: Any) -> list[str]:
+def sorted_contents(rows: Any) -> list[str]:
     return sorted(repr(content(r)) for r in rows)
 
 
-class Judge:
+class RevisionOracle:
     """The oracle of a run, one epoch after the other."""
 
     def __init__(self, run: Run) -> None:
@@ -174,7 +178,7 @@ class Judge:
 
 def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | None = None) -> LocalResult:
     """Run a seed, on the files store unless another is given. Raises AssertionError where a law is broken."""
-    run = planned(seed, cap_binds)
+    run = plan_run(seed, cap_binds)
     result = run_local(
         run.window,
         run.script,
@@ -191,7 +195,7 @@ def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | 
         assert len(result.letters) == counters.letters.get("late", 0) >= counters.rows_late
         assert run.spec.kind == "hopping" or len(result.letters) == counters.rows_late
         assert sum(letter["windows_missed"] for letter in result.letters) == counters.late_windows
-    table = folded(result)
+    table = final_table(result)
     members: Counter[int] = Counter()
     for row in table.values():
         members.update(n for n in range(40) if row["ids"] >> n & 1)
@@ -199,22 +203,24 @@ def check(seed: int, cap_binds: bool = False, store: Callable[[], StateStore] | 
         assert set(members.values()) <= {1}, "a row in two windows"
         assert len(members) == counters.rows_used
     if cap_binds:
-        spans(run, table)
+        check_session_spans(run, table)
         return result
-    judge = Judge(run)
+    judge = RevisionOracle(run)
     epoch_of = {s.counters.rows_in: s.epoch for s in result.statuses if s.rows}  # a death may have kept a status back
     came = 0
     for rows in run.epochs:
         judge.epoch(rows)
         came += len(rows)
         if run.window.emit == "updates" and came in epoch_of:
-            assert listed(folded(result, epoch_of[came]).values()) == listed(judge.model.answer()), epoch_of[came]
+            assert sorted_contents(final_table(result, epoch_of[came]).values()) == sorted_contents(
+                judge.model.answer()
+            ), epoch_of[came]
     assert counters.rows_late == len(judge.model.late)
-    assert listed(table.values()) == listed(judge.model.answer())
+    assert sorted_contents(table.values()) == sorted_contents(judge.model.answer())
     return result
 
 
-def spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
+def check_session_spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
     """Sessions of a key that may be cut: none overlaps another, none reaches the cap, each holds what lies in it."""
     by_id = {r["id"]: r for rows in run.epochs for r in rows}
     for user in {u for _, u in table}:
@@ -229,16 +235,16 @@ def spans(run: Run, table: Mapping[Any, Mapping[str, Any]]) -> None:
             assert all(a[1] < b[0] for a, b in itertools.pairwise(held)), "sessions overlap"
 
 
-def checked(seed: int) -> tuple[int, int]:
+def check_seed(seed: int) -> tuple[int, int]:
     """Check a seed, every fifth with a cap that binds; (late rows, revisions). Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     cap_binds = seed % 5 == 0
     try:
         result = check(seed, cap_binds)
     except BaseException as error:
-        raise AssertionError(f"seed {seed}, cap binds: {cap_binds}: {planned(seed, cap_binds).window}") from error
+        raise AssertionError(f"seed {seed}, cap binds: {cap_binds}: {plan_run(seed, cap_binds).window}") from error
     return result.counters.rows_late, sum(r["_revision"] > 1 for r in result.rows)
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("late rows", "revisions"), 10_000)
+    seeds.main(check_seed, __doc__ or "", ("late rows", "revisions"), 10_000)

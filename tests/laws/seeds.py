@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 
-def quiet() -> None:
+def hide_warnings() -> None:
     """Late rows are what the runs are about; they need no line each."""
     logging.getLogger("slackwater").setLevel(logging.ERROR)
 
 
-def prepared() -> None:
+def prepare_process() -> None:
     """This process makes thousands of temporary directories: in memory, where the machine has a place for that."""
     gc.freeze()
     gc.set_threshold(50_000)
@@ -37,7 +37,7 @@ def main(checked: Callable[[int], tuple[int, ...]], about: str, counted: Sequenc
     os.environ["POLARS_MAX_THREADS"] = "1"
     began = time.monotonic()
     seeds = [options.only] if options.only is not None else list(range(options.seed, options.seed + options.runs))
-    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), prepared) as pool:
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn"), prepare_process) as pool:
         counts_per_seed = list(pool.map(checked, seeds, chunksize=max(len(seeds) // (20 * options.jobs), 1)))
     sums = ", ".join(f"{sum(n)} {name}" for n, name in zip(zip(*counts_per_seed, strict=True), counted, strict=True))
     print(f"{len(seeds)} seeds from {seeds[0]}: {sums}, {time.monotonic() - began:.0f} s")

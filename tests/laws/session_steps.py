@@ -46,7 +46,7 @@ AGGREGATIONS = (
 )
 
 
-def planned(rng: random.Random) -> SessionLogic:
+def plan_logic(rng: random.Random) -> SessionLogic:
     """A session window that may be of a changed pipeline."""
     gap, cap = rng.choice(NEAR)
     late, emit = rng.choice(["reopen", "reopen", "drop", "standalone"]), rng.choice(["on_close", "final", "updates"])
@@ -73,7 +73,7 @@ def planned(rng: random.Random) -> SessionLogic:
     return logic
 
 
-def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra: bool, dense: bool) -> pl.DataFrame:
+def draw_rows(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra: bool, dense: bool) -> pl.DataFrame:
     """Lifted rows of one epoch, whose times wander on from `now` (ms) with jumps back; `dense`: most of them in long runs."""
     gap, cap = logic.gap_us // MS or 7, logic.cap_us // MS
     steps = [0, 0, 1, 2, gap - 1, gap, gap + 1, max(cap - gap, 0), cap - 1, cap, 40]
@@ -109,17 +109,17 @@ def drawn(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra:
     return lifted
 
 
-def units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+def select_units(state: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     return state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
 
 
-def replaced(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
+def replace_units(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) -> pl.DataFrame:
     """The state with `new` in the place of these units."""
     unchanged = state.filter(~pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(hashes))))
     return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 
-def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
+def build_state_by_arrays(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
     """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
     built = sessions.build_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
@@ -133,7 +133,7 @@ def as_before(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, wate
     return built
 
 
-def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def drop_expired_by_arrays(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """`drop_expired`, the same as by whole arrays."""
     if state.is_empty():
         return state
@@ -145,21 +145,21 @@ def forgotten(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.Da
     return retained
 
 
-def in_one_order(rows: pl.DataFrame) -> pl.DataFrame:
+def sort_units(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of units as they are, which are in order of their hashes, and no other within a unit."""
     assert rows["__h"].is_sorted()
     by = [c for c, dtype in rows.schema.items() if not isinstance(dtype, pl.List)]
     return rows.sort(by, nulls_last=False)
 
 
-def same(seed: int, epoch: int, actual: IngestResult, expected: IngestResult) -> None:
+def assert_same(seed: int, epoch: int, actual: IngestResult, expected: IngestResult) -> None:
     where = f"seed {seed}, epoch {epoch}"
     assert actual.counts == expected.counts, f"{where}: {actual.counts}, expected {expected.counts}"
     for name in ("state", "late"):
         actual_frame, expected_frame = getattr(actual, name), getattr(expected, name)
         if actual_frame.equals(expected_frame):
             continue
-        actual_frame, expected_frame = in_one_order(actual_frame), in_one_order(expected_frame)
+        actual_frame, expected_frame = sort_units(actual_frame), sort_units(expected_frame)
         assert actual_frame.schema == expected_frame.schema, (
             f"{where}: {name}: {actual_frame.schema}, expected {expected_frame.schema}"
         )
@@ -168,28 +168,28 @@ def same(seed: int, epoch: int, actual: IngestResult, expected: IngestResult) ->
         )
 
 
-def checked(seed: int) -> tuple[int, int, int, int]:
+def check_seed(seed: int) -> tuple[int, int, int, int]:
     """Run a seed; how many epochs and rows, how many of these late, how many refused."""
-    seeds.quiet()
+    seeds.hide_warnings()
     rng = random.Random(seed)
-    logic = planned(rng)
+    logic = plan_logic(rng)
     hashes, room, extra = rng.choice([0, 0, 2, 1]), rng.choice([None] * 8 + [0, 1, 3]), rng.random() < 0.3
     state, watermark, now = logic.empty_state(), NEVER, rng.randint(-50, 20)
     epochs = rng.choice([1, 2, 2, 3, 5])
     rows_in = late = refused = 0
     for epoch in range(epochs):
-        rows = drawn(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
+        rows = draw_rows(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
         touched = rows["__kh"].to_numpy()
-        before = units(state, touched)
+        before = select_units(state, touched)
         step_result = session_step.ingest_intervals(logic, rows, before, watermark, room)
-        same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
+        assert_same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
         rows_in, late, refused = (
             rows_in + rows.height,
             late + step_result.counts.late,
             refused + step_result.counts.refused,
         )
         if not step_result.state.is_empty():
-            state = replaced(state, step_result.state, step_result.state["__h"].to_numpy())
+            state = replace_units(state, step_result.state, step_result.state["__h"].to_numpy())
         now = rng.choice([now, int(rows["__ts"].max()) // MS])
         since, watermark = watermark, max(watermark, (now - rng.choice([0, 0, 5, 20, 60])) * MS)
         early = logic.updates and rng.random() < 0.7
@@ -201,16 +201,16 @@ def checked(seed: int) -> tuple[int, int, int, int]:
             )
         )
         if due.height:
-            visited = units(state, due["__h"].to_numpy())
-            with patch.object(session_emission, "build_state", as_before):
+            visited = select_units(state, due["__h"].to_numpy())
+            with patch.object(session_emission, "build_state", build_state_by_arrays):
                 done = session_emission.emit_sessions(logic, visited, since, watermark, early)
-            state = replaced(state, done.state, done.state["__h"].to_numpy())
+            state = replace_units(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:
-            state = forgotten(logic, state, watermark)
+            state = drop_expired_by_arrays(logic, state, watermark)
         if rng.random() < 0.05:
             logic = replace(logic, rows_from_us=watermark - rng.choice([0, 5, 30]) * MS)
     return epochs, rows_in, late, refused
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("epochs", "rows", "late", "refused"), runs=100_000)
+    seeds.main(check_seed, __doc__ or "", ("epochs", "rows", "late", "refused"), runs=100_000)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.laws.window_chain import MS, batch, content, drawn
+from tests.laws.window_chain import MS, batch_answer, content, draw_window
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
@@ -26,7 +26,11 @@ FIXED = ("t0", "t1", "t2")
 def pipeline(seed: int, some: bool = True) -> sw.Pipeline:
     """Draw the pipeline of a seed. `some`: whether it has the target "some"."""
     rng = random.Random(seed)
-    windows = [drawn(rng, ["k", "p"], "v", False), drawn(rng, ["k"], "total", False), drawn(rng, [], "total", True)]
+    windows = [
+        draw_window(rng, ["k", "p"], "v", False),
+        draw_window(rng, ["k"], "total", False),
+        draw_window(rng, [], "total", True),
+    ]
 
     def target(name: str, stage: int) -> sw.Target:
         adds = windows[stage].emit != "updates" and rng.random() < 0.5
@@ -47,7 +51,7 @@ def pipeline(seed: int, some: bool = True) -> sw.Pipeline:
 
 
 @dataclass
-class Story:
+class SeveralTargetsRun:
     seed: int
     store: Callable[[], Any] | None = None
     every: list[dict[str, Any]] = field(default_factory=list)
@@ -127,7 +131,7 @@ class Story:
         for number, name in enumerate(FIXED):
             held = places[name].held
             times = held.with_columns(held[c].dt.timestamp("us") for c in ("window_start", "window_end"))
-            expected_rows = batch(spec.model_copy(update={"stages": spec.stages[: number + 1]}), self.every)
+            expected_rows = batch_answer(spec.model_copy(update={"stages": spec.stages[: number + 1]}), self.every)
             assert content(times.iter_rows(named=True)) == content(expected_rows), name
         if "some" in places:
             stage = next(t.from_ for t in pipeline(self.seed).targets if t.name == "some")

@@ -107,7 +107,7 @@ def script(case: str) -> list[RowsInput]:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedRun:
     """A sound state of a case, and what the whole run gives. `last`: the last epoch that the target has."""
 
     home: Path
@@ -138,10 +138,10 @@ def _rows(result: LocalResult) -> list[Mapping[str, Any]]:
 
 
 @functools.cache
-def stopped(case: str, published: bool) -> Stopped:
+def stop_midway(case: str, published: bool) -> StoppedRun:
     """The state of a case after some thirty epochs; where it is not `published` its last epoch waits for that."""
     if not published:
-        return _waiting(stopped(case, True))
+        return _waiting(stop_midway(case, True))
     home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     items: list[Any] = script(case)[:STOPS]
@@ -151,16 +151,16 @@ def stopped(case: str, published: bool) -> Stopped:
     store = FilesStore(home, NAME)
     last = store.epochs()[-1]
     assert store.manifest(last).staged, "the last epoch of a case must have output, so that it can wait"
-    stopped_run = Stopped(home, last, tuple(before), ())
+    stopped_run = StoppedRun(home, last, tuple(before), ())
     assert not verify_state(store).problems
     with tempfile.TemporaryDirectory() as copy:
         shutil.copytree(home, copy, dirs_exist_ok=True)
-        whole = continued(case, stopped_run, Path(copy))
+        whole = continue_run(case, stopped_run, Path(copy))
     assert len(whole) > len(before) + 5
-    return Stopped(home, last, tuple(before), tuple(whole))
+    return StoppedRun(home, last, tuple(before), tuple(whole))
 
 
-def _waiting(done: Stopped) -> Stopped:
+def _waiting(done: StoppedRun) -> StoppedRun:
     """Copy a stopped run to the state it had before its last epoch was published."""
     home = Path(tempfile.mkdtemp(prefix="slackwater-corrupted-"))
     atexit.register(shutil.rmtree, home, ignore_errors=True)
@@ -170,10 +170,10 @@ def _waiting(done: Stopped) -> Stopped:
     store.mark_published(max(r["_epoch"] for r in before))
     (home / NAME / "reached").unlink(missing_ok=True)  # nor has one of several targets its part
     assert not verify_state(store).problems
-    return Stopped(home, done.last - 1, before, done.whole)
+    return StoppedRun(home, done.last - 1, before, done.whole)
 
 
-def continued(case: str, state: Stopped, home: Path) -> list[Mapping[str, Any]]:
+def continue_run(case: str, state: StoppedRun, home: Path) -> list[Mapping[str, Any]]:
     """Start again and get the rest of the rows, from where the state says: all that the target has in the end.
 
     The target ignores the epochs it has, as those do that know their last one.
@@ -183,12 +183,12 @@ def continued(case: str, state: Stopped, home: Path) -> list[Mapping[str, Any]]:
         latest = store.open()
     finally:
         store.close()
-    done = 0 if latest is None else batches(latest)
+    done = 0 if latest is None else count_batches(latest)
     rest = _rows(_run(case, home, script(case)[done:], flush=True))
     return [*state.before, *(r for r in rest if r["_epoch"] > state.last)]
 
 
-def batches(commit: Commit) -> int:
+def count_batches(commit: Commit) -> int:
     """How many batches of the script a commit holds."""
     assert commit.batch is not None
     return commit.batch.batch + 1
@@ -295,8 +295,8 @@ def rename_manifest(rng: random.Random, home: Path) -> list[Path]:
 
 def put_foreign(rng: random.Random, home: Path) -> list[Path]:
     """The latest manifest of another pipeline's state, or of another state of this one, at the same epoch or at its own."""
-    other = rng.choice([c for c in CASES if not (home / NAME).samefile(stopped(c, True).home / NAME)])
-    theirs = _files(stopped(other, True).home, "manifests")[-1 - int(4 * rng.random() ** 2)]
+    other = rng.choice([c for c in CASES if not (home / NAME).samefile(stop_midway(c, True).home / NAME)])
+    theirs = _files(stop_midway(other, True).home, "manifests")[-1 - int(4 * rng.random() ** 2)]
     replaced_file = home / NAME / "manifests" / theirs.name
     if rng.random() < 0.5:
         replaced_file = _files(home, "manifests")[-1]
@@ -354,12 +354,12 @@ def check(seed: int) -> Outcome:
     """The damage of a seed."""
     rng = random.Random(seed)
     case, published = rng.choice(list(CASES)), rng.random() < 0.5
-    return damaged(case, published, rng.choice(DAMAGES), rng)
+    return check_damage(case, published, rng.choice(DAMAGES), rng)
 
 
-def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> Outcome:
+def check_damage(case: str, published: bool, damage: Damage, rng: random.Random) -> Outcome:
     """Damage, verify, start again. Raises AssertionError for a wrong row, or an error that does not name the file."""
-    state = stopped(case, published)
+    state = stop_midway(case, published)
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
         shutil.copytree(state.home, home, dirs_exist_ok=True)
@@ -372,7 +372,7 @@ def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> O
             f"{description}: verify names other files: {[*map(str, report.problems)]}"
         )
         try:
-            rows = continued(case, state, home)
+            rows = continue_run(case, state, home)
         except SlackwaterError as error:
             assert any(n in str(error) for n in names), f"{description}: the file is not named: {error}"
             assert problems_naming_files, f"{description}: verify finds nothing, and a start does: {error}"
@@ -384,9 +384,9 @@ def damaged(case: str, published: bool, damage: Damage, rng: random.Random) -> O
         return Outcome(description, report, None)
 
 
-def checked(seed: int) -> tuple[int, int, int]:
+def check_seed(seed: int) -> tuple[int, int, int]:
     """Check a seed; (told by verify, refused at the start, unharmed and not told). Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     try:
         outcome = check(seed)
     except BaseException as error:
@@ -395,4 +395,4 @@ def checked(seed: int) -> tuple[int, int, int]:
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("told by verify", "refused at the start", "harmless and not told"), 1000)
+    seeds.main(check_seed, __doc__ or "", ("told by verify", "refused at the start", "harmless and not told"), 1000)

@@ -26,9 +26,9 @@ Make = Callable[[], StateStore]
 
 def check(seed: int, cap_binds: bool = False, store: Make | None = None) -> tuple[int, int]:
     """Run a seed; (open windows, retained windows) that were looked at. Raises AssertionError where a law is broken."""
-    run = revisions.planned(seed, cap_binds)
+    run = revisions.plan_run(seed, cap_binds)
     run_options: dict[str, Any] = {"shards": run.shards, "reshard_after": run.reshard_after, "upserts": run.upserts}
-    table = revisions.folded(run_local(run.window, run.script, revisions.SCHEMA, **run_options))
+    table = revisions.final_table(run_local(run.window, run.script, revisions.SCHEMA, **run_options))
     with tempfile.TemporaryDirectory() as directory:
         make = store or (lambda: FilesStore(directory, "law"))
         run_local(run.window, run.script, revisions.SCHEMA, store=make, flush=False, **run_options)
@@ -79,9 +79,9 @@ def _latest_close(run: revisions.Run, row: Mapping[str, Any]) -> int:
     return int(row["window_end"]) + 1
 
 
-def checked(seed: int) -> tuple[int, int]:
+def check_seed(seed: int) -> tuple[int, int]:
     """Check a seed, every fifth with a cap that binds. Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     cap_binds = seed % 5 == 0
     try:
         return check(seed, cap_binds)
@@ -90,4 +90,4 @@ def checked(seed: int) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("open windows", "retained windows"), 2000)
+    seeds.main(check_seed, __doc__ or "", ("open windows", "retained windows"), 2000)

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws import seeds
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
@@ -108,7 +108,7 @@ def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple
 
 @pytest.fixture
 def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    seeds.quiet()
+    seeds.hide_warnings()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
     monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
@@ -132,12 +132,12 @@ def check(s3: S3, proxy: FaultyProxy, fault: Fault, points: Callable[[int], list
         assert len(errors) < 2 and not any("\n" in str(error) for error in errors), where
 
 
-@pytest.mark.parametrize("fault", some(FAULTS, keep=4))
+@pytest.mark.parametrize("fault", select_cases(FAULTS, keep=4))
 def test_a_fault_at_a_few_requests_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
     check(s3, proxy, fault, lambda requests: random.Random(fault).sample(range(requests), 4))
 
 
-@long(beside="test_bucket_fault_points.py::test_a_fault_at_a_few_requests_of_a_run_changes_no_row")
+@exhaustive(beside="test_bucket_fault_points.py::test_a_fault_at_a_few_requests_of_a_run_changes_no_row")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_every_seventh_request_of_a_run_changes_no_row(fault: Fault, s3: S3, proxy: FaultyProxy) -> None:
     check(s3, proxy, fault, lambda requests: list(range(FAULTS.index(fault) % 7, requests, 7)))

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 from tests.laws import config_changes
 from tests.laws.config_changes import MS, SCHEMA, Config
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.config.aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -25,11 +25,11 @@ from slackwater.testing.script import Crash, LocalResult, Quiet, Restart, RowsIn
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"], keep=2))
-@pytest.mark.parametrize("crashes", some([True, False]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling", "hopping"], keep=2))
+@pytest.mark.parametrize("crashes", select_cases([True, False]))
 def test_a_changed_run_is_the_mixed_oracle(kind: str, crashes: bool) -> None:
     for seed in range(SEEDS):
-        config_changes.checked(seed, kind, crashes)
+        config_changes.check_run(seed, kind, crashes)
 
 
 def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
@@ -37,7 +37,7 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
     cut = 0
     for seed in range(SEEDS):
         chance = random.Random(seed)
-        first, items = config_changes.script_of(seed, "session")
+        first, items = config_changes.make_script(seed, "session")
         items = [[{**r, "ts": r["ts"] // 4} for r in i] if isinstance(i, list) else i for i in items]  # crowded
         config = first = replace(first, allowed=None, aggs=("n", "ids"), cap=chance.choice([10, 13]))
         script: list[Any] = []
@@ -49,7 +49,7 @@ def test_sessions_never_overlap_nor_reach_the_cap_whatever_changes() -> None:
                 script.append(RowsInput({"a": item}))
         result = run_local(first.window, script, SCHEMA)
         again = run_local(first.window, [replace(i, shards=2) if isinstance(i, Restart) else i for i in script], SCHEMA)
-        assert said(again) == said(result), seed
+        assert read_counts(again) == read_counts(result), seed
         assert again.counters == result.counters
         cut += result.counters.emitted.get("cap", 0)
         assert sum(r["n"] for r in result.rows) == result.counters.rows_used, seed
@@ -71,7 +71,7 @@ def rows(*times: int, u: str = "a") -> RowsInput:
     return RowsInput({"a": [{"ts": t * MS, "u": u, "id": 1, "f": 1.0} for t in times]})
 
 
-def said(result: LocalResult) -> list[tuple[int, ...]]:
+def read_counts(result: LocalResult) -> list[tuple[int, ...]]:
     """(start, end, count) in milliseconds."""
     return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in result.rows)
 
@@ -106,7 +106,7 @@ def test_a_smaller_gap_leaves_sessions_whole_and_closes_those_it_passed_in_the_n
     window = replace(Config("session", gap=20), lateness=0).window
     smaller = replace(Config("session", gap=2), lateness=0).window
     result = run_local(window, [rows(0, 15), rows(18, u="b"), Restart(smaller), Quiet(500)], SCHEMA, flush=False)
-    assert said(result) == [(0, 17, 2)]
+    assert read_counts(result) == [(0, 17, 2)]
     assert (result.rows[0]["_epoch"], result.counters.emitted) == (3, {"close": 1})
 
 
@@ -118,7 +118,7 @@ def test_what_closed_and_was_forgotten_is_not_opened_again_by_a_larger_gap() -> 
     config = Config("session", gap=5)
     script = [rows(0, 3), rows(20, u="b"), Restart(replace(config, gap=50).window), rows(5, 12), rows(15)]
     result = run_local(config.window, script, SCHEMA)
-    assert said(result) == [(0, 8, 2), (15, 65, 1), (20, 70, 1)]
+    assert read_counts(result) == [(0, 8, 2), (15, 65, 1), (20, 70, 1)]
     assert result.counters.rows_late == 2
 
 
@@ -126,21 +126,21 @@ def test_sessions_that_together_would_reach_the_cap_stay_two() -> None:
     """cap 100, gap 5 to 20: [0 ── 90] [100 ── 130] touch, and a row at 95 in between joins the first."""
     first, second = [*range(0, 91, 5)], [*range(100, 131, 5)]
     script = [rows(*second), rows(*first), Restart(far(20, 100)), rows(95), rows(140)]
-    assert said(run_local(far(5, 100), script, SCHEMA)) == [(0, 100, 20), (100, 160, 8)]
+    assert read_counts(run_local(far(5, 100), script, SCHEMA)) == [(0, 100, 20), (100, 160, 8)]
 
 
 def test_a_higher_cap_holds_for_what_was_not_cut_yet_under_the_pieces_that_are_there() -> None:
     times = [*range(0, 60, 4)]
     cut = run_local(far(5, 20), [rows(*times)], SCHEMA)
     assert len(cut.rows) == 3
-    assert said(run_local(far(5, 20), [rows(*times), Restart(far(5, 40))], SCHEMA)) == [(0, 40, 10), (40, 61, 5)]
-    assert said(run_local(far(5, 20), [rows(*times), Restart(far(5, 500))], SCHEMA)) == [(0, 61, 15)]
+    assert read_counts(run_local(far(5, 20), [rows(*times), Restart(far(5, 40))], SCHEMA)) == [(0, 40, 10), (40, 61, 5)]
+    assert read_counts(run_local(far(5, 20), [rows(*times), Restart(far(5, 500))], SCHEMA)) == [(0, 61, 15)]
 
 
 def test_a_smaller_gap_settles_pieces_first() -> None:
     """Pieces of a run are 12 apart: with the gap down to 2 they stay the sessions that the cap makes of them."""
     times = [0, 12, 24, 36, 48]
-    assert said(run_local(far(15, 30), [rows(*times), Restart(far(2, 30))], SCHEMA)) == [(0, 26, 3), (36, 50, 2)]
+    assert read_counts(run_local(far(15, 30), [rows(*times), Restart(far(2, 30))], SCHEMA)) == [(0, 26, 3), (36, 50, 2)]
 
 
 def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
@@ -148,7 +148,7 @@ def test_updates_that_a_larger_gap_joins_supersede_one() -> None:
         return far(gap).model_copy(update={"emit": "updates"})
 
     result = run_local(updates(5), [rows(0, 9), Restart(updates(10)), Quiet(500)], SCHEMA, flush=False)
-    assert said(result) == [(0, 5, 1), (0, 19, 2), (9, 14, 1)]
+    assert read_counts(result) == [(0, 5, 1), (0, 19, 2), (9, 14, 1)]
     assert [(r["window_start"] // MS, r["_epoch"]) for r in result.gone] == [(9, 2)]
 
 
@@ -160,8 +160,8 @@ def test_what_was_told_before_a_change_is_taken_back_after_any_number_of_starts(
     updates = far(5).model_copy(update={"emit": "updates"})
     script = [rows(0, 9), Quiet(500), Restart(far(5)), Restart(), Restart(), rows(4)]
     result = run_local(updates, script, SCHEMA)
-    assert said(result)[-1:] == [(9, 14, 1)]
-    assert (0, 14, 3) in said(result)
+    assert read_counts(result)[-1:] == [(9, 14, 1)]
+    assert (0, 14, 3) in read_counts(result)
     assert [r["window_start"] // MS for r in result.gone] == [9]
 
 
@@ -173,7 +173,7 @@ def test_a_cap_that_cuts_what_was_told_as_one() -> None:
 
     result = run_local(updates(10), [rows(0, 4, 8, 12, 16), Restart(updates(50)), Quiet(500)], SCHEMA, flush=False)
     assert [r["window_start"] // MS for r in result.gone] == [12]
-    assert said(result)[-2:] == [(0, 21, 5), (12, 21, 2)]
+    assert read_counts(result)[-2:] == [(0, 21, 5), (12, 21, 2)]
 
 
 def test_gaps_of_rows_go_on_by_another_expression() -> None:
@@ -186,7 +186,7 @@ def test_gaps_of_rows_go_on_by_another_expression() -> None:
         return RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 1.0, "g": g, "h": h}]})
 
     script = [row(0, 10, 1), row(30, 2, 50), Restart(by("h")), row(40, 1, 7)]
-    assert said(run_local(by("g"), script, schema)) == [(0, 10, 1), (30, 32, 1), (40, 47, 1)]
+    assert read_counts(run_local(by("g"), script, schema)) == [(0, 10, 1), (30, 32, 1), (40, 47, 1)]
     with pytest.raises(StateError, match="gap: state has g, config has 5ms: the ends of 1 state rows are stored"):
         run_local(by("g"), [row(0, 10, 1), Restart(far(5))], schema)
 
@@ -235,13 +235,13 @@ def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) 
     from slackwater.state.files.arrow import file_checksum
 
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
-    assert said(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
+    assert read_counts(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
 
 
 @pytest.mark.parametrize("kind", ["session", "tumbling", "hopping"])
 def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
     """2, 8, 3 shards with the state kept: what each epoch publishes is byte for byte what two shards publish."""
-    first, items = config_changes.script_of(7, kind)
+    first, items = config_changes.make_script(7, kind)
     batches = [item for item in items if isinstance(item, list) and item]
     frames: dict[str, list[bytes]] = {}
     for name, restarts in (("moved", {1: 8, 3: 3}), ("still", {1: 2, 3: 2})):

@@ -76,24 +76,26 @@ def window_of(spec: naive_oracle.Spec, **more: Any) -> Window:
 def table(rows: Iterable[dict[str, Any]]) -> list[str]:
     """Rows to compare: sorted, without session ids and epochs, NaN as a word, zero without a sign."""
     drop = ("session_id", "_epoch")
-    return sorted(repr(sorted((k, naive_oracle.word(v)) for k, v in r.items() if k not in drop)) for r in rows)
+    return sorted(
+        repr(sorted((k, naive_oracle.hashable_value(v)) for k, v in r.items() if k not in drop)) for r in rows
+    )
 
 
-def conserved(result: LocalResult, rows_in: int, bad: int = 0) -> None:
+def check_row_count(result: LocalResult, rows_in: int, bad: int = 0) -> None:
     c = result.counters
     assert (c.rows_in, c.rows_bad) == (rows_in, bad)
     assert c.rows_sql + c.rows_bad == c.rows_used + c.rows_late + c.rows_refused + c.rows_bad
     assert c.rows_sql == rows_in - bad
 
 
-def in_order(result: LocalResult, keys: Sequence[str]) -> None:
+def check_order(result: LocalResult, keys: Sequence[str]) -> None:
     """Rows of one epoch: (window_start, keys; NULL first, NaN last); epochs ascend."""
-    got = [(r["_epoch"], r["window_start"], *(naive_oracle.rank(r[k]) for k in keys)) for r in result.rows]
+    got = [(r["_epoch"], r["window_start"], *(naive_oracle.sort_rank(r[k]) for k in keys)) for r in result.rows]
     assert got == sorted(got)
 
 
-def emitted_once(result: LocalResult, keys: Sequence[str]) -> None:
-    names = [(r["window_start"], *(naive_oracle.word(r[k]) for k in keys)) for r in result.rows]
+def check_identities(result: LocalResult, keys: Sequence[str]) -> None:
+    names = [(r["window_start"], *(naive_oracle.hashable_value(r[k]) for k in keys)) for r in result.rows]
     assert len(set(names)) == len(names), "one identity was emitted twice"
 
 
@@ -184,7 +186,7 @@ def two_sources(draw: st.DrawFn, rows: Sequence[Any], quiet: bool = True) -> lis
     return script
 
 
-def plain(epochs: Iterable[Sequence[Any]]) -> list[RowsInput]:
+def rows_inputs(epochs: Iterable[Sequence[Any]]) -> list[RowsInput]:
     return [RowsInput({"a": e}) for e in epochs]
 
 
@@ -201,13 +203,13 @@ def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.Dat
     lateness = data.draw(st.sampled_from([0, 3, 30]))
     spec = spec_of(kind, keys, EVERY)
     arrival = data.draw(jittered(rows, lateness))
-    script = plain(data.draw(cut(arrival)))
+    script = rows_inputs(data.draw(cut(arrival)))
     result = run_local(window_of(spec, lateness_ms=lateness), script, SCHEMA, shards=data.draw(st.integers(1, 4)))
-    assert table(result.rows) == table(naive_oracle.answer(spec, rows))
+    assert table(result.rows) == table(naive_oracle.batch_answer(spec, rows))
     assert result.counters.rows_late == 0
-    conserved(result, len(rows))
-    in_order(result, keys)
-    emitted_once(result, keys)
+    check_row_count(result, len(rows))
+    check_order(result, keys)
+    check_identities(result, keys)
 
 
 @pytest.mark.parametrize("kind", PANES)
@@ -216,8 +218,8 @@ def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.Dat
 def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
     rows = data.draw(ascending())
     spec = spec_of(kind, ())
-    result = run_local(window_of(spec), plain(data.draw(cut(rows))), SCHEMA, shards=data.draw(st.integers(1, 3)))
-    assert table(result.rows) == table(naive_oracle.answer(spec, rows))
+    result = run_local(window_of(spec), rows_inputs(data.draw(cut(rows))), SCHEMA, shards=data.draw(st.integers(1, 3)))
+    assert table(result.rows) == table(naive_oracle.batch_answer(spec, rows))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -229,7 +231,7 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
     lateness = data.draw(st.sampled_from([0, 3]))
     spec = spec_of(kind)
     arrival = data.draw(jittered(rows, lateness))
-    result = run_local(window_of(spec, lateness_ms=lateness), plain(data.draw(cut(arrival))), SCHEMA, flush=False)
+    result = run_local(window_of(spec, lateness_ms=lateness), rows_inputs(data.draw(cut(arrival))), SCHEMA, flush=False)
     watermark = rows[-1]["ts"] - lateness * MS
     assert result.watermark_us == watermark
     ts = {r["id"]: r["ts"] for r in rows}
@@ -241,7 +243,7 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
         beyond = [r["ts"] for r in rows if r["u"] == w["u"] and last < r["ts"] <= last + spec.gap_us]
         return watermark >= w["window_start"] + spec.cap_us if beyond else watermark > last + spec.gap_us
 
-    assert table(result.rows) == table(w for w in naive_oracle.answer(spec, rows) if due(w))
+    assert table(result.rows) == table(w for w in naive_oracle.batch_answer(spec, rows) if due(w))
 
 
 # -- late rows -------------------------------------------------------------------------------------------------------
@@ -272,9 +274,9 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
     result = run_local(window_of(spec), script, SCHEMA, ("a", "b"), shards, lateness_ms=lateness)
     assert table(result.rows) == table(model.answer())
     assert (result.counters.rows_late, result.counters.late_windows) == (len(model.late), model.missed)
-    conserved(result, len(rows))
-    in_order(result, ("u",))
-    emitted_once(result, ("u",))
+    check_row_count(result, len(rows))
+    check_order(result, ("u",))
+    check_identities(result, ("u",))
 
 
 @LAW
@@ -290,13 +292,13 @@ def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.Da
         model.epoch(epoch)
     result = run_local(
         window_of(spec, lateness_ms=lateness),
-        plain(epochs),
+        rows_inputs(epochs),
         SCHEMA,
         shards=data.draw(st.sampled_from([1, 4])),
     )
     assert table(result.rows) == table(model.answer())
     assert result.counters.rows_late == len(model.late)
-    conserved(result, len(rows))
+    check_row_count(result, len(rows))
 
 
 @LAW
@@ -304,8 +306,8 @@ def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.Da
 def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataObject) -> None:
     """next start > previous last + gap, or a cut at the cap; whatever the disorder."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
-    result = run_local(window_of(spec_of("session")), plain(data.draw(cut(rows))), SCHEMA)
-    emitted_once(result, ("u",))
+    result = run_local(window_of(spec_of("session")), rows_inputs(data.draw(cut(rows))), SCHEMA)
+    check_identities(result, ("u",))
     ts = {r["id"]: r["ts"] for r in rows}
     per_key: dict[Any, list[tuple[int, int]]] = {}
     for s in result.rows:
@@ -319,7 +321,7 @@ def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataOb
         for (start, last), (following, _) in pairwise(spans):
             assert following > last + GAP * MS or following >= start + CAP * MS, (start, last, following)
     assert sum(s["n"] for s in result.rows) == result.counters.rows_used
-    conserved(result, len(rows))
+    check_row_count(result, len(rows))
 
 
 # -- restart, shards -------------------------------------------------------------------------------------------------
@@ -368,8 +370,8 @@ def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
     bound = {"max_groups_per_window": data.draw(st.integers(1, 3)), "on_state_cap": "drop_new_groups"}
     script = data.draw(two_sources(spoilt))
     result = run_local(window_of(spec_of(kind), **bound), script, SCHEMA, ("a", "b"), data.draw(st.integers(1, 3)))
-    conserved(result, len(rows), len(bad))
-    emitted_once(result, ("u",))
+    check_row_count(result, len(rows), len(bad))
+    check_identities(result, ("u",))
     if kind == "hopping":
         seen = {r["id"] for r in spoilt if any(w["ids"] & r["id"] for w in result.rows)}
         assert len(seen) == result.counters.rows_used
@@ -388,10 +390,10 @@ def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.D
     rows = data.draw(ascending(values=("f",)))
     spec = spec_of(kind, ("u", "f"))
     per_window: dict[int, int] = {}
-    for w in naive_oracle.answer(spec, rows):
+    for w in naive_oracle.batch_answer(spec, rows):
         per_window[w["window_start"]] = per_window.get(w["window_start"], 0) + 1
     fullest = max(per_window.values())
-    epochs, shards = plain(data.draw(cut(rows))), data.draw(st.integers(1, 4))
+    epochs, shards = rows_inputs(data.draw(cut(rows))), data.draw(st.integers(1, 4))
     run_local(window_of(spec, max_groups_per_window=fullest), epochs, SCHEMA, shards=shards)
     assume(fullest > 1)
     with pytest.raises(CapExceededError, match="max_groups_per_window"):
@@ -406,10 +408,13 @@ def test_new_groups_are_admitted_by_first_event_time_then_key(data: st.DataObjec
     first: dict[Any, Any] = {}
     for r in rows:
         start = naive_oracle.starts_of(spec, r["ts"])[0]
-        group = (start, naive_oracle.word(r["u"]), naive_oracle.word(r["f"]))
-        entry = (r["ts"], naive_oracle.rank(r["u"]), naive_oracle.rank(r["f"]))
+        group = (start, naive_oracle.hashable_value(r["u"]), naive_oracle.hashable_value(r["f"]))
+        entry = (r["ts"], naive_oracle.sort_rank(r["u"]), naive_oracle.sort_rank(r["f"]))
         first[group] = min(first.get(group, entry), entry)
     admitted = {g for g in first if sum(o[0] == g[0] and first[o] < first[g] for o in first) < 2}
     bound = {"max_groups_per_window": 2, "on_state_cap": "drop_new_groups"}
     result = run_local(window_of(spec, **bound), [RowsInput({"a": rows})], SCHEMA, shards=1)
-    assert {(w["window_start"], naive_oracle.word(w["u"]), naive_oracle.word(w["f"])) for w in result.rows} == admitted
+    assert {
+        (w["window_start"], naive_oracle.hashable_value(w["u"]), naive_oracle.hashable_value(w["f"]))
+        for w in result.rows
+    } == admitted

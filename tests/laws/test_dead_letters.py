@@ -9,7 +9,7 @@ import naive_oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_contract import IDLE, LAW, MS, PANES, ascending, cut, plain, spec_of, two_sources, window_of
+from test_contract import IDLE, LAW, MS, PANES, ascending, cut, rows_inputs, spec_of, two_sources, window_of
 from test_goldens import SCHEMA, SCRIPTS, SHAPES
 
 from slackwater.config.window import Aggregation, Window
@@ -166,7 +166,7 @@ def test_sessions_one_letter_per_late_row(data: st.DataObject) -> None:
     model = naive_oracle.JudgingSessions(spec, lateness * MS)
     for epoch in epochs:
         model.epoch(epoch)
-    script: list[Any] = plain(epochs)
+    script: list[Any] = rows_inputs(epochs)
     position, step = data.draw(st.integers(0, len(script))), data.draw(st.sampled_from(KILL_POINTS))
     script = [*script[:position], Crash(step), *script[position:]]
     window = window_of(spec, lateness_ms=lateness, late_data="dlq")
@@ -181,7 +181,7 @@ def test_capped_sessions_lose_no_late_row(data: st.DataObject) -> None:
     """Rows that a cut leaves no place for are late too: a row is in a session, or a letter, and never both."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     window = window_of(spec_of("session"), late_data="dlq")
-    result = run_local(window, plain(data.draw(cut(rows))), IDS)
+    result = run_local(window, rows_inputs(data.draw(cut(rows))), IDS)
     used = sum(s["ids"] for s in result.rows)
     assert used + sum(ids(result)) == sum(r["id"] for r in rows)
     assert used & sum(ids(result)) == 0

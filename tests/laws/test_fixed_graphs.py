@@ -6,8 +6,8 @@ import os
 
 import pytest
 from tests.laws import seeds
-from tests.laws.fixed_graphs import SCHEMA, check, counting, pipeline_of_stages
-from tests.support.case_selection import some
+from tests.laws.fixed_graphs import SCHEMA, check, counting_stage, pipeline_of_stages
+from tests.support.case_selection import select_cases
 
 from slackwater.errors import StateError
 from slackwater.evolution.compare import compare_config
@@ -16,9 +16,9 @@ from slackwater.testing.pipeline import LocalPipeline
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_graphs(first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
             check(seed)
@@ -30,7 +30,7 @@ def rows(first: int) -> list[dict[str, object]]:
     return [{"k": "x", "v": 1, "ts": (first + 7 * i) * 1000} for i in range(30)]
 
 
-W, X, Y = counting("w", "a"), counting("x", "w", "total"), counting("y", "x", "total")
+W, X, Y = counting_stage("w", "a"), counting_stage("x", "w", "total"), counting_stage("y", "x", "total")
 
 
 @pytest.mark.parametrize("step", ["commit.before", "commit.after", "stage.after", "write.after"])
@@ -48,7 +48,7 @@ def test_stages_come_and_go_between_runs(step: str) -> None:
         assert (w.counters["rows_in"], w.watermark_us) == (60, y.watermark_us)
         assert y.counters["rows_in"] == sum(x.counters["emitted"].values()) > 0
         test.crash(step)
-        test.restart(pipeline_of_stages(W, counting("y", "w", "total")))
+        test.restart(pipeline_of_stages(W, counting_stage("y", "w", "total")))
         test.pipe({"a": rows(4000)})
         test.flush()
         w, y = test._driver.state.stages
@@ -64,7 +64,10 @@ def test_the_plan_says_what_stages_need() -> None:
     more, fewer = (
         compare_config(pipeline_of_stages(W, X, Y), state),
         compare_config(
-            pipeline_of_stages(counting("x", "a"), counting("v", "x", "total"), counting("q", "v", "total")), state
+            pipeline_of_stages(
+                counting_stage("x", "a"), counting_stage("v", "x", "total"), counting_stage("q", "v", "total")
+            ),
+            state,
         ),
     )
     assert [(c.key, c.verdict) for c in more.changes] == [('stage "y"', "migrated"), ("target from", "compatible")]
@@ -72,13 +75,16 @@ def test_the_plan_says_what_stages_need() -> None:
     verdicts = {c.key: (c.verdict, c.level) for c in fewer.changes}
     assert verdicts['stage "w"'] == ("migrated", "warning")
     assert verdicts["stages[0].from"][0] == "compatible"
-    another = compare_config(pipeline_of_stages(W, counting("z", "w", "total")), state)
+    another = compare_config(pipeline_of_stages(W, counting_stage("z", "w", "total")), state)
     assert {c.key for c in another.with_verdict("migrated")} == {'stage "x"', 'stage "z"'}, (
         "a name that is unknown is a new stage"
     )
     before = compare_config(
         pipeline_of_stages(
-            counting("o", "a"), counting("w", "o", "total"), counting("x", "w", "total"), store="postgres"
+            counting_stage("o", "a"),
+            counting_stage("w", "o", "total"),
+            counting_stage("x", "w", "total"),
+            store="postgres",
         ),
         state,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import local_engine
@@ -40,7 +40,7 @@ def sorted_rows(result: Any) -> list[Any]:
     return sorted(([*r.values()] for r in result.rows), key=str)
 
 
-@pytest.mark.parametrize("window", some(WINDOWS), ids=lambda w: w.kind)
+@pytest.mark.parametrize("window", select_cases(WINDOWS), ids=lambda w: w.kind)
 def test_one_hash_for_all_keys_changes_nothing(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"k": "string", "x": "bigint"}
     expected = [run_local(window, script(seed), schema) for seed in range(12)]

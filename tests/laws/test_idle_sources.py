@@ -12,8 +12,8 @@ import naive_oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_contract import LAW, SCHEMA, ascending, conserved, spec_of, table, two_sources, window_of
-from tests.support.case_selection import some
+from test_contract import LAW, SCHEMA, ascending, check_row_count, spec_of, table, two_sources, window_of
+from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
@@ -70,10 +70,10 @@ def test_a_row_exactly_at_max_future_ms_counts_and_one_beyond_it_is_bad_and_move
     rows = [{"ts": t, "u": "x"} for t in (bound, bound + 1, None)]
     result = run([RowsInput({"a": rows})], hour, ["a"])
     assert (result.watermark_us, result.counters.rows_bad) == (bound, 2)
-    conserved(result, 3, bad=2)
+    check_row_count(result, 3, bad=2)
     alone = run([RowsInput({"a": rows_at(100)}), RowsInput({"a": [{"ts": bound + 1, "u": "x"}]})], hour, ["a"])
     assert alone.watermark_us == 100 * S
-    conserved(alone, 2, bad=1)
+    check_row_count(alone, 2, bad=1)
 
 
 def test_the_bound_of_the_future_goes_with_the_clock() -> None:
@@ -135,7 +135,7 @@ def test_the_watermark_goes_on_without_a_quiet_source_and_does_not_go_back_with_
     watermarks = [s.watermark_us for s in result.statuses]
     assert watermarks == sorted(watermarks), "it never goes back"
     assert dict(result.counters.late) == {"idle": 1}
-    conserved(result, 8)
+    check_row_count(result, 8)
 
 
 def test_all_quiet_leaves_the_watermark_where_it_is() -> None:
@@ -189,7 +189,7 @@ def test_rows_stay_late_by_idleness_until_their_source_has_caught_up() -> None:
     ]
     result = run(script)
     assert dict(result.counters.late) == {"idle": 3, "lateness": 1}
-    conserved(result, 9)
+    check_row_count(result, 9)
 
 
 def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorder() -> None:
@@ -224,7 +224,7 @@ def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apar
     result = run(script, sources=["a"])
     assert result.watermark_us == 202 * S
     assert dict(result.counters.late) == {"idle": 1, "lateness": 1}
-    conserved(result, 11)
+    check_row_count(result, 11)
 
 
 def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
@@ -283,7 +283,7 @@ def test_a_source_that_returns_does_not_move_it_back_and_its_rows_are_late_by_id
     result = run([*script, *ticks(60)], closing)
     assert result.watermark_us == 280 * S, "a is at 280 and awake, and a silence starts over"
     assert dict(result.counters.late) == {"idle": 2}
-    conserved(result, 5)
+    check_row_count(result, 5)
     assert watermark(*script, RowsInput({"a": rows_at(500)}), given_=closing) == 500, "b is still idle"
     assert watermark(*script, RowsInput({"a": rows_at(500), "b": rows_at(300)}), given_=closing) == 300
 
@@ -323,9 +323,9 @@ SILENCE = [
 ]
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 @pytest.mark.parametrize(
-    "step", some(sorted(KILL_POINTS, key=lambda s: not s.startswith(("commit.", "checkpoint."))), keep=8)
+    "step", select_cases(sorted(KILL_POINTS, key=lambda s: not s.startswith(("commit.", "checkpoint."))), keep=8)
 )
 def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) -> None:
     """A crash before a commit forgets the quiet time since the last one: windows may close later, with the same rows."""
@@ -378,4 +378,4 @@ def test_silence_and_return_of_two_sources_are_judged_as_the_contract_says(kind:
     assert (result.watermark_us if model.watermark is not None else None) == model.watermark
     late = {"idle": len(model.late_idle), "lateness": len(model.late) - len(model.late_idle)}
     assert dict(result.counters.late) == {cause: n for cause, n in late.items() if n}
-    conserved(result, len(rows))
+    check_row_count(result, len(rows))

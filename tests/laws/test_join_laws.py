@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.laws import joins
 from tests.laws.joins import IDLE_MS, MS, SCHEMA
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.config.join import Join
 from slackwater.errors import CapExceededError
@@ -20,16 +20,16 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     for seed in range(first, first + 20):
-        joins.checked(seed)
+        joins.check_seed(seed)
 
 
 def test_pairs_made_a_few_at_a_time_are_the_same_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interval_join, "MOST", 3)
     for seed in range(20):
-        joins.checked(seed)
+        joins.check_seed(seed)
 
 
 def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_keys_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> Non
     original_hash = local_engine.key_hash
     monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(20):
-        joins.checked(seed)
+        joins.check_seed(seed)
 
 
 def join(**settings: Any) -> Join:
@@ -58,11 +58,11 @@ def rows(left_rows: list[Row] | None = None, right_rows: list[Row] | None = None
     )
 
 
-def ran(spec: Join, *script: Any, flush: bool = False, **more: Any) -> LocalResult:
+def run_join(spec: Join, *script: Any, flush: bool = False, **more: Any) -> LocalResult:
     return run_local(spec, script, SCHEMA, sources=("a", "b"), flush=flush, **more)
 
 
-def said(result: LocalResult) -> list[tuple[int, int | None, int | None]]:
+def read_pairs(result: LocalResult) -> list[tuple[int, int | None, int | None]]:
     """(epoch, id of the left, id of the right row) of what came out."""
     return sorted(
         ((r["_epoch"], r["left_id"], r["right_id"]) for r in result.rows),
@@ -76,13 +76,13 @@ def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
     epoch 1   right            ● 105       they are 5 apart: a pair
     epoch 2   right   ● 95  ● 110  ● 111   10 apart on either side are pairs, 11 apart are none
     """
-    result = ran(
+    result = run_join(
         join(lateness_ms=50),
         rows([("x", 100, 1)]),
         rows(None, [("x", 105, 2)]),
         rows(None, [("x", 90, 3), ("x", 110, 4), ("x", 111, 5)]),
     )
-    assert said(result) == [(1, 1, 2), (2, 1, 3), (2, 1, 4)]
+    assert read_pairs(result) == [(1, 1, 2), (2, 1, 3), (2, 1, 4)]
     assert [r["_event_ts"] for r in result.rows] == [105 * MS, 100 * MS, 110 * MS]
 
 
@@ -95,8 +95,8 @@ def test_an_outer_row_comes_out_once_when_the_watermark_proves_it_alone() -> Non
     """
     spec = join(kind="left")
     tail = [rows([("t", t, t)], [("t", t, t)]) for t in (110, 111, 500)]
-    result = ran(spec, rows([("x", 100, 1)], [("y", 100, 2)]), *tail)
-    assert [s for s in said(result) if s[1] == 1] == [(2, 1, None)]
+    result = run_join(spec, rows([("x", 100, 1)], [("y", 100, 2)]), *tail)
+    assert [s for s in read_pairs(result) if s[1] == 1] == [(2, 1, None)]
     assert result.counters.emitted["unmatched"] == 1
     assert result.counters.sides["left"]["unmatched"] == 1
     assert result.counters.sides["right"]["unmatched"] == 0
@@ -104,8 +104,10 @@ def test_an_outer_row_comes_out_once_when_the_watermark_proves_it_alone() -> Non
 
 def test_an_outer_row_comes_out_though_the_other_side_never_sends_one() -> None:
     """The right side is silent from the start: once it is idle the left side alone moves the watermark."""
-    result = ran(join(kind="left"), rows([("x", 100, 1)]), Quiet(IDLE_MS), rows([("y", 200, 2)]), rows([("z", 300, 3)]))
-    assert said(result) == [(2, 1, None), (3, 2, None)]
+    result = run_join(
+        join(kind="left"), rows([("x", 100, 1)]), Quiet(IDLE_MS), rows([("y", 200, 2)]), rows([("z", 300, 3)])
+    )
+    assert read_pairs(result) == [(2, 1, None), (3, 2, None)]
 
 
 def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
@@ -119,18 +121,18 @@ def test_a_row_that_matched_before_a_restart_never_comes_out_alone() -> None:
         Crash("note.before"),
         rows([("y", 900, 6)], [("y", 900, 7)]),
     ]
-    result = ran(spec, *script, flush=True, reshard_after=1)
-    pairs = [(left_id, right_id) for _, left_id, right_id in said(result)]
+    result = run_join(spec, *script, flush=True, reshard_after=1)
+    pairs = [(left_id, right_id) for _, left_id, right_id in read_pairs(result)]
     assert pairs == [(1, 2), (3, 2), (4, 2), (None, 5), (6, 7)]
 
 
 def test_rows_without_a_key_match_nothing() -> None:
     keyless = [rows([(None, 100, 1)], [(None, 100, 2)])]  # type: ignore[list-item]
-    inner, left_outer = ran(join(), *keyless, flush=True), ran(join(kind="left"), *keyless, flush=True)
-    assert said(inner) == []
+    inner, left_outer = run_join(join(), *keyless, flush=True), run_join(join(kind="left"), *keyless, flush=True)
+    assert read_pairs(inner) == []
     assert {side: c["keyless"] for side, c in inner.counters.sides.items()} == {"left": 1, "right": 1}
     assert inner.counters.rows_used == 0
-    assert said(left_outer) == [(0, 1, None)], "it comes out at once"
+    assert read_pairs(left_outer) == [(0, 1, None)], "it comes out at once"
     assert {side: c["keyless"] for side, c in left_outer.counters.sides.items()} == {"left": 0, "right": 1}
 
 
@@ -152,8 +154,8 @@ def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[in
         [rows([("x", 100, 1)]), rows(None, [("x", t, t) for t in times])],
         [rows(None, [("x", t, t) for t in times]), rows([("x", 100, 1)])],
     ):
-        result = ran(spec, *script, flush=True)
-        pairs = [(left_time, right_time) for _, left_time, right_time in said(result)]
+        result = run_join(spec, *script, flush=True)
+        pairs = [(left_time, right_time) for _, left_time, right_time in read_pairs(result)]
         assert sorted(right_time for left_time, right_time in pairs if left_time and right_time) == inside
         assert set(matching) <= set(inside)
         assert sorted(right_time for left_time, right_time in pairs if left_time is None) == [
@@ -162,8 +164,8 @@ def test_bounds_on_one_side_of_the_row(lower: int, upper: int, matching: list[in
 
 
 def test_equal_rows_are_rows_of_their_own() -> None:
-    result = ran(join(), rows([("x", 100, 1)] * 2), rows(None, [("x", 100, 2)] * 3))
-    assert said(result) == [(1, 1, 2)] * 6
+    result = run_join(join(), rows([("x", 100, 1)] * 2), rows(None, [("x", 100, 2)] * 3))
+    assert read_pairs(result) == [(1, 1, 2)] * 6
 
 
 def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
@@ -171,8 +173,8 @@ def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
     watermark 200 after epoch 0; left 199 is late, and so is right 150
     """
     start = rows([("x", 200, 1)], [("x", 200, 2)])
-    result = ran(join(late_data="dlq"), start, rows([("x", 199, 3), ("x", 201, 4)], [("x", 150, 5)]))
-    assert said(result) == [(0, 1, 2), (1, 4, 2)]
+    result = run_join(join(late_data="dlq"), start, rows([("x", 199, 3), ("x", 201, 4)], [("x", 150, 5)]))
+    assert read_pairs(result) == [(0, 1, 2), (1, 4, 2)]
     assert {side: c["late"] for side, c in result.counters.sides.items()} == {"left": 1, "right": 1}
     assert sorted((letter["reason"], letter["late_us"], letter["windows_missed"]) for letter in result.letters) == [
         ("late", MS, None),
@@ -186,34 +188,34 @@ def test_reopen_finds_partners_that_are_kept_for_late_rows() -> None:
     """
     script = [rows([("x", 200, 1)], [("x", 195, 2)]), rows([("t", 220, 8)], [("t", 220, 9)]), rows([("x", 190, 3)])]
     spec = join(late_data="reopen", allowed_lateness_ms=30, kind="left")
-    result = ran(spec, *script, rows([("x", 189, 4)]), flush=True)
-    assert (2, 3, 2) in said(result)
+    result = run_join(spec, *script, rows([("x", 189, 4)]), flush=True)
+    assert (2, 3, 2) in read_pairs(result)
     assert result.counters.rows_late == 1, "189 + 30 is below the watermark"
-    assert said(ran(join(kind="left"), *script)) == [(0, 1, 2), (1, 8, 9)]
+    assert read_pairs(run_join(join(kind="left"), *script)) == [(0, 1, 2), (1, 8, 9)]
 
 
 def test_allowed_lateness_may_change_between_runs_and_what_came_out_stays_out(tmp_path: Any) -> None:
     """A row came out alone under one allowed lateness. It stays gone when a greater one would have kept it."""
     first = [rows([("x", 100, 1)], [("y", 100, 2)]), rows([("t", 115, 8)], [("t", 115, 9)])]
-    before = ran(join(kind="left"), *first, state_dir=str(tmp_path))
-    assert (1, 1, None) in said(before)
+    before = run_join(join(kind="left"), *first, state_dir=str(tmp_path))
+    assert (1, 1, None) in read_pairs(before)
     spec = join(kind="left", late_data="reopen", allowed_lateness_ms=50)
-    after = ran(spec, rows(None, [("x", 105, 3)]), state_dir=str(tmp_path))
-    assert said(after) == []
+    after = run_join(spec, rows(None, [("x", 105, 3)]), state_dir=str(tmp_path))
+    assert read_pairs(after) == []
     assert after.counters.rows_late == 0, "the row itself is not late any more"
 
 
 def test_a_key_of_too_many_rows_stops_the_epoch_and_is_named() -> None:
     spec = join(max_rows_per_key=4, lateness_ms=100)
     first = rows([("x", 100, n) for n in range(4)] + [("y", 100, 9)])
-    assert ran(spec, first).counters.sides["left"]["buffered"] == 5
+    assert run_join(spec, first).counters.sides["left"]["buffered"] == 5
     for script in ([first, rows([("x", 101, 4)])], [rows([("x", 100, n) for n in range(5)])]):
         with pytest.raises(
             CapExceededError,
             match=r"law: 5 rows of the left side wait for partners with k = 'x', max_rows_per_key is 4; raise it, or set "
             r'on_state_cap = "drop_oldest"; this epoch was not committed',
         ):
-            ran(spec, *script)
+            run_join(spec, *script)
 
 
 def test_rows_that_have_expired_do_not_count() -> None:
@@ -222,7 +224,7 @@ def test_rows_that_have_expired_do_not_count() -> None:
     for time_ms in range(100, 900, 100):
         several = [("x", time_ms + i, i) for i in range(3)]
         epochs.append(rows([*several, ("t", time_ms + 99, 8)], [("t", time_ms + 99, 9)]))
-    assert ran(spec, *epochs).counters.rows_used == 40
+    assert run_join(spec, *epochs).counters.rows_used == 40
 
 
 @pytest.mark.parametrize("kind", ["inner", "left"])
@@ -239,12 +241,12 @@ def test_the_oldest_rows_of_a_key_go_first(kind: str) -> None:
         rows([("x", 103, 4), ("x", 80, 5)]),
         rows(None, [("x", 104, 8)]),
     ]
-    result = ran(spec, *script, flush=True)
+    result = run_join(spec, *script, flush=True)
     alone = [] if kind == "inner" else [(1, 5, None)]
-    assert said(result) == [(0, 1, 7), (0, 2, 7), (0, 3, 7), *alone, (2, 2, 8), (2, 3, 8), (2, 4, 8)]
+    assert read_pairs(result) == [(0, 1, 7), (0, 2, 7), (0, 3, 7), *alone, (2, 2, 8), (2, 3, 8), (2, 4, 8)]
     assert result.counters.sides["left"]["evicted"] == 2
     assert result.statuses[1].buffered["left"].rows == 4, "what was evicted is still on disk"
     # another one goes in the next epoch: what had gone before is not counted any more
-    again = ran(spec, *script, rows([("x", 104, 6)]), rows(None, [("x", 105, 9)]), flush=True)
-    assert [r for r in said(again) if r[0] == 4] == [(4, 3, 9), (4, 4, 9), (4, 6, 9)]
+    again = run_join(spec, *script, rows([("x", 104, 6)]), rows(None, [("x", 105, 9)]), flush=True)
+    assert [r for r in read_pairs(again) if r[0] == 4] == [(4, 3, 9), (4, 4, 9), (4, 6, 9)]
     assert again.counters.sides["left"]["evicted"] == 3

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.laws import seeds
 from tests.laws.join_then_window import check, join, rows, window
-from tests.laws.joins import MS, SCHEMA, planned
-from tests.support.case_selection import some
+from tests.laws.joins import MS, SCHEMA, plan_run
+from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
@@ -19,14 +19,14 @@ from slackwater.testing.script import Crash, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_runs(first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
             check(seed)
         except BaseException as error:
-            raise AssertionError(f"seed {seed}: {planned(seed).join} then {window(random.Random(seed))[0]}") from error
+            raise AssertionError(f"seed {seed}: {plan_run(seed).join} then {window(random.Random(seed))[0]}") from error
 
 
 COUNTED = Window(

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 import pytest
 from tests.laws import keyed_operator
 from tests.support import nth_row_operator
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.testing import local_engine
 
 
 @pytest.fixture(autouse=True)
 def registered_nth() -> Iterator[None]:
-    with nth_row_operator.registered():
+    with nth_row_operator.register_operator():
         yield
 
 
-@pytest.mark.parametrize("first", some(range(0, 200, 50)))
+@pytest.mark.parametrize("first", select_cases(range(0, 200, 50)))
 def test_every_nth_row_of_each_key_comes_out_once(first: int) -> None:
-    results = [keyed_operator.checked(seed) for seed in range(first, first + 50)]
+    results = [keyed_operator.check_seed(seed) for seed in range(first, first + 50)]
     assert sum(len(r.rows) for r in results) > 100
 
 
-@long(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
+@exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
 def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     original_hash = local_engine.key_hash
     monkeypatch.setattr(local_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
     for seed in range(30):
-        keyed_operator.checked(seed)
+        keyed_operator.check_seed(seed)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
-from tests.support.ui_states import SHAPES, M, S, config, drawn, ran
+from tests.support.case_selection import select_cases
+from tests.support.ui_states import SHAPES, M, S, config, draw_script, run_pipeline
 
 from slackwater.config.join import Join
 from slackwater.core.lateness_histogram import EDGES, NEVER, lateness_histogram, lateness_stats, update_histogram
@@ -24,10 +24,10 @@ KINDS = {
 WEB, APP = 30_000, 60_000
 
 
-@pytest.mark.parametrize("seed", some(range(5)))
-@pytest.mark.parametrize("kind", some(KINDS, keep=4))
+@pytest.mark.parametrize("seed", select_cases(range(5)))
+@pytest.mark.parametrize("kind", select_cases(KINDS, keep=4))
 def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path: Path, kind: str, seed: int) -> None:
-    story = drawn(seed, epochs=14)
+    story = draw_script(seed, epochs=14)
     shape = KINDS[kind]
     dead = '[dead_letter]\nconnection = "lake"\npath = "letters"\n' if "reopen" in shape else ""
 
@@ -36,7 +36,7 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
         home.mkdir()
         file = config(shape, home)
         file.write_text(file.read_text() + dead)
-        return ran(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
+        return run_pipeline(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
 
     first = late("first", 0)
     stats = lateness_stats(first.lateness)
@@ -57,7 +57,7 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
         assert chance.lateness_us is None  # the sources have two
 
 
-@pytest.mark.parametrize("seed", some(range(4)))
+@pytest.mark.parametrize("seed", select_cases(range(4)))
 def test_of_a_join_too(seed: int) -> None:
     dice, now_us, script = random.Random(seed), 0, []
     for _ in range(12):

@@ -62,7 +62,7 @@ class Passes:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Passes:
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
     recorder = Passes()
     emit, ingest = LocalEngine.emit, LocalEngine.ingest
 
@@ -95,7 +95,7 @@ def foresee(monkeypatch: pytest.MonkeyPatch, sources: bool) -> None:
 
 
 def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
-    monkeypatch: pytest.MonkeyPatch, seen: Passes
+    monkeypatch: pytest.MonkeyPatch, passes: Passes
 ) -> None:
     foresee(monkeypatch, False)
     with LocalPipeline(chained(), schema={"k": "string"}, shards=1) as test:
@@ -103,14 +103,14 @@ def test_what_a_stage_knows_to_be_due_comes_out_in_the_pass_that_reads(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
         assert [r["n"] for r in rows] == [4]
-        assert seen.repeated_durations == [10_000, 10_000]  # the first stage: its watermark follows from its rows
-        assert seen.passes == [(20_000, 0), (20_000, 1)]
+        assert passes.repeated_durations == [10_000, 10_000]  # the first stage: its watermark follows from its rows
+        assert passes.passes == [(20_000, 0), (20_000, 1)]
         test.flush()
-    assert seen.repeated_durations[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
+    assert passes.repeated_durations[2:] == [10_000, 20_000]  # behind a flush the last watermark is not known before
 
 
 def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
-    monkeypatch: pytest.MonkeyPatch, seen: Passes
+    monkeypatch: pytest.MonkeyPatch, passes: Passes
 ) -> None:
     foresee(monkeypatch, True)
     with LocalPipeline(chained(), schema={"k": "string"}, shards=1) as test:
@@ -118,12 +118,12 @@ def test_so_does_what_is_due_by_rows_of_which_it_is_known_how_new_they_are(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
     assert [r["n"] for r in rows] == [4]
-    assert not seen.repeated_durations
-    assert seen.passes == [(10_000, 0), (10_000, 1), (20_000, 0), (10_000, 1), (20_000, 1)]
+    assert not passes.repeated_durations
+    assert passes.passes == [(10_000, 0), (10_000, 1), (20_000, 0), (10_000, 1), (20_000, 1)]
 
 
 def test_a_time_that_may_be_a_jump_says_nothing_before_its_rows_are_read(
-    monkeypatch: pytest.MonkeyPatch, seen: Passes
+    monkeypatch: pytest.MonkeyPatch, passes: Passes
 ) -> None:
     """rows 1 1 1 … | 4 | 60 | 12      more than 10 s ahead: held back until it is followed"""
     foresee(monkeypatch, True)
@@ -133,5 +133,5 @@ def test_a_time_that_may_be_a_jump_says_nothing_before_its_rows_are_read(
             test.pipe([{"k": "a", "ts": s * S} for s in seconds])
         rows = test.result().rows
     assert [r["n"] for r in rows] == [CONFIRMS + 1]
-    assert seen.passes == [(10_000, 0), (10_000, 1)], "of the second epoch and the fourth"
-    assert not seen.repeated_durations, "nor was anything due in the others"
+    assert passes.passes == [(10_000, 0), (10_000, 1)], "of the second epoch and the fourth"
+    assert not passes.repeated_durations, "nor was anything due in the others"

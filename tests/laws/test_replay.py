@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws.replays import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -32,7 +32,7 @@ from slackwater.windows import late_corrections as windows
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
     for seed in range(first, first + 10):
         try:
@@ -42,7 +42,7 @@ def test_after_a_replay_the_target_holds_the_batch_answer(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS // 2, 20))
-@long(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
+@exhaustive(beside="test_replay.py::test_after_a_replay_the_target_holds_the_batch_answer")
 def test_where_the_cap_binds_a_row_is_in_one_session_or_stays_a_letter(first: int) -> None:
     """gap 5, cap 11 … 24: sessions are cut; what cannot be put together is left, and nothing is in two of them."""
     for seed in range(first, first + 20):
@@ -288,7 +288,7 @@ def test_what_is_bad_again_stays_the_same_letter_and_counts_its_tries() -> None:
     assert counts(result) == [(0, 3, 1), (100, 103, 1), (900, 903, 1)]
 
 
-@pytest.mark.parametrize("topic", some([False, True]))
+@pytest.mark.parametrize("topic", select_cases([False, True]))
 @pytest.mark.parametrize("step", KILL_POINTS)
 def test_a_try_counts_once_wherever_a_replay_is_killed(tmp_path: Path, step: str, topic: bool) -> None:
     """A replay that dies at `step` is repeated, which is one more try only if the first was committed; then another one."""

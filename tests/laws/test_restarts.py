@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.laws.restarts import checked
+from tests.laws.restarts import check_seed
 
 EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
 
 
 @pytest.mark.parametrize("seed", range(1, EXAMPLES + 1))
 def test_a_start_continues_its_state_and_target_or_refuses(seed: int) -> None:
-    starts, *_ = checked(seed)
+    starts, *_ = check_seed(seed)
     assert starts > 0

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 from tests.laws import naive_oracle, revisions
-from tests.laws.emission_modes import EMISSION_MODES, ran, run_every_emission_mode, sessions, tumbling
+from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode, run_window, sessions, tumbling
 from tests.laws.revisions import MS, SCHEMA
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.testing.script import Crash, LocalResult, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
     for seed in range(first, first + 20):
-        revisions.checked(seed)
+        revisions.check_seed(seed)
 
 
-def said(result: LocalResult) -> list[tuple[Any, ...]]:
+def read_revisions(result: LocalResult) -> list[tuple[Any, ...]]:
     """(epoch, reason, start in ms, n, revision) of what was emitted."""
     return [
         (r["_epoch"], r["_emit_reason"], r["window_start"] // MS, r["n"], r["_revision"])
@@ -38,8 +38,8 @@ def test_a_row_that_bridges_two_emitted_sessions_leaves_one() -> None:
     epoch 1                                     ●         emitted: [10, 12]
     epoch 2                            ● 7: joins both    [0, 12] replaces both: 0 again, 10 superseded
     """
-    result = ran(sessions(late_data="reopen", allowed_lateness_ms=50), [0, 2, 10, 12], [30], [6, 7])
-    assert said(result) == [
+    result = run_window(sessions(late_data="reopen", allowed_lateness_ms=50), [0, 2, 10, 12], [30], [6, 7])
+    assert read_revisions(result) == [
         (0, "close", 0, 2, 1),
         (1, "close", 10, 2, 1),
         (2, "late", 0, 6, 2),
@@ -53,29 +53,32 @@ def test_a_session_that_a_late_row_extends_past_the_watermark_is_open_again() ->
                        8               late, and extends it to 13: open again, emitted once the watermark is past 13
     """
     window = sessions(late_data="reopen", allowed_lateness_ms=50, lateness_ms=3)
-    assert said(ran(window, [0, 4], [13], [])) == [(1, "close", 0, 2, 1)]
-    assert said(ran(window, [0, 4], [13], [8])) == [(1, "close", 0, 2, 1)]
-    assert said(ran(window, [0, 4], [13], [8], [40]))[:2] == [(1, "close", 0, 2, 1), (3, "close", 0, 4, 2)]
+    assert read_revisions(run_window(window, [0, 4], [13], [])) == [(1, "close", 0, 2, 1)]
+    assert read_revisions(run_window(window, [0, 4], [13], [8])) == [(1, "close", 0, 2, 1)]
+    assert read_revisions(run_window(window, [0, 4], [13], [8], [40]))[:2] == [
+        (1, "close", 0, 2, 1),
+        (3, "close", 0, 4, 2),
+    ]
 
 
 def test_a_start_that_moves_supersedes_the_former_one() -> None:
-    result = ran(sessions(late_data="reopen", allowed_lateness_ms=50), [10, 12], [30], [8])
-    assert said(result) == [(1, "close", 10, 2, 1), (2, "late", 8, 3, 2), (2, "supersede", 10, None, 2)]
+    result = run_window(sessions(late_data="reopen", allowed_lateness_ms=50), [10, 12], [30], [8])
+    assert read_revisions(result) == [(1, "close", 10, 2, 1), (2, "late", 8, 3, 2), (2, "supersede", 10, None, 2)]
 
 
 def test_past_the_allowed_lateness_a_row_is_late_for_good() -> None:
     """gap 5: the session of event 0 closes past 5, and is gone past 15."""
     window = sessions(late_data="reopen", allowed_lateness_ms=10)
-    result = ran(window, [0], [16], [2])
-    assert said(result) == [(1, "close", 0, 1, 1)]
+    result = run_window(window, [0], [16], [2])
+    assert read_revisions(result) == [(1, "close", 0, 1, 1)]
     assert result.counters.late == {"lateness": 1}
-    assert said(ran(window, [0], [15], [2])) == [(1, "close", 0, 1, 1), (2, "late", 0, 2, 2)]
+    assert read_revisions(run_window(window, [0], [15], [2])) == [(1, "close", 0, 1, 1), (2, "late", 0, 2, 2)]
 
 
 def test_final_waits_for_the_allowed_lateness_and_says_it_once() -> None:
     window = sessions(late_data="reopen", allowed_lateness_ms=10, emit="final")
-    assert said(ran(window, [0], [15], [2], [17])) == []
-    assert said(ran(window, [0], [15], [2], [18])) == [(3, "close", 0, 2, 1)]
+    assert read_revisions(run_window(window, [0], [15], [2], [17])) == []
+    assert read_revisions(run_window(window, [0], [15], [2], [18])) == [(3, "close", 0, 2, 1)]
 
 
 def test_updates_come_in_every_epoch_that_changes_something() -> None:
@@ -84,13 +87,13 @@ def test_updates_come_in_every_epoch_that_changes_something() -> None:
     epoch 1          [7 ─ 9]  within the gap of the first, so one session: update 0
     epoch 2                      60  the session closes unchanged, and is not said again
     """
-    result = ran(sessions(emit="updates", lateness_ms=20), [0, 2], [7, 9], [60])
-    assert said(result) == [(0, "update", 0, 2, 1), (1, "update", 0, 4, 2), (2, "update", 60, 1, 1)]
+    result = run_window(sessions(emit="updates", lateness_ms=20), [0, 2], [7, 9], [60])
+    assert read_revisions(result) == [(0, "update", 0, 2, 1), (1, "update", 0, 4, 2), (2, "update", 60, 1, 1)]
 
 
 def test_updates_of_sessions_that_merge_supersede_one() -> None:
-    result = ran(sessions(emit="updates", lateness_ms=50), [0, 8], [4])
-    assert said(result) == [
+    result = run_window(sessions(emit="updates", lateness_ms=50), [0, 8], [4])
+    assert read_revisions(result) == [
         (0, "update", 0, 1, 1),
         (0, "update", 8, 1, 1),
         (1, "update", 0, 3, 2),
@@ -100,13 +103,13 @@ def test_updates_of_sessions_that_merge_supersede_one() -> None:
 
 def test_updates_wait_for_their_interval_but_not_once_a_window_closes() -> None:
     window = sessions(emit="updates", emit_interval_ms="1h", lateness_ms=10)
-    result = ran(window, [0], [1], [30], [31])
-    assert said(result) == [(0, "update", 0, 1, 1), (2, "close", 0, 2, 2)]
+    result = run_window(window, [0], [1], [30], [31])
+    assert read_revisions(result) == [(0, "update", 0, 1, 1), (2, "close", 0, 2, 2)]
 
 
 def test_only_the_corrected_window_is_emitted_again() -> None:
-    result = ran(tumbling(late_data="reopen", allowed_lateness_ms=30), [0, 11], [25], [3], [4, 21])
-    assert said(result) == [
+    result = run_window(tumbling(late_data="reopen", allowed_lateness_ms=30), [0, 11], [25], [3], [4, 21])
+    assert read_revisions(result) == [
         (0, "close", 0, 1, 1),
         (1, "close", 10, 1, 1),
         (2, "late", 0, 2, 2),
@@ -119,8 +122,8 @@ def test_late_rows_by_themselves() -> None:
     """
     gap 5, cap 12    watermark 50: rows at 0, 2, 9 and 12 are late; 2 and 9 are 7 apart, 12 joins 9
     """
-    result = ran(sessions(late_data="standalone"), [50], [0, 2, 9, 12, 51])
-    assert said(result) == [(1, "standalone", 0, 2, 1), (1, "standalone", 9, 2, 1)]
+    result = run_window(sessions(late_data="standalone"), [50], [0, 2, 9, 12, 51])
+    assert read_revisions(result) == [(1, "standalone", 0, 2, 1), (1, "standalone", 9, 2, 1)]
     assert result.counters.late == {"lateness": 4}
     assert result.counters.emitted == {"standalone": 2}
 
@@ -128,7 +131,7 @@ def test_late_rows_by_themselves() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
     """Per window the counts add up to the batch answer: what came in time, and what came late, each time by itself."""
-    run = revisions.planned(seed)
+    run = revisions.plan_run(seed)
     if run.spec.kind == "session":
         return
     window = run.window.model_copy(
@@ -141,7 +144,7 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
         assert row["_emit_reason"] in ("close", "flush", "standalone")
         counted[revisions.identity(row)] += row["ids"]
     rows = [r for epoch in run.epochs for r in epoch]
-    assert counted == {revisions.identity(w): w["ids"] for w in naive_oracle.answer(run.spec, rows)}
+    assert counted == {revisions.identity(w): w["ids"] for w in naive_oracle.batch_answer(run.spec, rows)}
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "session"])

@@ -6,8 +6,8 @@ import os
 
 import pytest
 from tests.laws import seeds
-from tests.laws.several_targets import FIXED, SCHEMA, Story, pipeline
-from tests.support.case_selection import some
+from tests.laws.several_targets import FIXED, SCHEMA, SeveralTargetsRun, pipeline
+from tests.support.case_selection import select_cases
 
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.testing.pipeline import LocalPipeline
@@ -15,21 +15,21 @@ from slackwater.testing.pipeline import LocalPipeline
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_targets(first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
-            Story(seed).run()
+            SeveralTargetsRun(seed).run()
         except BaseException as error:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-@pytest.mark.parametrize("nth", some([2, 1, 3]))
+@pytest.mark.parametrize("nth", select_cases([2, 1, 3]))
 @pytest.mark.parametrize("step", KILL_POINTS)
 def test_a_death_at_every_step_of_every_target(step: str, nth: int) -> None:
     """An epoch that all three get something of: a death repeats at most the write that was not noted."""
-    seeds.quiet()
+    seeds.hide_warnings()
     rows = [{"k": "a", "p": "x", "v": n, "ts": n * 1_000_000} for n in range(4)]
     ends = [{"k": "a", "p": "x", "v": 9, "ts": 60_000_000}]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.laws import seeds
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline, Transform
@@ -22,7 +22,7 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 
 
 @dataclass(frozen=True)
-class Kept:
+class ExpectedStage:
     """A stage as a user thinks of it: what it reads, and how many rows it has counted since it began."""
 
     name: str
@@ -42,7 +42,7 @@ def day() -> sw.Window:
     )
 
 
-def described(stages: list[Kept], store: str = "files") -> Pipeline:
+def described(stages: list[ExpectedStage], store: str = "files") -> Pipeline:
     return sw.pipeline(
         name="law",
         sources=[sw.Source(name=n, dataframe=object()) for n in "ab"],
@@ -57,10 +57,10 @@ def described(stages: list[Kept], store: str = "files") -> Pipeline:
     )  # fmt: skip
 
 
-BASE = Kept("base", ("a", "b"))
+BASE = ExpectedStage("base", ("a", "b"))
 
 
-def changed(stages: list[Kept], rng: random.Random) -> list[Kept]:
+def changed(stages: list[ExpectedStage], rng: random.Random) -> list[ExpectedStage]:
     """The stages of the next start. What is renamed says so, or begins empty."""
     after = [replace(s, formerly=rng.choice([None, s.formerly])) for s in stages]
     before = {s.name for s in stages}
@@ -69,13 +69,13 @@ def changed(stages: list[Kept], rng: random.Random) -> list[Kept]:
         renamable = [s for s in after if s.name != "base" and s.name in before]
         action = rng.choice(["rename", "rename silently", "remove", "add", "replace", "reorder", "reads"])
         if action == "add" and free and len(after) < 4:
-            after.insert(rng.randint(0, len(after)), Kept(rng.choice(free), (rng.choice("ab"),)))
+            after.insert(rng.randint(0, len(after)), ExpectedStage(rng.choice(free), (rng.choice("ab"),)))
         elif action == "reorder":
             rng.shuffle(after)
         elif renamable and action == "remove" and len(after) > 2:
             after.remove(rng.choice(renamable))
         elif renamable and free and action == "replace":
-            after[after.index(rng.choice(renamable))] = Kept(rng.choice(free), (rng.choice("ab"),))
+            after[after.index(rng.choice(renamable))] = ExpectedStage(rng.choice(free), (rng.choice("ab"),))
         elif renamable and action == "reads":
             one = rng.choice(renamable)
             after[after.index(one)] = replace(one, reads=(rng.choice("ab"),))
@@ -88,7 +88,7 @@ def changed(stages: list[Kept], rng: random.Random) -> list[Kept]:
 
 
 def check(seed: int) -> None:
-    rng, stages, moment = random.Random(seed), [BASE, Kept("s0", ("a",))], 0
+    rng, stages, moment = random.Random(seed), [BASE, ExpectedStage("s0", ("a",))], 0
     with LocalPipeline(described(stages), {"user": "string"}, capture_losses=False) as test:
         for _ in range(rng.randint(2, 5)):
             sent = {s: rng.randint(0, 5) for s in "ab"}
@@ -116,9 +116,9 @@ def check(seed: int) -> None:
             assert (held["n"].sum() if held.height else 0) == stage.counted, stage
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 10)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_each_stage_counts_the_rows_since_it_began(first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
             check(seed)
@@ -126,7 +126,9 @@ def test_each_stage_counts_the_rows_since_it_began(first: int) -> None:
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def plan(before: list[Kept], after: list[Kept], store: str = "files") -> dict[str, tuple[str, str, str]]:
+def plan(
+    before: list[ExpectedStage], after: list[ExpectedStage], store: str = "files"
+) -> dict[str, tuple[str, str, str]]:
     with LocalPipeline(described(before), {"user": "string"}, capture_losses=False) as test:
         test.pipe({"a": [{"user": "u", "ts": 0}]})
         changes = compare_config(described(after, store), test._driver.state).changes
@@ -134,54 +136,60 @@ def plan(before: list[Kept], after: list[Kept], store: str = "files") -> dict[st
 
 
 def test_a_plan_says_what_becomes_of_each_stage() -> None:
-    one = [BASE, Kept("s0", ("a",))]
-    replaced = plan(one, [BASE, Kept("s1", ("a",))])
+    one = [BASE, ExpectedStage("s0", ("a",))]
+    replaced = plan(one, [BASE, ExpectedStage("s1", ("a",))])
     assert replaced['stage "s0"'][:2] == ("migrated", "warning")
     assert "it is removed" in replaced['stage "s0"'][2]
     assert "new stage, which begins empty" in replaced['stage "s1"'][2]
     assert "renamed stage of the state (s0), set formerly" in replaced['stage "s1"'][2]
-    renamed = plan(one, [BASE, Kept("s1", ("a",), formerly="s0")])
+    renamed = plan(one, [BASE, ExpectedStage("s1", ("a",), formerly="s0")])
     assert renamed == {'stage "s1"': ("compatible", "info", "it is renamed, and keeps its state")}
-    reads = plan(one, [BASE, Kept("s0", ("b",))])
+    reads = plan(one, [BASE, ExpectedStage("s0", ("b",))])
     assert reads["stages[1].from"][:2] == ("compatible", "warning")
     assert "reads another source: open windows keep the rows" in reads["stages[1].from"][2]
-    unknown = plan(one, [BASE, Kept("s1", ("a",), formerly="s00")])
+    unknown = plan(one, [BASE, ExpectedStage("s1", ("a",), formerly="s00")])
     assert unknown['stage "s1"'][0] == "rebuild"
     assert (
         'formerly = "s00": the state has no such stage; correct or remove it; did you mean "s0"?'
         in unknown['stage "s1"'][2]
     )
-    done = plan([BASE, Kept("s1", ("a",))], [BASE, Kept("s1", ("a",), formerly="s0")])
+    done = plan([BASE, ExpectedStage("s1", ("a",))], [BASE, ExpectedStage("s1", ("a",), formerly="s0")])
     assert done == {}, "an earlier start carried it out"
-    both = plan([BASE, Kept("s0", ("a",)), Kept("s1", ("a",))], [BASE, Kept("s1", ("a",), formerly="s0")])
+    both = plan(
+        [BASE, ExpectedStage("s0", ("a",)), ExpectedStage("s1", ("a",))],
+        [BASE, ExpectedStage("s1", ("a",), formerly="s0")],
+    )
     assert "the state has both" in both['stage "s1"'][2]
 
 
 def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
     """Its table bears its place: what does not stay in its place is refused, also where all names are known."""
-    three = [BASE, Kept("s0", ("a",)), Kept("s1", ("b",))]
-    for after in ([three[0], three[2], three[1]], [BASE, Kept("s2", ("b",)), three[2]], [BASE, three[2]]):
+    three = [BASE, ExpectedStage("s0", ("a",)), ExpectedStage("s1", ("b",))]
+    for after in ([three[0], three[2], three[1]], [BASE, ExpectedStage("s2", ("b",)), three[2]], [BASE, three[2]]):
         verdicts = plan(three, after, "postgres")
         refused = [how for verdict, _, how in verdicts.values() if verdict == "rebuild"]
         assert refused and all("in Postgres a stage's table is named by its position" in how for how in refused)
-    assert plan(three, [*three[:2], Kept("s2", ("b",), formerly="s1")], "postgres")['stage "s2"'][0] == "compatible"
+    assert (
+        plan(three, [*three[:2], ExpectedStage("s2", ("b",), formerly="s1")], "postgres")['stage "s2"'][0]
+        == "compatible"
+    )
 
 
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
-        ([Kept("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove it'),
+        ([ExpectedStage("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove it'),
         (
-            [Kept("s0", ("a",), formerly="base"), BASE],
+            [ExpectedStage("s0", ("a",), formerly="base"), BASE],
             '"base" is also the name of a stage; remove formerly once a start has',
         ),
         (
-            [Kept("s0", ("a",), formerly="x"), Kept("s1", ("a",), formerly="x"), BASE],
+            [ExpectedStage("s0", ("a",), formerly="x"), ExpectedStage("s1", ("a",), formerly="x"), BASE],
             '2 stages have formerly = "x"; only one',
         ),
     ],
 )
-def test_former_names_identify_one_stage(stages: list[Kept], line: str) -> None:
+def test_former_names_identify_one_stage(stages: list[ExpectedStage], line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         described(stages)
 
@@ -199,7 +207,7 @@ def transform(**more: str) -> Pipeline:
 
 def test_a_transform_becomes_a_stage_by_its_name() -> None:
     """[transform] has no name that a user gave: one of several stages says that it was called so, and the other way round."""
-    later = Kept("s0", ("a",))
+    later = ExpectedStage("s0", ("a",))
     with LocalPipeline(transform(), {"user": "string"}, capture_losses=False) as test:
         test.pipe({s: [{"user": "u", "ts": 0}] for s in "ab"})
         with pytest.raises(

@@ -25,8 +25,8 @@ DAMAGES = (
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sound states are made where the machine is quick, and late rows need no line each."""
     former = tempfile.tempdir
-    seeds.prepared()
-    seeds.quiet()
+    seeds.prepare_process()
+    seeds.hide_warnings()
     yield
     tempfile.tempdir = former
 
@@ -34,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_damaged_state_is_told_or_harmless() -> None:
     """Every other one with the last epoch not published; both happen: what is refused, and what does no harm."""
     outcomes = [
-        state_corruption.damaged("sessions", bool(number % 2), damage, random.Random(number))
+        state_corruption.check_damage("sessions", bool(number % 2), damage, random.Random(number))
         for number, damage in enumerate(DAMAGES)
     ]
     assert any(o.refused for o in outcomes)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.laws import seeds
 from tests.laws.row_strategies import SHAPES
-from tests.support.case_selection import some
-from tests.support.dependencies import needed
+from tests.support.case_selection import select_cases
+from tests.support.dependencies import require_dependency
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.maintenance.verify import verify_state
@@ -58,22 +58,22 @@ def faulty(rng: random.Random, share: float) -> Callable[[str, str], Fault]:
 
 @pytest.fixture(scope="module")
 def azure() -> Iterator[Azurite]:
-    needed("npm", shutil.which("npm") is not None, "apt-get install npm")
+    require_dependency("npm", shutil.which("npm") is not None, "apt-get install npm")
     with Azurite.started() as server:
         yield server
 
 
-@pytest.fixture(params=some(["s3", "azure"]))
+@pytest.fixture(params=select_cases(["s3", "azure"]))
 def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S3 | Azurite:
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     object_store: S3 | Azurite = request.getfixturevalue(request.param)
     return object_store
 
 
-@pytest.mark.parametrize("kind", some(SHAPES))
+@pytest.mark.parametrize("kind", select_cases(SHAPES))
 def test_dying_at_every_step_of_a_run_in_an_unreliable_bucket(kind: str, server: S3 | Azurite) -> None:
     """Every step of an epoch once, each with a restart; meanwhile one request in ten meets something."""
-    seeds.quiet()
+    seeds.hide_warnings()
     seed = random.randrange(10**6)
     rng = random.Random(seed)
     epochs = [rows(rng, epoch) for epoch in range(len(KILL_POINTS) + 2)]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.states import with_stage
-from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, drawn, ran, watched
+from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, draw_script, open_page_source, run_pipeline
 
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.maintenance.sizes import retained_commits
@@ -32,7 +32,7 @@ from slackwater.ui.pages import PageLocation
 
 SEEDS = 50  # of each shape: 200 states
 CHUNK = 5
-CHUNKS = some([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
+CHUNKS = select_cases([(shape, first) for first in range(0, SEEDS, CHUNK) for shape in SHAPES], keep=2)
 Manifests = list[dict[str, Any]]
 State = tuple[Path, list[Any], Any]
 
@@ -49,8 +49,8 @@ def test_the_blocks_of_drawn_states(tmp_path: Path, shape: str, first: int) -> N
     checks += [sessions_of_keys_are_those_of_their_rows] if shape == "session" else []
     for seed in range(first, first + CHUNK):
         (home := tmp_path / str(seed)).mkdir()
-        file, story = config(shape, home), drawn(seed)
-        state = file, story, ran(file, story, on_error="drop")
+        file, story = config(shape, home), draw_script(seed)
+        state = file, story, run_pipeline(file, story, on_error="drop")
         for check in checks:
             try:
                 check(state, shape)
@@ -66,7 +66,7 @@ def written(file: Path) -> Manifests:
 
 @cache
 def seen_of(file: Path) -> PageModel:
-    return load_model(watched(file), CLOCK + 3600 * S)
+    return load_model(open_page_source(file), CLOCK + 3600 * S)
 
 
 def rows_in(record: dict[str, Any]) -> int:
@@ -155,7 +155,7 @@ UPDATED = SHAPES["session"] + '\nemit = "updates"\nemit_metadata = true'
 
 @pytest.mark.parametrize(
     "shape",
-    some(
+    select_cases(
         [
             pytest.param("session", id="session"),
             pytest.param("short cap", id="short cap"),
@@ -167,8 +167,8 @@ def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None
     for seed in range(8):
         (home := tmp_path / str(seed)).mkdir()
         file = config(shape, home)
-        ran(file, drawn(seed), on_error="drop")
-        report = why(watched(file).pipeline, watched(file).store, CLOCK)
+        run_pipeline(file, draw_script(seed), on_error="drop")
+        report = why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
         windows = standing(file).sort("__closes")
         assert [o.closes_us for o in report.next] == windows["__closes"].to_list()[:5], seed
         assert report.open_windows >= windows.height if windows.height >= 5 else report.open_windows == windows.height
@@ -178,7 +178,7 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
     """However large the state, and however many are due within a moment: what is put together is about what is told."""
     file = config("session", tmp_path)
     rows = [{"ts": CLOCK + n * 7, "user": f"u{n}"} for n in range(5000)]
-    ran(
+    run_pipeline(
         file,
         [
             RowsInput({"web": rows[:4000], "app": []}),
@@ -193,7 +193,7 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
         return put_together(logic, intervals, watermark)
 
     monkeypatch.setattr(inspect, "open_windows", counted)
-    report = why(watched(file).pipeline, watched(file).store, CLOCK)
+    report = why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
     assert report.open_windows == 5001
     assert len(report.next) == 5
     assert max(read) <= 20
@@ -202,7 +202,7 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
 @cache
 def standing(file: Path) -> pl.DataFrame:
     """All open windows, put together one key at a time: another way than bins are made."""
-    with watched(file).store.peek() as snapshot:
+    with open_page_source(file).store.peek() as snapshot:
         assert snapshot is not None
         logic = restore_window(snapshot.commit)
         rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.commit.shards)])
@@ -236,7 +236,7 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
     assert block is not None
     for b in block.bins[:: max(len(block.bins) // 4, 1)]:
         expected = windows.filter((pl.col("__closes") >= b.from_us) & (pl.col("__closes") < b.to_us)).sort("__closes")
-        with watched(file).store.peek() as snapshot:
+        with open_page_source(file).store.peek() as snapshot:
             assert snapshot is not None
             closing = closing_windows(snapshot, b.from_us, b.to_us)
         assert [w.closes_us for w in closing] == expected["__closes"].to_list()[:KEYS]
@@ -244,7 +244,7 @@ def keys_of_a_bin_are_its_first_and_each_has_a_page(state: State, shape: str) ->
             same = Counter((w.key["user"], w.start_us, w.reason) for w in closing)
             assert same == Counter(expected.select("user", "__start", "__reason").iter_rows())
         for w in closing[:3]:
-            one = load_key(watched(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
+            one = load_key(open_page_source(file), {"user": w.key["user"]}, CLOCK)  # as the link to it says it
             assert (w.start_us, w.closes_us) in [(bar.start_us, bar.closes_us) for bar in one.bars]
             assert one.key == w.key
 
@@ -275,7 +275,7 @@ def sessions_of_keys_are_those_of_their_rows(state: State, shape: str) -> None:
         if any(run[0] + gap < result.watermark_us + 20 * M for run in runs):
             continue
         checked += 1
-        bars = [b for b in load_key(watched(file), {"user": user}, CLOCK).bars if b.status == "open"]
+        bars = [b for b in load_key(open_page_source(file), {"user": user}, CLOCK).bars if b.status == "open"]
         assert [(b.start_us, b.last_us, b.end_us, b.values["clicks"]) for b in bars] == [
             (run[0], run[-1], run[-1] + gap, len(run)) for run in runs
         ]
@@ -335,13 +335,13 @@ def the_pace_is_what_the_records_say(state: State, shape: str) -> None:
 def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     """The page does not take the engine's word for it: a count that does not fit is told."""
     file = config("session", tmp_path)
-    ran(file, drawn(1))
-    commits = retained_commits(watched(file).store)
+    run_pipeline(file, draw_script(1))
+    commits = retained_commits(open_page_source(file).store)
     counted = commits[-1].stages[0].counters
     broken = with_stage(commits[-1], counters={**counted, "rows_used": counted["rows_used"] - 3})
     block = build_accounting([*commits[:-1], broken])
     assert (block.unaccounted, block.total.unaccounted) == (3, 3)
-    header = build_header(why(watched(file).pipeline, watched(file).store, CLOCK), block, [])
+    header = build_header(why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK), block, [])
     assert not header.accounted
     assert header.sentence.startswith("3 rows are unaccounted for: ")
     # a source's row that never reached the window: no SQL could have left it out
@@ -353,7 +353,7 @@ def test_letters_are_told_by_reason(tmp_path: Path) -> None:
     file = config(SHAPES["session"] + '\nlate_data = "dlq"', tmp_path)
     text = file.read_text() + '[dead_letter]\nconnection = "lake"\npath = "letters"\n'
     file.write_text(text)
-    result = ran(file, drawn(3), on_error="dlq")
+    result = run_pipeline(file, draw_script(3), on_error="dlq")
     block = seen_of(file).rows
     assert block.letters == dict(Counter(letter["reason"] for letter in result.letters))
     assert set(block.letters) >= {"late"}
@@ -370,11 +370,13 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
         "\u202e\x00&#x3c;",
         "%3Cb%3E",
     ]
-    ran(file, [RowsInput({"web": [{"ts": CLOCK, "user": n} for n in names], "app": [{"ts": CLOCK, "user": None}]})])
+    run_pipeline(
+        file, [RowsInput({"web": [{"ts": CLOCK, "user": n} for n in names], "app": [{"ts": CLOCK, "user": None}]})]
+    )
     seen = seen_of(file)
     assert seen.closing is not None
     (b,) = seen.closing.bins
-    with watched(file).store.peek() as snapshot:
+    with open_page_source(file).store.peek() as snapshot:
         assert snapshot is not None
         closing = closing_windows(snapshot, b.from_us, b.to_us)
     assert {w.key["user"] for w in closing} == {*names, None}
@@ -383,7 +385,9 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
         pages.render_page(seen, PageLocation(None)),
         pages.bin_page(seen, PageLocation(""), 0, 1, closing),
     ]
-    shown += [pages.key_page("law", PageLocation(""), load_key(watched(file), {"user": n}, CLOCK)) for n in names]
+    shown += [
+        pages.key_page("law", PageLocation(""), load_key(open_page_source(file), {"user": n}, CLOCK)) for n in names
+    ]
     for content in shown:
         text = content.decode()
         assert "<script>alert" not in text
@@ -394,7 +398,7 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
 
 def test_a_state_without_rows_has_a_page(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(
+    run_pipeline(
         file,
         [RowsInput({"web": [], "app": []}), RowsInput({"web": [{"ts": None, "user": "u"}], "app": []}), Quiet(1000)],
     )

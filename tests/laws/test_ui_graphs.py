@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.laws import seeds
-from tests.laws.unfinished_runs import midway
-from tests.support.case_selection import some
+from tests.laws.unfinished_runs import run_unfinished
+from tests.support.case_selection import select_cases
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.evolution.operator_from_state import restore_window
@@ -24,12 +24,12 @@ SEEDS, CHUNK = 80, 10  # with their stages more than 200 states
 FAR = -(1 << 62)
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, CHUNK)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, CHUNK)))
 def test_the_blocks_of_each_stage(tmp_path: Path, first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + CHUNK):
         home = tmp_path / str(seed)
-        with midway(seed, str(home)) as test:
+        with run_unfinished(seed, str(home)) as test:
             stages, now = list(test.pipeline.stage_pipelines), test.now_us
         (watched,) = load_page_sources(str(home))
         records = [
@@ -172,7 +172,7 @@ def windows(watched: PageSource, seen: PageModel) -> None:
 
 
 def test_a_kept_commit_of_a_stage_is_as_it_was(tmp_path: Path) -> None:
-    with midway(3, str(tmp_path)) as test:
+    with run_unfinished(3, str(tmp_path)) as test:
         stages, now = list(test.pipeline.stage_pipelines), test.now_us
     (watched,) = load_page_sources(str(tmp_path))
     for name in stages:

@@ -6,20 +6,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.laws.join_scenarios import AROUND, KINDS, SOURCES, S, judged_rows, looked_at, story
-from tests.support.case_selection import some
+from tests.laws.join_scenarios import AROUND, KINDS, SOURCES, S, expected_rows, open_page, story
+from tests.support.case_selection import select_cases
 
 from slackwater.testing.script import RowsInput
 from slackwater.ui import pages
 from slackwater.ui.pages import PageLocation
 
 
-@pytest.mark.parametrize("seed", some(range(50), keep=2))
+@pytest.mark.parametrize("seed", select_cases(range(50), keep=2))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_buffers_are_those_of_the_story(tmp_path: Path, kind: str, seed: int) -> None:
     script = story(seed)
-    seen, _ = looked_at(kind, script, tmp_path)
-    block, (held, watermark, pairs) = seen.joined, judged_rows(script)
+    seen, _ = open_page(kind, script, tmp_path)
+    block, (held, watermark, pairs) = seen.joined, expected_rows(script)
     assert block is not None
     assert (block.watermark_us, block.pairs) == (watermark, pairs)
     assert len({age.to_us - age.from_us for side in block.sides for age in side.ages}) <= 1
@@ -50,7 +50,7 @@ def test_rows_that_had_to_go_are_not_among_them(tmp_path: Path) -> None:
     script = [
         RowsInput({"orders": [{"ts": n * S + m, "user": "a"} for m in range(4)], "payments": []}) for n in range(5)
     ]
-    seen, _ = looked_at("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
+    seen, _ = open_page("left", script, tmp_path, max_rows_per_key=7, on_state_cap="drop_oldest")
     assert seen.joined is not None
     left_side, right_side = seen.joined.sides
     assert (left_side.entered, left_side.evicted, left_side.rows, right_side.rows) == (20, 13, 7, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.laws import final_results, updates
 from tests.laws.updates import MS, SCHEMA, Table
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import LocalResult, Quiet, Restart, RowsInput, run_local
@@ -17,16 +17,16 @@ from slackwater.testing.script import LocalResult, Quiet, Restart, RowsInput, ru
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs_of_updates(first: int) -> None:
     for seed in range(first, first + 20):
-        updates.checked(seed)
+        updates.check_seed(seed)
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs_of_what_comes_out_once_or_at_the_close(first: int) -> None:
     for seed in range(first, first + 20):
-        final_results.checked(seed)
+        final_results.check_seed(seed)
 
 
 def sessions(gap: int, cap: int, **settings: Any) -> Window:
@@ -39,7 +39,7 @@ def window(**settings: Any) -> Window:
     )
 
 
-def ran(window: Window, *epochs: Sequence[int], flush: bool = False, upserts: bool = True) -> LocalResult:
+def run_window(window: Window, *epochs: Sequence[int], flush: bool = False, upserts: bool = True) -> LocalResult:
     """Run over epochs of event times (in ms) of one user."""
     script = [RowsInput({"a": [{"ts": t * MS, "u": "a", "id": 1, "f": 0.0, "g": 1} for t in e]}) for e in epochs]
     return run_local(window, script, SCHEMA, flush=flush, upserts=upserts)
@@ -52,7 +52,7 @@ def held_windows(result: LocalResult, upto: int = 1 << 60) -> list[tuple[Any, ..
     return sorted((r["window_start"] // MS, r["window_end"] // MS, r["n"]) for r in table.rows.values())
 
 
-def said(result: LocalResult) -> list[tuple[Any, ...]]:
+def read_rows(result: LocalResult) -> list[tuple[Any, ...]]:
     """(epoch, reason, start in ms, n, revision) of what was emitted."""
     rows = [*result.rows, *({**r, "_emit_reason": "supersede"} for r in result.gone)]
     return [
@@ -67,10 +67,10 @@ def test_what_a_moved_cut_leaves_of_a_session_is_told_as_one_of_its_own() -> Non
     epoch 0                     [──────────]170
     epoch 1            ●────────●)147      [)170    150 is 25 from the new start: no row of it came, and yet it is told
     """
-    result = ran(sessions(20, 22, emit="updates"), [140, 150], [125])
+    result = run_window(sessions(20, 22, emit="updates"), [140, 150], [125])
     assert held_windows(result, 0) == [(140, 170, 2)]
     assert held_windows(result, 1) == [(125, 147, 2), (150, 170, 1)]
-    assert said(result)[1:] == [
+    assert read_rows(result)[1:] == [
         (1, "update", 125, 2, 2),
         (1, "supersede", 140, None, None),
         (1, "update", 150, 1, 2),
@@ -83,10 +83,10 @@ def test_a_session_that_is_cut_by_the_one_after_it_is_told_with_its_new_end() ->
     epoch 0           [──────────────────]8.5
     epoch 1           [──────────────────)7   [)9.5    no row of the first came; it ends where the second may begin
     """
-    result = ran(sessions(20, 70, emit="updates"), [0, 15, 30, 45, 60, 65], [75], flush=True)
+    result = run_window(sessions(20, 70, emit="updates"), [0, 15, 30, 45, 60, 65], [75], flush=True)
     assert held_windows(result, 0) == [(0, 85, 6)]
     assert held_windows(result, 1) == [(0, 70, 6), (75, 95, 1)]
-    assert [r[:3] for r in said(result)] == [
+    assert [r[:3] for r in read_rows(result)] == [
         (0, "update", 0),
         (1, "update", 0),
         (1, "update", 75),
@@ -99,7 +99,7 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
                              12 ─ 16
     a late row              ●11          8 or more from 0, so it joins the second; the first ends at its cap now
     """
-    result = ran(
+    result = run_window(
         sessions(5, 8, late_data="reopen", allowed_lateness_ms=100, lateness_ms=0), [0, 5, 7, 13, 17], [40], [12]
     )
     assert held_windows(result, 1) == [(0, 12, 3), (13, 22, 2)]
@@ -113,7 +113,7 @@ def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> Non
     epoch 1                    ● behind it: joins the first, and the second stays whole
     epoch 2                              ● 21 again: 21 from 0, and yet of the second, which 30 is part of
     """
-    result = ran(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
+    result = run_window(sessions(20, 22, emit="updates", lateness_ms=15), [0, 21, 30], [10], [21], flush=True)
     assert held_windows(result, 0) == [(0, 20, 1), (21, 50, 2)]
     assert held_windows(result, 1) == [(0, 21, 2), (21, 50, 2)]
     assert held_windows(result) == [(0, 21, 2), (21, 50, 3)]
@@ -128,7 +128,9 @@ def test_a_row_that_is_late_leaves_no_trace() -> None:
     epoch 2                ●──●─────────●)119 [─────●)145 97 is not late, and moves the cut either way
     """
     for late in ([], [94]):
-        result = ran(sessions(20, 22, emit="updates", lateness_ms=28), [100, 118, 121, 125], late, [97], flush=True)
+        result = run_window(
+            sessions(20, 22, emit="updates", lateness_ms=28), [100, 118, 121, 125], late, [97], flush=True
+        )
         assert held_windows(result) == [(97, 119, 3), (121, 145, 2)]
         assert result.counters.rows_late == len(late)
 
@@ -144,9 +146,9 @@ def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -
     }[kind]
     more = {"allowed_lateness_ms": 200} if late_data == "reopen" else {}
     spec = window(kind=kind, late_data=late_data, **shape, **more)
-    result = ran(spec, [0, 61], [100], [30], [31, 96], [130], flush=True, upserts=False)
+    result = run_window(spec, [0, 61], [100], [30], [31, 96], [130], flush=True, upserts=False)
     seen: dict[int, int] = {}
-    for epoch, reason, start, _, revision in said(result):
+    for epoch, reason, start, _, revision in read_rows(result):
         if reason == "standalone":
             assert revision == 1
             continue
@@ -166,8 +168,8 @@ def test_overlapping_windows_count_each_by_itself() -> None:
     spec = window(
         kind="hopping", duration_ms=10, hop_ms=5, max_groups_per_window=9, late_data="reopen", allowed_lateness_ms=99
     )
-    result = ran(spec, [2], [21], [7], [12], flush=False, upserts=False)
-    assert [(e, s, r) for e, _, s, _, r in said(result)] == [
+    result = run_window(spec, [2], [21], [7], [12], flush=False, upserts=False)
+    assert [(e, s, r) for e, _, s, _, r in read_rows(result)] == [
         (1, -5, 1),
         (1, 0, 1),
         (2, 0, 2),
@@ -191,8 +193,8 @@ def test_a_window_that_closed_is_not_told_again_while_another_of_its_pane_waits(
         late_data="reopen",
         allowed_lateness_ms=99,
     )
-    result = ran(spec, [-20], [7], [12], [13], [14], flush=False, upserts=False)
-    assert [(e, s, n) for e, _, s, n, _ in said(result) if s == 0] == [(2, 0, 1)]
+    result = run_window(spec, [-20], [7], [12], [13], [14], flush=False, upserts=False)
+    assert [(e, s, n) for e, _, s, n, _ in read_rows(result) if s == 0] == [(2, 0, 1)]
 
 
 def test_an_open_session_whose_gap_was_changed_is_told_with_its_new_end() -> None:

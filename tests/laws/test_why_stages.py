@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tests.laws import seeds
-from tests.laws.fixed_graphs import MS, SCHEMA, counting
-from tests.laws.unfinished_runs import midway
-from tests.support.case_selection import some
+from tests.laws.fixed_graphs import MS, SCHEMA, counting_stage
+from tests.laws.unfinished_runs import run_unfinished
+from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.query.pipeline_from_state import rebuild_pipeline
@@ -47,18 +47,18 @@ def split() -> sw.Pipeline:
         name="law",
         sources=[sw.Source(name="a", dataframe=object())],
         connections={"tables": sw.DeltaConnection()},
-        stages=[counting("w", "a"), sw.Stage(name="s", from_="w", window=sessions), counting("t", "a")],
+        stages=[counting_stage("w", "a"), sw.Stage(name="s", from_="w", window=sessions), counting_stage("t", "a")],
         targets=[sw.Target(name=n, from_=n, connection="tables", path=n, mode="merge") for n in ("w", "s", "t")],
         state_store=sw.StateStore(kind="files", path="state"),
     )
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_who_holds_the_watermark_of_each_stage(first: int) -> None:
     """The rows of the other sources move no watermark that this one holds; its own do."""
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 20):
-        test = midway(seed)
+        test = run_unfinished(seed)
         with test:
             before, answer = marks(test), why_report(test)
             held = [s for s in answer.reported_stages if s.holder is not None]
@@ -87,14 +87,14 @@ def of_stage(answer: WhyReport, name: str) -> StageReport:
     return next(s for s in answer.reported_stages if s.stage == name)
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 20)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
     """Events at the times that are asked for close it, and those before do not; an event on one of those of a choice is enough."""
-    seeds.quiet()
+    seeds.hide_warnings()
     checked = 0
     for seed in range(first, first + 20):
         for early in (1, 0):
-            test = midway(seed)
+            test = run_unfinished(seed)
             with test:
                 answer = why_report(test)
                 later = [s for s in answer.reported_stages if s.next]
@@ -115,11 +115,11 @@ def test_what_closes_a_window_of_a_later_stage(first: int) -> None:
     assert checked >= 1, "windows that wait for another stage"
 
 
-@pytest.mark.parametrize("first", some(range(0, SEEDS, 50)))
+@pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 50)))
 def test_a_state_tells_the_same_without_its_config(first: int) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     for seed in range(first, first + 50):
-        test = midway(seed)
+        test = run_unfinished(seed)
         with test:
             with_config = why_report(test)
             with test._driver.store.peek() as snapshot:

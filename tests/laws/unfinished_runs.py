@@ -10,7 +10,7 @@ from tests.laws.fixed_graphs import MS, SCHEMA, pipeline
 from slackwater.testing.pipeline import LocalPipeline
 
 
-def midway(seed: int, store_dir: str | None = None) -> LocalPipeline:
+def run_unfinished(seed: int, store_dir: str | None = None) -> LocalPipeline:
     """One of them; `store_dir`: where its state lies."""
     rng = random.Random(seed)
     test, now_ms = LocalPipeline(pipeline(rng), SCHEMA, shards=2, capture_losses=False, state_dir=store_dir), 0

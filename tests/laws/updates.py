@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.laws import naive_oracle, seeds
-from tests.laws.epoch_oracle import Model, Panes, Sessions, Told
+from tests.laws.epoch_oracle import EmittedRow, EpochOracle, PaneOracle, SessionOracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
@@ -40,13 +40,13 @@ class Run:
     """One seeded run: the window, what came in, and how it was disturbed."""
 
     window: Window
-    model: Model
+    model: EpochOracle
     script: tuple[Item, ...]
     shards: int
     upserts: bool
 
 
-def planned(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str] = ()) -> Run:
+def plan_run(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str] = ()) -> Run:
     """The run of a seed."""
     rng = random.Random(seed)
     kind = rng.choice(kinds or ("session", "session", "session", "dynamic", "tumbling", "hopping"))
@@ -85,7 +85,7 @@ def planned(seed: int, emits: Sequence[str] = ("updates",), kinds: Sequence[str]
         gap_us=gap * MS if kind == "session" else 0,
         cap_us=cap * MS,
     )
-    model = (Sessions if window.kind == "session" else Panes)(
+    model = (SessionOracle if window.kind == "session" else PaneOracle)(
         spec,
         lateness_us=lateness * MS + (allowed if emit == "final" else 0),
         retained_us=0 if emit == "final" else allowed,
@@ -149,10 +149,10 @@ def check(run: Run, store: Callable[[], StateStore] | None = None) -> LocalResul
             model.waiting = model.waiting or epoch > came
         came = epoch
         table.upto(epoch)
-        compare(table.rows, model, f"after epoch {epoch}")
+        compare_tables(table.rows, model, f"after epoch {epoch}")
     model.flush()
     table.upto(1 << 60)
-    compare(table.rows, model, "after the flush")
+    compare_tables(table.rows, model, "after the flush")
     assert counters.rows_late == len(model.late), "late rows"
     assert (
         counters.rows_in
@@ -177,7 +177,7 @@ class Table:
         done: set[Any] = set()
         while self._coming and self._coming[-1]["_epoch"] <= epoch:
             row = self._coming.pop()
-            name = (row["window_start"], (naive_oracle.word(row["u"]),))
+            name = (row["window_start"], (naive_oracle.hashable_value(row["u"]),))
             if row["_emit_reason"] == "standalone":
                 assert row["_revision"] == 1, f"a row by itself replaces none: {row}"
                 continue
@@ -189,21 +189,21 @@ class Table:
                 del self.rows[name]
                 continue
             before = self.rows.get(name)
-            assert before is None or said(before) != said(row), f"emitted again unchanged: {row}"
+            assert before is None or window_content(before) != window_content(row), f"emitted again unchanged: {row}"
             self.rows[name] = row
 
 
-def said(row: Mapping[str, Any]) -> dict[str, Any]:
+def window_content(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a row says of its window."""
     return {
-        k: naive_oracle.word(v)
+        k: naive_oracle.hashable_value(v)
         for k, v in row.items()
         if k not in ("_epoch", "_revision", "_emit_reason", "session_id")
     }
 
 
-def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> None:
-    actual = {name: (said(row), row["_revision"]) for name, row in table.items()}
+def compare_tables(table: Mapping[Any, Mapping[str, Any]], model: EpochOracle, when: str) -> None:
+    actual = {name: (window_content(row), row["_revision"]) for name, row in table.items()}
     expected = {name: (_columns(emitted), emitted.revision) for name, emitted in model.target.items()}
     assert actual == expected, f"{when}: {_first_difference(actual, expected)}"
     for name, row in table.items():
@@ -211,8 +211,8 @@ def compare(table: Mapping[Any, Mapping[str, Any]], model: Model, when: str) -> 
         assert row["_emit_reason"] in REASONS[reason], f"{when}: {row['_emit_reason']!r} for {reason!r} of {name}"
 
 
-def _columns(emitted: Told) -> dict[str, Any]:
-    values = {name: naive_oracle.word(value) for name, value in emitted.values.items()}
+def _columns(emitted: EmittedRow) -> dict[str, Any]:
+    values = {name: naive_oracle.hashable_value(value) for name, value in emitted.values.items()}
     return {"window_start": emitted.start, "window_end": emitted.end, "_final_at": emitted.final, **values}
 
 
@@ -221,9 +221,9 @@ def _first_difference(actual: Mapping[Any, Any], expected: Mapping[Any, Any]) ->
     return f"{name}: {actual.get(name)}, expected {expected.get(name)}"
 
 
-def checked(seed: int, plan: Callable[[int], Run] = planned) -> tuple[int, int, int]:
+def check_seed(seed: int, plan: Callable[[int], Run] = plan_run) -> tuple[int, int, int]:
     """Check a seed; (epochs, late rows, revisions). Names the seed of a failure."""
-    seeds.quiet()
+    seeds.hide_warnings()
     run = plan(seed)
     try:
         result = check(run)
@@ -233,4 +233,4 @@ def checked(seed: int, plan: Callable[[int], Run] = planned) -> tuple[int, int, 
 
 
 if __name__ == "__main__":
-    seeds.main(checked, __doc__ or "", ("epochs", "late rows", "revisions"), 5000)
+    seeds.main(check_seed, __doc__ or "", ("epochs", "late rows", "revisions"), 5000)

@@ -22,7 +22,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def drawn(rng: random.Random, keys: list[str], column: str, last: bool) -> sw.Window:
+def draw_window(rng: random.Random, keys: list[str], column: str, last: bool) -> sw.Window:
     kind = rng.choice(list(SHAPES))
     emit = rng.choice(["on_close", "final", "updates"] if last else ["on_close", "final"])
     late = {"late_data": "reopen", "allowed_lateness_ms": 30} if emit == "final" and rng.random() < 0.5 else {}
@@ -38,7 +38,11 @@ def drawn(rng: random.Random, keys: list[str], column: str, last: bool) -> sw.Wi
 
 
 def pipeline(rng: random.Random) -> sw.Pipeline:
-    windows = [drawn(rng, ["k", "p"], "v", False), drawn(rng, ["k"], "total", False), drawn(rng, [], "total", True)]
+    windows = [
+        draw_window(rng, ["k", "p"], "v", False),
+        draw_window(rng, ["k"], "total", False),
+        draw_window(rng, [], "total", True),
+    ]
     lake = sw.Target(connection="tables", path="out", mode="merge")
     return sw.pipeline(
         name="law",
@@ -50,7 +54,7 @@ def pipeline(rng: random.Random) -> sw.Pipeline:
     )
 
 
-def batch(spec: sw.Pipeline, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def batch_answer(spec: sw.Pipeline, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for stage in spec.stages:
         assert stage.window is not None
         instant = 0 if stage.window.kind == "session" else 1
@@ -84,7 +88,7 @@ def check(seed: int, store: Callable[[], Any] | None = None) -> None:
         test.flush()
         run_result = test.result()
         state = test._driver.state
-    assert content(run_result.table.with_columns(run_result.table[c].dt.timestamp("us") for c in ("window_start", "window_end")).iter_rows(named=True)) == content(batch(spec, every))  # fmt: skip
+    assert content(run_result.table.with_columns(run_result.table[c].dt.timestamp("us") for c in ("window_start", "window_end")).iter_rows(named=True)) == content(batch_answer(spec, every))  # fmt: skip
     assert run_result.counters.rows_in == len(every)
     for stage in state.stages[1:]:
         assert stage.counters.get("late", {}) == {}, "what a stage emits is never late for the next"

@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
-from tests.support.longest_text import Longest
+from tests.support.longest_text import LongestText
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -69,7 +69,7 @@ def answer(rows: list[dict[str, Any]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "in_sql"), some([("session", True), ("hopping", False), ("session", False), ("hopping", True)])
+    ("kind", "in_sql"), select_cases([("session", True), ("hopping", False), ("session", False), ("hopping", True)])
 )
 def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> None:
     rows = sample()
@@ -119,7 +119,7 @@ def _expr(sql: str, name: str) -> Any:
     return functions.expr(sql).alias(name)
 
 
-@long(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
+@exhaustive(beside="test_engine.py::test_exact_distinct_beyond_its_bound_fails")
 def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
     """The whole group comes in one piece, so the shard merges nothing."""
     runner.write("0.jsonl", [{"user": "a", "i": n, "ts": "2024-03-01T00:00:00Z"} for n in range(5)])
@@ -142,14 +142,14 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
                 runner.run(**settings)
 
 
-@pytest.mark.parametrize("kind", some(["session", "hopping"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "hopping"]))
 def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, kind: str) -> None:
     rows = [{"user": "a", "s": "x" * (n % 7) or "long", "ts": f"2024-03-01T00:00:{n:02}Z"} for n in range(20)]
     runner.write("0.jsonl", rows[:10])
     runner.write("1.jsonl", rows[10:])
 
     def window(**options: Any) -> sw.Window:
-        longest = sw.Aggregation(agg=Longest, columns={"text": "s"}, options=options, as_="best")
+        longest = sw.Aggregation(agg=LongestText, columns={"text": "s"}, options=options, as_="best")
         return sw.Window(event_time_column="ts", group_by=["user"], aggregations=[longest], **WINDOWS[kind])
 
     source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
@@ -158,7 +158,7 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; fix it') as error:
         runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
-    wrong = sw.Aggregation(agg=Longest, columns={"text": "i"}, as_="best")
+    wrong = sw.Aggregation(agg=LongestText, columns={"text": "i"}, as_="best")
     shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
     with pytest.raises(
         StartError, match=r'aggregation "best": Longest\.text takes string, column "i" is int; cast it in the SQL'
@@ -188,7 +188,9 @@ def test_what_spark_sql_can_aggregate_is_told_alike_by_config_and_engine() -> No
             assert logic.lifts_in_sql == spec.in_sql == (len(pane_aggregates(logic)) > 2), spec.agg
 
 
-@long(beside="test_overflow.py::test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null")
+@exhaustive(
+    beside="test_overflow.py::test_a_sum_that_overflows_stops_before_the_commit_with_its_key_and_goes_on_with_null"
+)
 def test_sums_that_do_not_fit_are_told_with_their_key_and_go_on_with_null(runner: Runner) -> None:
     """Sums in the shards (BIGINT) and in Spark (DECIMAL, where Spark would raise). A batch agrees."""
     when = "2024-03-01T00:00:00Z"

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from confluent_kafka import Producer
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import iso, us
 from tests.support.runner import Runner
 from tests.support.topics import SCHEMA as RECORD
@@ -95,7 +95,7 @@ def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
+@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind: str) -> None:
     """Some of the sessions are cut by the cap. The other table holds nothing else."""
     prepared(runner)
@@ -117,7 +117,7 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     assert backfill.status.counters.rows_in == len(events(-reach, 60 + reach))
 
 
-@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
+@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     from deltalake import DeltaTable
 
@@ -139,7 +139,7 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     assert "new" in read_output_at(lake).rows["user"].to_list()
 
 
-@pytest.mark.parametrize("store", some(["files", "postgres"]))
+@pytest.mark.parametrize("store", select_cases(["files", "postgres"]))
 def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.FixtureRequest) -> None:
     prepared(runner)
     more: dict[str, Any] = {}
@@ -163,7 +163,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert list_pipelines(where) == ["clicks"]
 
 
-@long(beside="test_backfill.py::test_an_interrupted_one_goes_on")
+@exhaustive(beside="test_backfill.py::test_an_interrupted_one_goes_on")
 def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     prepared(runner)
     spec = pipeline(runner, "hopping")
@@ -175,7 +175,7 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     assert (backfill.written.before, backfill.written.unfinished) == (0, 0)
 
 
-@long(beside="test_engine.py::test_bad_rows_fail_or_are_dropped_and_counted")
+@exhaustive(beside="test_engine.py::test_bad_rows_fail_or_are_dropped_and_counted")
 def test_bad_rows_are_judged_as_ever(runner: Runner) -> None:
     runner.write("0.jsonl", [{"user": "a", "amount": 1, "ts": iso(600)}, {"user": "a", "amount": 1}])
     with pytest.raises(BadRowError, match="1 bad row"):

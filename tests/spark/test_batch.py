@@ -8,10 +8,10 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import SCHEMA, comparable, iso, sample, window
-from tests.support.longest_text import Longest
-from tests.support.real_data import PIPELINES, check
+from tests.support.longest_text import LongestText
+from tests.support.real_data import PIPELINES, check_result
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -47,7 +47,7 @@ def counts(kind: str = "session", **more: Any) -> sw.Window:
 
 @pytest.mark.parametrize("kind", ["hopping", "session", "tumbling"])
 @pytest.mark.parametrize("shards", [3, None])
-@long(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
+@exhaustive(beside="test_batch.py::test_a_users_own_aggregation_and_columns_with_dots")
 def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str, shards: int | None) -> None:
     """Some sessions are cut by the cap. The streaming run takes three epochs."""
     rows = sample(90)
@@ -70,13 +70,13 @@ def test_every_aggregation_agrees_with_a_streaming_run(runner: Runner, kind: str
     assert comparable(frame) == comparable(expected)
 
 
-@pytest.mark.parametrize("kind", some(["hopping", "session"]))
+@pytest.mark.parametrize("kind", select_cases(["hopping", "session"]))
 def test_a_users_own_aggregation_and_columns_with_dots(runner: Runner, kind: str) -> None:
     rows = [{"user": "ab"[n % 2], "s": "x" * (n % 7), "a.dot": n % 3, "ts": iso(9 * n)} for n in range(40)]
     runner.write("0.jsonl", rows)
     schema = "user STRING, s STRING, `a.dot` INT, ts TIMESTAMP"
     aggregations = [
-        sw.Aggregation(agg=Longest, columns={"text": "s"}, as_="longest"),
+        sw.Aggregation(agg=LongestText, columns={"text": "s"}, as_="longest"),
         sw.Aggregation(agg="collect_set", column="a.dot", max_values_per_group=9, as_="the.set"),
     ]
     longer = {"gap_ms": "60s", "max_session_duration_ms": "3m"} if kind == "session" else {}
@@ -118,7 +118,7 @@ def test_it_is_a_plan_until_it_is_asked_for(runner: Runner) -> None:
         batch.collect()
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -> None:
     times = [iso(0), None, "2999-01-01T00:00:00Z", iso(5)]
     runner.write("0.jsonl", [{"user": "a", "ts": event_time} for event_time in times])
@@ -128,7 +128,7 @@ def test_bad_rows_are_left_out_if_that_is_asked_for(runner: Runner, kind: str) -
         sw.batch(events, counts(kind), "SELECT user, _event_ts FROM source WHERE ts > '2024-01-01'").collect()
 
 
-@long(beside="test_row_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
+@exhaustive(beside="test_row_gaps.py::test_rows_without_a_usable_gap_are_bad_rows")
 def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     rows = [{"user": "a", "gap": gap, "ts": iso(n)} for n, gap in enumerate([9000, None, 3000, -1])]
     runner.write("0.jsonl", rows)
@@ -141,7 +141,7 @@ def test_a_row_that_brings_no_gap(runner: Runner) -> None:
     assert expected["n"].to_list() == [2]
 
 
-@pytest.mark.parametrize("emit", some(["final", "on_close"]))
+@pytest.mark.parametrize("emit", select_cases(["final", "on_close"]))
 def test_without_a_flush_what_is_open_stays_away(runner: Runner, emit: str) -> None:
     rows = [{"user": "ab"[n % 2], "ts": iso(second)} for n, second in enumerate([0, 1, 70, 71, 150, 151, 300])]
     runner.write("0.jsonl", rows)
@@ -196,13 +196,13 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
     session = sw.Window(
         kind="session", gap_ms="30m", max_session_duration_ms="30d", group_by=["user"], aggregations=[n], **time
     )
-    check("wiki-sessions", collected(sw.batch(wiki, session)))
+    check_result("wiki-sessions", collected(sw.batch(wiki, session)))
     hourly = sw.Window(kind="tumbling", duration_ms="1h", max_groups_per_window=1, aggregations=[n, deleted], **time)
-    check("wiki-hourly", collected(sw.batch(wiki, hourly)))
+    check_result("wiki-hourly", collected(sw.batch(wiki, hourly)))
     hopping = sw.Window(
         kind="hopping", duration_ms="1h", hop_ms="15m", max_groups_per_window=1, aggregations=[n], **time
     )
-    check("wiki-hopping", collected(sw.batch(wiki, hopping)))
+    check_result("wiki-hopping", collected(sw.batch(wiki, hopping)))
     ibis = spark.read.csv(
         str(shared_data / PIPELINES["ibis"]["file"]), sep="\t", header=True,
         schema="seq INT, sha STRING, author_time BIGINT, commit_time BIGINT, author_id STRING, nparents INT",
@@ -211,11 +211,13 @@ def test_the_known_answers(spark: Any, shared_data: Path) -> None:
         kind="session", gap_ms="30m", max_session_duration_ms="30d", group_by=["author_id"], aggregations=[n],
         event_time_column="author_time", event_time_unit="s",
     )  # fmt: skip
-    check("ibis", collected(sw.batch(ibis, authors)))  # 35 % of the rows are out of order, and none is late in a batch
+    check_result(
+        "ibis", collected(sw.batch(ibis, authors))
+    )  # 35 % of the rows are out of order, and none is late in a batch
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("how", some(["full", "inner", "left", "right"]))
+@pytest.mark.parametrize("how", select_cases(["full", "inner", "left", "right"]))
 def test_a_join_agrees_with_a_streaming_run(runner: Runner, how: str) -> None:
     for part in range(2):
         rows = [{"k": [None, 1, 2][n % 3], "v": n, "ts": iso(13 * n)} for n in range(part, 40, 2)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipeline
 
 from slackwater.config.pipeline import Pipeline
@@ -39,14 +39,16 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield start
 
 
-@pytest.mark.parametrize("case", some(ACCEPTED, keep=30), ids=lambda case: " ".join(case.values())[:80] or "as it is")
+@pytest.mark.parametrize(
+    "case", select_cases(ACCEPTED, keep=30), ids=lambda case: " ".join(case.values())[:80] or "as it is"
+)
 def test_spark_accepts(bind: Any, case: dict[str, str]) -> None:
     bind(pipeline(**case))
 
 
 @pytest.mark.parametrize(
     ("case", "key", "said"),
-    some(REFUSED, keep=30),
+    select_cases(REFUSED, keep=30),
     ids=lambda x: " ".join(x.values())[:80] if isinstance(x, dict) else "",
 )
 def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> None:
@@ -55,7 +57,7 @@ def test_spark_refuses(bind: Any, case: dict[str, str], key: str, said: str) -> 
     assert str(raised.value)
 
 
-@pytest.mark.parametrize(("case", "said"), some(UNREAD, keep=4))
+@pytest.mark.parametrize(("case", "said"), select_cases(UNREAD, keep=4))
 def test_spark_refuses_what_cannot_be_read_without_it(bind: Any, case: dict[str, str], said: str) -> None:
     with pytest.raises(StartError):
         bind(pipeline(**case))

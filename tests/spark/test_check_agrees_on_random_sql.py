@@ -94,7 +94,7 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
 def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: Path) -> None:
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
     for seed in range(BEGIN, BEGIN + TEXTS):
-        text = sql_texts.text(seed)
+        text = sql_texts.make_text(seed)
         try:
             spec = pipeline(text.sql, home)
         except SlackwaterError:  # an empty text is not SQL

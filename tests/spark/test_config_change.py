@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support import order_joins
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.events import SIMPLE, events, simple
 from tests.support.runner import Runner
 
@@ -85,9 +85,9 @@ def test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state(runner: R
     assert files_with("p3pper", runner) == []
 
 
-@long(beside="test_config_change.py::test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state")
+@exhaustive(beside="test_config_change.py::test_other_sql_is_told_at_the_start_and_none_of_it_is_in_the_state")
 def test_no_sql_of_a_join_is_in_the_state(runner: Runner) -> None:
-    order_joins.written(runner, 3)
+    order_joins.write_order_files(runner, 3)
     salted = order_joins.join(left_sql="SELECT *, sha2(concat(region, 's4lt'), 256) AS hidden FROM source")
     runner.run(sources=order_joins.sources(runner, (1, 1)), join=salted)
     assert files_with("watermark_us", runner) != []

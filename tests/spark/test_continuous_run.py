@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.events import SIMPLE, events, simple, us
 from tests.support.runner import Runner
 
@@ -73,14 +73,14 @@ def test_a_quiet_source_becomes_idle_and_windows_close(runner: Runner) -> None:
     assert runner.output()["user"].to_list() == ["a", "b"]
 
 
-@long(beside="test_idle_sources.py::test_a_slow_epoch_is_no_silence")
+@exhaustive(beside="test_idle_sources.py::test_a_slow_epoch_is_no_silence")
 def test_a_slow_epoch_is_no_silence_and_a_silence_closes_the_last_windows(runner: Runner) -> None:
     """The second epoch takes 10 s, longer than the idleness of 6 s, and `more` is not polled meanwhile.
 
     events   ●●  ●──10 s──   ○ ○ ○ ○ ○ ○      after 6 s of quiet on both the watermark runs on
     more     ●●  ··········  ○ ○ ○ ○ ○ ○
     """
-    slow = sw.Aggregation(agg="tests.support.slow_aggregation:Waiting", columns={"wait": "wait"}, as_="waited")
+    slow = sw.Aggregation(agg="tests.support.slow_aggregation:SlowSum", columns={"wait": "wait"}, as_="waited")
     sql = "SELECT *, CASE WHEN i > 1 THEN 10000L END AS wait FROM source"
     sources = [runner.source(SIMPLE), runner.source(SIMPLE, name="more", folder="more")]
     runner.write("0.jsonl", events(0, 10))

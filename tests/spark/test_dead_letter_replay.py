@@ -10,7 +10,7 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 from tests.support.crashes import CrashOnce
 from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
@@ -37,7 +37,7 @@ def times(rows: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("step", ["note.before", "commit.before"])
-@long(
+@exhaustive(
     beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
 )
 def test_records_of_a_topic_correct_hopping_windows_in_postgres(
@@ -173,7 +173,7 @@ def test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_re
     assert replayed(runner, {**settings, "source": read}).applied == 0
 
 
-@long(
+@exhaustive(
     beside="test_dead_letter_replay.py::test_rows_of_files_come_back_to_the_microsecond_and_what_a_new_config_can_read_is_used"
 )
 def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:

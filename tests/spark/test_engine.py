@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
-from tests.support.nth_row_operator import Nth, WithNth, registered
+from tests.support.nth_row_operator import Nth, WithNth, register_operator
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -45,7 +45,7 @@ def in_process(kind: str, rows: list[dict[str, Any]], **settings: Any) -> pl.Dat
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", some(["session", "tumbling", "hopping"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling", "hopping"]))
 def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kind: str) -> None:
     rows = sample()
     for part in range(3):
@@ -57,7 +57,7 @@ def test_every_aggregation_agrees_with_the_in_process_engine(runner: Runner, kin
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
-@long(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
+@exhaustive(beside="test_kafka.py::test_json_with_a_schema_found_out_and_the_columns_of_a_record")
 def test_the_state_knows_the_file_of_the_newest_row(runner: Runner) -> None:
     """Files with equal modification times differ by their sizes. If the sizes are equal, too, the state names them together."""
     old, new = (runner.write(f"{n}.jsonl", events(20 * n, 20 * n + 9)) for n in (0, 1))
@@ -188,7 +188,7 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
     assert (counters.rows_in, counters.rows_bad, counters.rows_used) == (5, 3, 2)
 
 
-@long(beside="test_contract.py::test_the_group_after_the_last_allowed_one_hits_the_cap")
+@exhaustive(beside="test_contract.py::test_the_group_after_the_last_allowed_one_hits_the_cap")
 def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)
@@ -232,7 +232,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    some(
+    select_cases(
         [
             (
                 {"window": simple(group_by=["usr"])},
@@ -291,7 +291,7 @@ def test_a_record_is_bad_whether_or_not_its_broken_column_is_used(runner: Runner
     assert stored_letters["file"].str.ends_with("0.jsonl").all()
 
 
-@long(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
+@exhaustive(beside="test_keyed_state.py::test_it_counts_in_both_stores_as_a_loop_does")
 def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: Runner) -> None:
     """A custom operator with equal keys in different spellings, a column that is not a scalar, and filtered rows."""
     schema = "user STRING, d DOUBLE, i INT, more STRUCT<a: INT, b: ARRAY<STRING>>, ts TIMESTAMP"
@@ -313,7 +313,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     def row(i: int, user: str | None = "a", d: Any = 0.0) -> dict[str, Any]:
         return {"user": user, "d": d, "i": i, "more": {"a": i, "b": [str(i)]}, "ts": iso(i)}
 
-    with registered():
+    with register_operator():
         runner.write("0.jsonl", [row(3), row(1, d=-0.0), row(-1), row(2)])
         runner.write("1.jsonl", [row(4), row(5, None), row(6, "b", "NaN")])
         run(2)
@@ -330,7 +330,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
     assert frame.columns == ["user", "d", "i", "more", "_event_ts"]
 
 
-@long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
+@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
 def test_the_newest_time_of_many_partitions_is_what_observing_each_says(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

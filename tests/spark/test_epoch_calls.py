@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from benchmarks import small_epochs
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 
 pytestmark = pytest.mark.spark
 
 
-@long(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
+@exhaustive(beside="test_epoch_calls.py::test_an_epoch_is_one_job_and_few_calls")
 def test_many_files_are_no_job_of_their_own(spark: Any, tmp_path: Path) -> None:
     """Spark lists more than 32 files in a separate job, unless it knows that they are local."""
     import slackwater as sw

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -48,7 +48,7 @@ def rows(scale: int, n: int = 30, **more: Any) -> list[dict[str, Any]]:
 # -- columns that the data does not have -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", some([2500, 30]))
+@pytest.mark.parametrize("count", select_cases([2500, 30]))
 def test_a_column_that_no_row_has_is_told_with_the_names_that_are_there(
     runner: Runner, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_column_that_a_parquet_file_does_not_have_is_told(runner: Runner, capl
 
 @pytest.mark.parametrize(
     ("declared", "meant", "scale"),
-    some([("ms", "s", 1), ("us", "us", 10**6), ("s", "ms", 10**3), ("s", "ns", 10**9)], keep=2),
+    select_cases([("ms", "s", 1), ("us", "us", 10**6), ("s", "ms", 10**3), ("s", "ns", 10**9)], keep=2),
 )
 def test_a_wrong_unit_is_told_with_the_right_one(
     runner: Runner, caplog: pytest.LogCaptureFixture, declared: str, meant: str, scale: int
@@ -166,7 +166,7 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
 NAMES = ["a b", "a%20b", "100%", "h#1", "q?", "[x]", "x", "{a,b}", "ä名", "st*r", "back\\slash", "a;b,c+d&e=f"]
 
 
-@pytest.mark.parametrize("form", some(["json", "parquet"]))
+@pytest.mark.parametrize("form", select_cases(["json", "parquet"]))
 def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> None:
     """Spark lists names percent-encoded, and its readers take patterns: no name may stand for another, in a folder that looks
     like a pattern too. A restart without the checkpoint, and a list of a backfill, know the same files."""

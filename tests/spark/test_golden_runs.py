@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.crashes import CrashOnce
 from tests.support.events import SIMPLE, events, iso, simple, us
 from tests.support.runner import Runner
@@ -37,7 +37,7 @@ SHAPE = {
         "kind": "tumbling", "duration_ms": "1m", "gap_ms": None, "max_session_duration_ms": None, "max_groups_per_window": 99,
     },
 }  # fmt: skip
-KINDS = pytest.mark.parametrize("kind", some(GOLDEN))
+KINDS = pytest.mark.parametrize("kind", select_cases(GOLDEN))
 
 
 def golden(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
@@ -62,7 +62,7 @@ STEPS = [s for s in kill_points.KILL_POINTS if not s.startswith("stage.") and s 
 
 @pytest.mark.matrix
 @KINDS
-@pytest.mark.parametrize("shards", some([3, 1]))
+@pytest.mark.parametrize("shards", select_cases([3, 1]))
 def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shards: int) -> None:
     store = sw.StateStore(kind="files", path=str(runner.home / "state"), shards=shards)
     assert golden(runner.run(source=write(runner), window=shaped(kind), state_store=store)) == GOLDEN[kind]
@@ -70,7 +70,7 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    some(
+    select_cases(
         [("session", s) for s in sorted(STEPS, key=lambda s: s != "commit.after")]
         + [("tumbling", s) for s in STEPS if s.startswith("commit.")]
     ),
@@ -93,7 +93,7 @@ def test_dying_at_a_named_step_changes_nothing(
 
 
 @pytest.mark.parametrize("seed", [2, 0, 1])
-@long(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
+@exhaustive(beside="test_laws.py::test_disorder_within_the_lateness_changes_nothing")
 def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
     """Random disorder within the lateness, random cuts and two sources give the batch answer."""
     rng = random.Random(seed)

@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
@@ -72,7 +72,7 @@ def answer(rows: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     )
 
 
-@pytest.mark.parametrize("seed", some(range(6)))
+@pytest.mark.parametrize("seed", select_cases(range(6)))
 def test_one_stream_is_joined_with_itself_twice(spark: Any, seed: int) -> None:
     rng, every = random.Random(seed), list[dict[str, Any]]()
     time_ms = 0

@@ -14,9 +14,9 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.runner import Runner
-from tests.support.topics import Make, Topic, counted, minutes
+from tests.support.topics import Make, Topic, count_rows, minutes
 
 pytestmark = pytest.mark.spark
 
@@ -90,7 +90,7 @@ def run_until_read(runner: Runner, source: Any, writer: Writer, turns: int) -> N
     assert not failures, failures
 
 
-@pytest.mark.parametrize("seed", some(range(12), keep=2))
+@pytest.mark.parametrize("seed", select_cases(range(12), keep=2))
 def test_partitions_are_added_at_any_time(runner: Runner, topic: Make, seed: int) -> None:
     draw = random.Random(seed)
     writer = Writer(topic(1), seed)
@@ -114,7 +114,7 @@ def test_partitions_are_added_at_any_time(runner: Runner, topic: Make, seed: int
             run_until_read(runner, source, writer, turns=draw.randint(1, 2))
     writer.grow()
     writer.send()
-    assert counted(runner.run(source=source, window=hourly())) == writer.expected()
+    assert count_rows(runner.run(source=source, window=hourly())) == writer.expected()
     assert runner.statuses[-1].counters.rows_late == 0
 
 
@@ -128,4 +128,4 @@ def test_a_table_of_offsets_names_an_added_partition(runner: Runner, topic: Make
     add_partitions(events, 3)
     events.send(*[{"user": "b", "amount": 1}] * 5, partition=1)
     events.send(*[{"user": "c", "amount": 1}] * 4, partition=2)
-    assert counted(runner.run(source=source, window=hourly())) == [("a", 1, 1), ("b", 3, 3), ("c", 4, 4)]
+    assert count_rows(runner.run(source=source, window=hourly())) == [("a", 1, 1), ("b", 3, 3), ("c", 4, 4)]

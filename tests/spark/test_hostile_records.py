@@ -16,8 +16,8 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.avro_records import avro_record
-from tests.support.case_selection import some
-from tests.support.protobuf_records import files_of, written
+from tests.support.case_selection import select_cases
+from tests.support.protobuf_records import compile_proto, encode_message
 from tests.support.runner import Runner
 from tests.support.topics import Make, minutes
 
@@ -94,7 +94,7 @@ def protobuf(draw: random.Random, user: str) -> bytes:
         "user": user, "amount": 1, "tags": ["x"] * draw.randrange(3), "counts": {"a": 1}, "raw": "eHk=", "inner": inner,
         "kind": draw.choice(["BUY", "LOOK"]), "sent": "2024-01-01T00:00:00Z", "numbers": [1] * draw.randrange(3),
     }  # fmt: skip
-    return written(files_of(PROTO), "shop.Event", row)
+    return encode_message(compile_proto(PROTO), "shop.Event", row)
 
 
 def damage(draw: random.Random, sound: bytes, length: Callable[[int], bytes]) -> bytes:
@@ -132,7 +132,7 @@ FORMATS: dict[str, tuple[Callable[[random.Random, str], bytes], Callable[[int], 
 
 
 @pytest.mark.parametrize("payload_format", FORMATS)
-@pytest.mark.parametrize("seed", some(range(8)))
+@pytest.mark.parametrize("seed", select_cases(range(8)))
 def test_a_damaged_record_is_a_row_or_a_bad_row(runner: Runner, topic: Make, payload_format: str, seed: int) -> None:
     write, length, extremes = FORMATS[payload_format]
     draw, events = random.Random(seed), topic()

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.support.case_selection import long, some
-from tests.support.order_joins import ORDERS, PAYMENTS, join, sources, stamp, written
+from tests.support.case_selection import exhaustive, select_cases
+from tests.support.order_joins import ORDERS, PAYMENTS, format_time, join, sources, write_order_files
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -42,10 +42,10 @@ def _word(value: Any) -> str:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "files"),
-    some([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
+    select_cases([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
-    written(runner, 7)
+    write_order_files(runner, 7)
     frame = runner.run(sources=sources(runner, files), join=join(kind))
     assert frame.columns == [
         "left_order_id",
@@ -74,13 +74,13 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
         " names MAP<STRING, DECIMAL(5,2)>"
     )
     row = {
-        "k": "a", "ts": stamp(1), "b": True, "i1": -7, "i2": 300, "i8": 2**60, "f": 1.5, "d": "NaN", "m": "12345678901234567.125",
-        "day": "2024-02-29", "local": "2024-03-01T10:00:00.000001", "raw": "aGk=", "list": [1, None], "nested": [{"a": 1, "t": stamp(2)}, None],
+        "k": "a", "ts": format_time(1), "b": True, "i1": -7, "i2": 300, "i8": 2**60, "f": 1.5, "d": "NaN", "m": "12345678901234567.125",
+        "day": "2024-02-29", "local": "2024-03-01T10:00:00.000001", "raw": "aGk=", "list": [1, None], "nested": [{"a": 1, "t": format_time(2)}, None],
         "one": {"x": "y", "y": {"z": 1, "w": None}}, "names": {"p": "1.25"},
     }  # fmt: skip
-    blank = dict.fromkeys(row) | {"k": "a", "ts": stamp(2)}
+    blank = dict.fromkeys(row) | {"k": "a", "ts": format_time(2)}
     runner.write("0.jsonl", [row, blank], "left")
-    runner.write("0.jsonl", [{**row, "ts": stamp(3)}, {"k": "b", "ts": stamp(300)}], "right")
+    runner.write("0.jsonl", [{**row, "ts": format_time(3)}, {"k": "b", "ts": format_time(300)}], "right")
     frame = runner.run(
         sources=[runner.source(schema, name, name) for name in ("left", "right")],
         join=sw.Join(
@@ -108,9 +108,9 @@ def test_columns_of_all_types_travel_unchanged(runner: Runner) -> None:
         assert sorted(map(repr, written_rows)) == sorted(map(repr, read_rows * (1 if side == "left" else 2)))
 
 
-@long(beside="test_join_sql.py::test_each_side_runs_its_own")
+@exhaustive(beside="test_join_sql.py::test_each_side_runs_its_own")
 def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
-    written(runner, 8)
+    write_order_files(runner, 8)
     spec = join(
         left_sql="SELECT order_id, upper(region) AS area, amount * 2 AS twice, _event_ts FROM source WHERE amount > 0",
         right_sql="SELECT paid_order, upper(region) AS area, _event_ts FROM source WHERE method = 'card'",
@@ -156,22 +156,22 @@ def test_each_side_has_its_own_sql_and_chosen_columns(runner: Runner) -> None:
     ],
 )
 def test_what_does_not_fit_is_told_at_start_by_name(runner: Runner, settings: dict[str, Any], message: str) -> None:
-    runner.write("0.jsonl", [{"order_id": 1, "ts": stamp(0)}], "order_id")
-    runner.write("0.jsonl", [{"paid_order": 1, "ts": stamp(0)}], "paid_order")
+    runner.write("0.jsonl", [{"order_id": 1, "ts": format_time(0)}], "order_id")
+    runner.write("0.jsonl", [{"paid_order": 1, "ts": format_time(0)}], "paid_order")
     with pytest.raises(StartError, match=message):
         runner.run(sources=sources(runner), join=join(**settings))
 
 
-@long(beside="test_config_changes.py::test_a_join_before_a_window_that_changes")
+@exhaustive(beside="test_config_changes.py::test_a_join_before_a_window_that_changes")
 def test_another_join_needs_another_state(runner: Runner) -> None:
-    written(runner, 9)
+    write_order_files(runner, 9)
     runner.run(sources=sources(runner), join=join())
     with pytest.raises(Exception, match=r"written for another join \(bounds_us: state has \[-20000000, 30000000\]"):
         runner.run(sources=sources(runner), join=join(upper_ms="31s"))
 
 
 def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
-    written(runner, 10, late=True)
+    write_order_files(runner, 10, late=True)
     lake = sw.FilesConnection()
     frame = runner.run(
         sources=sources(runner),
@@ -197,9 +197,9 @@ def test_late_rows_become_letters_of_their_source(runner: Runner) -> None:
 
 
 def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
-    rows = [{"order_id": 5, "region": "eu", "ts": stamp(n)} for n in range(20)]
+    rows = [{"order_id": 5, "region": "eu", "ts": format_time(n)} for n in range(20)]
     runner.write("0.jsonl", rows, "order_id")
-    runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": stamp(0)}], "paid_order")
+    runner.write("0.jsonl", [{"paid_order": 1, "region": "eu", "ts": format_time(0)}], "paid_order")
     with pytest.raises(
         CapExceededError, match=r"20 rows of the left side wait for partners with order_id = 5, region = 'eu'"
     ):
@@ -207,10 +207,10 @@ def test_too_many_rows_of_a_key_stop_the_epoch(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("state", ["postgres", "files"])
-@long(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
+@exhaustive(beside="test_postgres_laws.py::test_joins_keep_their_rows_in_tables")
 def test_pairs_and_state_in_postgres(runner: Runner, postgres: Any, state: str, tmp_path: Path) -> None:
     """The transaction of the state adds the output. Rows that wait for a partner can be read with SQL."""
-    written(runner, 11)
+    write_order_files(runner, 11)
     url = postgres.database(f"joined_{state}")
     store = (
         sw.StateStore(kind="postgres", url=url)

@@ -14,10 +14,19 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.avro_records import avro_record
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.runner import Runner
-from tests.support.schema_registry import answering, entries
-from tests.support.topics import START_MS, Make, Topic, counted, messages, minutes, settled, waited_for
+from tests.support.schema_registry import entries, serve_answers
+from tests.support.topics import (
+    START_MS,
+    Make,
+    Topic,
+    count_rows,
+    minutes,
+    read_messages,
+    wait_for_transactions,
+    wait_until,
+)
 
 import slackwater as sw
 from slackwater.sources import kafka_broker
@@ -45,7 +54,7 @@ def test_json_with_a_schema_found_out_and_the_columns_of_a_record(runner: Runner
     )
     frame = runner.run(source=events.source(schema=None), transform_sql=sql, window=minutes())
     name = events.name
-    assert counted(frame) == [
+    assert count_rows(frame) == [
         (f"a|k|h|x|{name}|0|0|{START_MS + 1000}", 1, 1),
         (f"b|{name}|1|0|{START_MS + 2000}", 1, 2),
     ]
@@ -70,7 +79,7 @@ def test_each_of_many_partitions_holds_the_watermark(
     seconds = {name: ((p.max_event_us or 0) // 1000 - START_MS) // 1000 for name, p in clock.partitions.items()}
     assert seconds == {f"{events.name}-0": 1, f"{events.name}-1": 600, f"{events.name}-2": 601}
     events.send({"user": "d", "amount": 16}, second=602)
-    assert counted(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
+    assert count_rows(runner.run(source=events.source(), window=minutes(), flush=False)) == [("a", 1, 1)]
 
 
 def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
@@ -78,7 +87,7 @@ def test_raw_payloads_are_for_the_sql(runner: Runner, topic: Make) -> None:
     events.send(b"a;3", b"b;4", second=1)
     sql = "SELECT split_part(CAST(value AS STRING), ';', 1) AS user, CAST(split_part(CAST(value AS STRING), ';', 2) AS BIGINT) AS amount, _event_ts FROM source"
     frame = runner.run(source=events.source(schema=None, payload_format="raw"), transform_sql=sql, window=minutes())
-    assert counted(frame) == [("a", 1, 3), ("b", 1, 4)]
+    assert count_rows(frame) == [("a", 1, 3), ("b", 1, 4)]
 
 
 @pytest.mark.matrix
@@ -88,10 +97,10 @@ def test_several_topics_and_patterns(runner: Runner, topic: Make) -> None:
     second.send({"user": "a", "amount": 2}, second=2)
     listed = first.source(query=f"{first.name}, {second.name}")
     runner.run(source=listed, window=minutes(), name="listed", target_path=str(runner.home / "x"))
-    assert counted(pl.read_parquet(runner.home / "x" / "*.parquet")) == [("a", 2, 3)]
+    assert count_rows(pl.read_parquet(runner.home / "x" / "*.parquet")) == [("a", 2, 3)]
     assert newest_at(runner, "listed") == f"{second.name}-0 at offset 0"
     pattern = first.source(query=f"pattern:{first.name.rsplit('-', 1)[0]}-.*")
-    assert counted(runner.run(source=pattern, window=minutes(), name="pattern")) == [("a", 2, 3)]
+    assert count_rows(runner.run(source=pattern, window=minutes(), name="pattern")) == [("a", 2, 3)]
 
 
 @pytest.mark.matrix
@@ -103,11 +112,11 @@ def test_it_goes_on_from_the_offsets_in_the_state_without_a_checkpoint(runner: R
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     events.send(*[{"user": "a", "amount": 1}] * 4, second=3)
     frame = runner.run(source=events.source(), window=minutes())
-    assert counted(frame) == [("a", 9, 9), ("b", 3, 3)]
+    assert count_rows(frame) == [("a", 9, 9), ("b", 3, 3)]
     assert runner.statuses[-1].counters.rows_in == 12
 
 
-@long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
+@exhaustive(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) -> None:
     """Slackwater plans, then Spark by an option of its stream, then Slackwater, with a limit that splits each turn into several epochs."""
     events = topic(2)
@@ -118,7 +127,7 @@ def test_planners_follow_each_other_on_one_topic(runner: Runner, topic: Make) ->
         frame = runner.run(source=source, window=minutes(), flush=turn == 2)
         checkpoints = list((runner.home / "state" / "test" / "checkpoint").iterdir())
         assert len(checkpoints) == bool(options), "each cleans up after the other"
-    assert counted(frame) == [("a", 15, 15), ("b", 6, 6)]
+    assert count_rows(frame) == [("a", 15, 15), ("b", 6, 6)]
     rows = [s.rows for s in runner.statuses if s.rows]
     assert sum(rows) == 21
     assert max(rows) <= 4 + 1, "a partition gets on by one record at least"
@@ -141,7 +150,7 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     producer.begin_transaction()
     put(2)
     producer.commit_transaction(30)
-    settled(kafka.address, events.name)
+    wait_for_transactions(kafka.address, events.name)
     producer.begin_transaction()
     put(3)
     source, latest = events.source(), {"name": "latest", "target_path": str(runner.home / "latest")}
@@ -150,17 +159,17 @@ def test_records_of_a_transaction_that_goes_on_are_waited_for(runner: Runner, to
     late = events.source(starting_offsets="latest")
     runner.run(source=late, window=minutes(), flush=False, **latest)
     producer.commit_transaction(30)
-    settled(kafka.address, events.name)
+    wait_for_transactions(kafka.address, events.name)
     producer.begin_transaction()
     put(1)
     producer.commit_transaction(30)
-    settled(kafka.address, events.name)
-    assert counted(runner.run(source=source, window=minutes())) == [("a", 6, 6)]
+    wait_for_transactions(kafka.address, events.name)
+    assert count_rows(runner.run(source=source, window=minutes())) == [("a", 6, 6)]
     runner.run(source=late, window=minutes(), **latest)
-    assert counted(runner.output("latest")) == [("a", 1, 1)]
+    assert count_rows(runner.output("latest")) == [("a", 1, 1)]
 
 
-@long(beside="test_config_change.py::test_a_rebuild_reads_everything_again")
+@exhaustive(beside="test_config_change.py::test_a_rebuild_reads_everything_again")
 def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> None:
     events, other = topic(2), topic()
     events.send(*[{"user": "a", "amount": n} for n in (1, 2, 4, 8)], second=1)
@@ -181,7 +190,7 @@ def test_a_rebuild_begins_at_the_stated_offsets(runner: Runner, topic: Make) -> 
     runner.run(**hours, rebuild=begins, flush=False, target_path=target)
     other.send({"user": "c", "amount": 64}, second=4)
     runner.run(**hours, target_path=target)
-    assert counted(runner.output("again")) == [("a", 2, 12), ("b", 1, 16), ("c", 1, 64)]
+    assert count_rows(runner.output("again")) == [("a", 2, 12), ("b", 1, 16), ("c", 1, 64)]
     assert runner.statuses[-1].counters.rows_in == 4
 
 
@@ -203,14 +212,14 @@ def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Mak
     with pytest.raises(sw.SlackwaterError, match=rf"{events.name}-0 offsets 3 to 4 are gone; this epoch was not"):
         runner.run(source=events.source(), window=minutes())
     frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(frame) == [("a", 5, 5)]
+    assert count_rows(frame) == [("a", 5, 5)]
     assert runner.statuses[-1].counters.rows_lost == 2
 
 
 BAD = (b"{broken", b"\xff\xfe", None, b'{"user": "a", "amount": "many"}', b"7")
 
 
-@long(beside="test_kafka.py::test_dead_letters_keep_the_original_bytes")
+@exhaustive(beside="test_kafka.py::test_dead_letters_keep_the_original_bytes")
 def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: Make) -> None:
     events = topic(1)
     events.send({"user": "a", "amount": 1}, second=1)
@@ -218,11 +227,11 @@ def test_records_that_cannot_be_decoded_name_their_place(runner: Runner, topic: 
     with pytest.raises(sw.SlackwaterError, match=rf"5 bad rows .*undecodable: .* in {events.name}-0 at offset 1"):
         runner.run(source=events.source(), window=minutes())
     frame = runner.run(source=events.source(), window=minutes(), on_error="drop")
-    assert counted(frame) == [("a", 1, 1)]
+    assert count_rows(frame) == [("a", 1, 1)]
     assert runner.statuses[-1].counters.rows_bad == 5
 
 
-@pytest.mark.parametrize("place", some(["kafka", "files", "postgres"]))
+@pytest.mark.parametrize("place", select_cases(["kafka", "files", "postgres"]))
 def test_dead_letters_keep_the_original_bytes(
     runner: Runner, topic: Make, kafka: Any, postgres: Any, place: str
 ) -> None:
@@ -238,9 +247,9 @@ def test_dead_letters_keep_the_original_bytes(
         ),
     }[place]()
     frame = runner.run(source=events.source(), window=minutes(), on_error="dlq", dead_letter=target)
-    assert counted(frame) == [("a", 1, 1)]
+    assert count_rows(frame) == [("a", 1, 1)]
     if place == "kafka":
-        records = list(messages(kafka.address, letters.name))
+        records = list(read_messages(kafka.address, letters.name))
         assert [m.value() for m in records[:5]] == list(BAD)
         assert {m.key() for m in records[:5]} == {b"k\0"}
         headers = [dict(m.headers()) for m in records]
@@ -267,7 +276,7 @@ def test_dead_letters_keep_the_original_bytes(
     assert stored["topic"].to_list() == [events.name] * 6
 
 
-@long(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
+@exhaustive(beside="test_kafka.py::test_each_of_many_partitions_holds_the_watermark")
 def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner, topic: Make) -> None:
     """
     partition 0   ●──●──●──────────────────●      read first, whole
@@ -284,7 +293,7 @@ def test_a_partition_read_ahead_of_the_others_makes_nothing_late(runner: Runner,
     assert frame["n"].sum() == 63
 
 
-@long(beside="test_late_rows.py::test_rows_of_an_idle_partition_are_told_apart")
+@exhaustive(beside="test_late_rows.py::test_rows_of_an_idle_partition_are_told_apart")
 def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner, topic: Make) -> None:
     """The second partition is silent until the watermark passes it. Its old rows are late with the cause idle.
 
@@ -299,9 +308,9 @@ def test_rows_of_a_partition_that_counted_as_idle_are_told_apart(runner: Runner,
             return runner.statuses and runner.statuses[-1].watermark_us
 
         try:
-            waited_for(goes_on)
+            wait_until(goes_on)
             events.send({"user": "b", "amount": 1}, second=2, partition=1)
-            waited_for(lambda: sum(runner.statuses[-1].counters.late.values()))
+            wait_until(lambda: sum(runner.statuses[-1].counters.late.values()))
         finally:
             stop.set()
 
@@ -343,7 +352,7 @@ def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkey
         runner.run(source=events.source(schema=None), window=minutes())
 
 
-@long(beside="test_engine.py::test_another_number_of_shards_and_an_added_and_removed_source")
+@exhaustive(beside="test_engine.py::test_another_number_of_shards_and_an_added_and_removed_source")
 def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     first, second, third = topic(), topic(), topic()
     for n, events in enumerate((first, second, third)):
@@ -352,7 +361,7 @@ def test_sources_may_be_added_and_removed(runner: Runner, topic: Make) -> None:
     runner.run(sources=[one, two], window=minutes(), flush=False)
     first.send({"user": "a", "amount": 1}, second=3)
     frame = runner.run(sources=[three, one], window=minutes())
-    assert counted(frame) == [("a", 7, 2 + 20 + 200 + 1)]
+    assert count_rows(frame) == [("a", 7, 2 + 20 + 200 + 1)]
 
 
 AVRO_1 = {
@@ -378,7 +387,7 @@ def test_avro_with_a_schema_file(runner: Runner, topic: Make) -> None:
     path.write_text(json.dumps(AVRO_1))
     source = events.source(schema=None, payload_format="avro", avro_schema_file=str(path))
     frame = runner.run(source=source, window=minutes(), on_error="drop")
-    assert counted(frame) == [("a", 2, 3)]
+    assert count_rows(frame) == [("a", 2, 3)]
     assert runner.statuses[-1].counters.rows_bad == 1
 
 
@@ -402,7 +411,7 @@ def registry() -> Iterator[str]:
     avro_versions = [{"id": 7, "schema": json.dumps(AVRO_1)}, {"id": 9, "schema": json.dumps(AVRO_2)}]
     before = {**EVENT, "properties": {}}
     json_versions = [{"id": 3, "schema": json.dumps(before)}, {"id": 4, "schema": json.dumps(EVENT)}]
-    with answering(
+    with serve_answers(
         lambda path: entries(path, json_versions if path.startswith("/json/") else avro_versions)
     ) as address:
         yield address
@@ -425,7 +434,7 @@ def avro_of_two_versions(runner: Runner, events: Topic, registry: str, first: in
     source = events.source(schema=None, payload_format="avro", connection=connection)
     sql = "SELECT concat(user, coalesce(note, '')) AS user, amount, _event_ts FROM source"
     frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(frame) == [("a", 1, 1), ("ax", 1, 2)]
+    assert count_rows(frame) == [("a", 1, 1), ("ax", 1, 2)]
     assert runner.statuses[-1].counters.rows_bad == 1
 
 
@@ -440,7 +449,7 @@ def json_of_a_schema(runner: Runner, events: Topic, registry: str, number: int) 
     source = events.source(schema=None, payload_format="json_schema", connection=connection)
     sql = "SELECT concat(user, coalesce(note.text, '')) AS user, amount, at AS _event_ts FROM source"
     frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(frame) == [("a", 1, 1), ("ax", 1, 2)]
+    assert count_rows(frame) == [("a", 1, 1), ("ax", 1, 2)]
     assert runner.statuses[-1].counters.rows_bad == 3
 
 
@@ -452,14 +461,14 @@ def test_json_of_a_json_schema_in_a_registry(runner: Runner, topic: Make, regist
     json_of_a_schema(runner, topic(), f"{registry}/json", 4)
 
 
-@long(beside="test_kafka.py::test_avro_with_a_registry_and_two_versions")
+@exhaustive(beside="test_kafka.py::test_avro_with_a_registry_and_two_versions")
 def test_avro_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
     events = topic()
     first, second = (schema_registry.register(f"{events.name}-value", json.dumps(s), "AVRO") for s in (AVRO_1, AVRO_2))
     avro_of_two_versions(runner, events, schema_registry.url, first, second)
 
 
-@long(beside="test_kafka.py::test_json_of_a_json_schema_in_a_registry")
+@exhaustive(beside="test_kafka.py::test_json_of_a_json_schema_in_a_registry")
 def test_json_of_a_real_registry_with_references(runner: Runner, topic: Make, schema_registry: Any) -> None:
     events = topic()
     note = json.dumps({"type": "object", "properties": {"text": {"type": "string"}}})

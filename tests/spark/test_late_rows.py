@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import SIMPLE, events, simple, us
 from tests.support.runner import Runner
-from tests.support.topics import Make, minutes, waited_for
+from tests.support.topics import Make, minutes, wait_until
 
 import slackwater as sw
 from slackwater import api
@@ -125,7 +125,7 @@ def rows(spark: Any) -> Any:
     return frame
 
 
-@pytest.mark.parametrize("form", some(FORMS, keep=6))
+@pytest.mark.parametrize("form", select_cases(FORMS, keep=6))
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     query, expected = FORMS[form]
     spec = pipeline_with(query)
@@ -209,7 +209,7 @@ def letters_of(frame: pl.DataFrame) -> dict[int, dict[str, Any]]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", some(["session", "hopping", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "hopping", "tumbling"]))
 def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -> None:
     stream = topic(1)
     sql = "SELECT upper(user) AS user, amount, _event_ts FROM source WHERE amount > 0"
@@ -253,7 +253,7 @@ def test_late_records_keep_their_bytes(runner: Runner, topic: Make, kind: str) -
         assert starts == ([] if first is None else [first + 20 * k for k in range(count)])
 
 
-@long(beside="test_late_rows.py::test_late_records_keep_their_bytes")
+@exhaustive(beside="test_late_rows.py::test_late_records_keep_their_bytes")
 def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Make, postgres: Any) -> None:
     """State, results and letters are in one database. A row that is late for some of its hopping windows counts in the others."""
     stream, url = topic(1), postgres.database(f"late{time.time_ns()}")
@@ -291,7 +291,7 @@ def test_late_and_bad_records_side_by_side_in_postgres(runner: Runner, topic: Ma
     assert (counters.rows_late, counters.rows_partly_late, counters.late_windows) == (1, 1, 5)
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, kind: str) -> None:
     """The second partition is silent until the watermark passes it. Its old row is late with the cause idle.
 
@@ -306,9 +306,9 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
             return runner.statuses and runner.statuses[-1].watermark_us
 
         try:
-            waited_for(goes_on)
+            wait_until(goes_on)
             stream.send({"user": "b", "amount": 1}, second=2, partition=1)
-            waited_for(lambda: sum(runner.statuses[-1].counters.late.values()))
+            wait_until(lambda: sum(runner.statuses[-1].counters.late.values()))
         finally:
             stop.set()
 
@@ -330,7 +330,7 @@ def test_rows_of_an_idle_partition_are_told_apart(runner: Runner, topic: Make, k
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 def test_rows_of_files_are_json_and_lookups_multiply_them(runner: Runner, kind: str) -> None:
     """The slower of two sources is named as the one that holds the watermark. A row that a lookup doubles has two letters."""
     pl.DataFrame({"user": ["a", "a", "b"], "team": ["red", "blue", "red"]}).write_parquet(runner.home / "users.parquet")
@@ -363,7 +363,7 @@ STEPS = ["ingest.after", "commit.before", "commit.after", "write.after", "note.a
 
 @pytest.mark.parametrize(
     ("kind", "step"),
-    some(
+    select_cases(
         [
             ("session", "commit.after"),
             *(("session", s) for s in STEPS if s != "commit.after"),
@@ -422,7 +422,7 @@ def test_input_that_changes_between_the_two_looks_stops_the_epoch(
     assert pl.read_parquet(runner.home / "letters" / "*.parquet").height == 1
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     """The watermark is not a literal in the plans of Spark, so later epochs run code that is already compiled."""
     for n in range(7):
@@ -443,7 +443,7 @@ def test_a_new_watermark_compiles_nothing(runner: Runner, kind: str) -> None:
     assert compiled[2] == compiled[-1]
 
 
-@long(beside="test_time_limits.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
+@exhaustive(beside="test_time_limits.py::test_rows_outside_of_the_years_1_to_9999_are_bad")
 def test_times_outside_of_the_years_1_to_9999_are_bad_rows(runner: Runner) -> None:
     """At the limits of 64 bits a late row would break the counters, and no target can store it."""
     schema, column = "user STRING, t BIGINT", {"event_time_column": "t", "event_time_unit": "us"}

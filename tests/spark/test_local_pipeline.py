@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.parquet_rows import as_rows, table
 
 import slackwater as sw
@@ -89,7 +89,7 @@ def letters_of(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     ("window", "sql"),
-    some(
+    select_cases(
         [
             pytest.param(session_window(late_data="dlq"), SQL, id="sessions"),
             pytest.param(

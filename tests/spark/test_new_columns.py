@@ -14,10 +14,10 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
 from tests.support.crashes import CrashAtSteps, CrashError
-from tests.support.iceberg_tables import connection, sql
+from tests.support.iceberg_tables import connection, open_sql_catalog
 from tests.support.source_tables import COLUMNS, FORMATS, row
 
 from slackwater.config import toml
@@ -146,7 +146,9 @@ class Story:
     def pairs(self) -> list[Pairs]:
         """Return the pairs in the lake and in the files. Older files lack columns."""
         lake = (
-            pl.read_delta(str(self.home / "pairs")) if self.lake == "delta" else sql(self.home, "shop.pairs").content()
+            pl.read_delta(str(self.home / "pairs"))
+            if self.lake == "delta"
+            else open_sql_catalog(self.home, "shop.pairs").content()
         )
         files = pl.concat([pl.read_parquet(p) for p in (self.home / "out").glob("*.parquet")], how="diagonal")
         columns = [f"{side}_{name}" for side in ("left", "right") for name in ("at", *self.names)]
@@ -181,7 +183,7 @@ def make_story(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("kind", "store", "lake", "deaths"),
-    some(
+    select_cases(
         [
             ("delta", "postgres", "iceberg", DEATHS[:2]),
             ("iceberg", "files", "delta", DEATHS[:2]),
@@ -277,7 +279,7 @@ def test_a_run_goes_on_by_itself_with_a_column_that_comes(make_story: Callable[.
     story.check()
 
 
-@long(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
+@exhaustive(beside="test_new_columns.py::test_a_run_goes_on_by_itself_with_a_column_that_comes")
 def test_a_column_that_came_and_went_ends_the_run_in_a_line(make_story: Callable[..., Story], spark: Any) -> None:
     story = make_story("iceberg", "files", "delta")
     story.append()

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support import ticks_connector
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -52,7 +52,7 @@ TABLE = ["in/day=1/a.json", "in/day=2/b.json", "in/c.json", "in/day=4/_temporary
 
 @pytest.mark.parametrize(
     ("existing_files", "query", "options"),
-    some(
+    select_cases(
         [
             (PLAIN, "in", {}),
             (PLAIN, "in/*", {}),
@@ -137,7 +137,7 @@ def inputs() -> Iterator[Path]:
     shutil.rmtree(home)
 
 
-@long(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
+@exhaustive(beside="test_planned_files.py::test_planners_follow_each_other_on_one_state")
 def test_a_state_whose_epochs_spark_planned_goes_on(runner: Runner, inputs: Path) -> None:
     """It was killed in epoch 2: Spark's checkpoint records that the third file was read, but no commit does.
 
@@ -194,7 +194,7 @@ def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runne
         aggregations=[sw.Aggregation(agg="collect_list", column="n", as_="ns", max_values_per_group=10)],
     )
     sql = "SELECT CAST(n % 2 AS BIGINT) AS odd, n, _event_ts FROM source"
-    with ticks_connector.registered():
+    with ticks_connector.register_connector():
         for count, flush in ((7, False), (10, True)):
             clock = ticks_connector.TicksConnection(count=count)
             source = sw.Source(name="ticks", connection=clock, query="numbers", max_messages_per_trigger=4)

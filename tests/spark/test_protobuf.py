@@ -9,11 +9,20 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long
-from tests.support.protobuf_records import FIRST, NOTE, SECOND, files_of, first, head, second, written
+from tests.support.case_selection import exhaustive
+from tests.support.protobuf_records import (
+    FIRST,
+    NOTE,
+    SECOND,
+    compile_proto,
+    encode_first,
+    encode_message,
+    encode_second,
+    record_header,
+)
 from tests.support.runner import Runner
-from tests.support.schema_registry import answering, entries
-from tests.support.topics import Make, Topic, counted, minutes
+from tests.support.schema_registry import entries, serve_answers
+from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw
 from slackwater.config.source import Source
@@ -51,7 +60,7 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
         "at": "2024-02-03T04:05:06.123456789Z", "took": "1.5s", "wrapped": "w", "inner": {"u": most, "names": ["x", "y"]},
         "inners": [{"u": 1}], "byName": {"k": {"u": 2}}, "maybe": 0, "value": "v", "nothing": {},
     }  # fmt: skip
-    bodies = [written(files_of(TYPES), "Types", message), b"", b"\xff\xff", None]
+    bodies = [encode_message(compile_proto(TYPES), "Types", message), b"", b"\xff\xff", None]
     records = runner.spark.createDataFrame([(n, body) for n, body in enumerate(bodies)], "n INT, value BINARY")
     decoded = payload.decode(records, ["n"])
     assert [f.name for f in decoded.schema.fields] == [*(f.name for f in payload.schema.fields), "n", "_corrupt_record"]
@@ -72,7 +81,11 @@ def test_values_of_every_type_become_columns_of_spark(runner: Runner) -> None:
 def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
     events = topic()
     events.send(
-        first({"user": "a", "amount": 1}), first({"user": "a", "amount": 2}), second=1, key="k", headers=[("h", b"x")]
+        encode_first({"user": "a", "amount": 1}),
+        encode_first({"user": "a", "amount": 2}),
+        second=1,
+        key="k",
+        headers=[("h", b"x")],
     )
     events.send(b"\xff\xff\xff", None, second=2)
     path = runner.home / "event.proto"
@@ -80,7 +93,7 @@ def test_protobuf_with_a_file_of_messages(runner: Runner, topic: Make) -> None:
     source = events.source(schema=None, payload_format="protobuf", protobuf_schema_file=str(path))
     sql = "SELECT concat(user, _headers[0].key, CAST(_key AS STRING)) AS user, amount, _event_ts FROM source"
     frame = runner.run(source=source, transform_sql=sql, window=minutes(), on_error="drop")
-    assert counted(frame) == [("ahk", 2, 3)]
+    assert count_rows(frame) == [("ahk", 2, 3)]
     assert runner.statuses[-1].counters.rows_bad == 2
 
 
@@ -108,7 +121,7 @@ def registered() -> Registered:
 
 @pytest.fixture
 def registry(registered: Registered) -> Iterator[str]:
-    with answering(registered.entries_for) as address:
+    with serve_answers(registered.entries_for) as address:
         yield address
 
 
@@ -129,10 +142,18 @@ def sessions(runner: Runner, events: Topic, address: str) -> dict[str, Any]:
 def sent(events: Topic, one: int, two: int, later: int) -> list[bytes | None]:
     """Send records of two versions and bad records. The version of the last one is registered later."""
     row = {"user": "a", "amount": 1}
-    events.send(first(row, one), second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
-    events.send(first({**row, "amount": 2}, one), first({**row, "amount": 4}, one), second=5)
-    other = head(two, (1,)) + written(files_of(SECOND), "shop.Other", row)
-    bad = [first(row, two)[:-1], None, b"", first(row), other, b"\0\xff", first({**row, "amount": 8}, later)]
+    events.send(encode_first(row, one), encode_second({**row, "note": {"text": "x"}, "kind": "LOOK"}, two), second=1)
+    events.send(encode_first({**row, "amount": 2}, one), encode_first({**row, "amount": 4}, one), second=5)
+    other = record_header(two, (1,)) + encode_message(compile_proto(SECOND), "shop.Other", row)
+    bad = [
+        encode_first(row, two)[:-1],
+        None,
+        b"",
+        encode_first(row),
+        other,
+        b"\0\xff",
+        encode_first({**row, "amount": 8}, later),
+    ]
     events.send(*bad, second=6, key="k", headers=[("h", b"\1")])
     return bad
 
@@ -159,10 +180,10 @@ def test_sessions_of_two_versions_with_broken_records_as_dead_letters(
         spark=runner.spark,
     )  # fmt: skip
     assert (outcome.applied, outcome.remaining) == (1, {"bad again: undecodable": len(bad) - 1})
-    assert counted(runner.run(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
+    assert count_rows(runner.run(**settings)) == [("aBUY", 4, 15), ("axLOOK", 1, 1)]
 
 
-@long(beside="test_protobuf.py::test_sessions_of_two_versions_with_broken_records_as_dead_letters")
+@exhaustive(beside="test_protobuf.py::test_sessions_of_two_versions_with_broken_records_as_dead_letters")
 def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registry: Any) -> None:
     events = topic()
     schema_registry.register(f"{events.name}-note", NOTE, "PROTOBUF")
@@ -171,7 +192,7 @@ def test_sessions_of_a_real_registry(runner: Runner, topic: Make, schema_registr
     two = schema_registry.register(subject, SECOND, "PROTOBUF", [other])
     bad = sent(events, one, two, 10**6)
     frame = runner.run(**sessions(runner, events, schema_registry.url))
-    assert counted(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
+    assert count_rows(frame) == [("aBUY", 3, 7), ("axLOOK", 1, 1)]
     letters = pl.read_parquet(runner.home / "letters" / "*.parquet").sort("offset")
     assert letters["value"].to_list() == bad
 

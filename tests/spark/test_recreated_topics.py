@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 from tests.support.runner import Runner
-from tests.support.topics import Make, Topic, counted, minutes
+from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -57,9 +57,9 @@ def test_a_start_stops_for_another_topic_of_the_name(runner: Runner, topic: Make
         runner.run(source=events.source(), window=minutes())
     assert stored(runner.home) == first
     frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(frame) == [("new", records, records), ("old", 3, 3)]
+    assert count_rows(frame) == [("new", records, records), ("old", 3, 3)]
     assert stored(runner.home).ids != first.ids
-    assert counted(runner.run(source=events.source(), window=minutes())) == counted(frame)
+    assert count_rows(runner.run(source=events.source(), window=minutes())) == count_rows(frame)
 
 
 def test_a_reset_begins_with_the_new_topic(
@@ -84,7 +84,7 @@ def test_a_reset_begins_with_the_new_topic(
         main()
     assert ended.value.code == 0
     frame = runner.run(source=events.source(), window=minutes())
-    assert counted(frame) == [("new", 4, 4), ("old", 3, 3)]
+    assert count_rows(frame) == [("new", 4, 4), ("old", 3, 3)]
 
 
 @pytest.mark.parametrize("planned_by_spark", [False, True])
@@ -109,7 +109,7 @@ def test_an_epoch_stops_for_another_topic_of_the_name(
     replacing.join()
     assert stored(runner.home).next_offset(events.name, 0) == 3
     frame = runner.run(source=events.source(on_data_loss="skip"), window=minutes())
-    assert counted(frame) == [("new", 7, 7), ("old", 3, 3)]
+    assert count_rows(frame) == [("new", 7, 7), ("old", 3, 3)]
 
 
 def test_a_state_without_ids_takes_them_with_its_next_commit(
@@ -122,7 +122,7 @@ def test_a_state_without_ids_takes_them_with_its_next_commit(
         runner.run(source=events.source(), window=minutes(), flush=False)
     assert not stored(runner.home).ids
     events.send({"user": "a", "amount": 1}, second=2)
-    assert counted(runner.run(source=events.source(), window=minutes())) == [("a", 2, 2)]
+    assert count_rows(runner.run(source=events.source(), window=minutes())) == [("a", 2, 2)]
     assert stored(runner.home).ids
 
 
@@ -138,4 +138,4 @@ def test_one_topic_of_several_is_named(runner: Runner, topic: Make, kafka: Any) 
         runner.run(source=first.source(query=both), window=minutes())
     assert second.name not in str(refused.value)
     frame = runner.run(source=first.source(query=both, on_data_loss="skip"), window=minutes())
-    assert counted(frame) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]
+    assert count_rows(frame) == [("a", 1, 1), ("b", 2, 2), ("c", 2, 2)]

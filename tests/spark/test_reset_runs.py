@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.runner import Runner
-from tests.support.topics import START_MS, Make, counted, minutes
+from tests.support.topics import START_MS, Make, count_rows, minutes
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -57,7 +57,7 @@ def reset(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
     return captured.out
 
 
-@long(beside="test_reset.py::test_offsets_of_partitions_and_files_are_set_and_nothing_else")
+@exhaustive(beside="test_reset.py::test_offsets_of_partitions_and_files_are_set_and_nothing_else")
 def test_kafka_is_read_from_where_the_broker_says(
     runner: Runner,
     topic: Make,
@@ -86,10 +86,10 @@ def test_kafka_is_read_from_where_the_broker_says(
     assert reset(monkeypatch, capsys, str(file), "--offsets", "earliest", "--dry-run").endswith("(--dry-run)\n")
     events.send({"user": "a", "amount": 1000}, second=7)
     out = runner.run(source=events.source(), window=window)
-    assert counted(out) == [("a", 4 + 2 + 1, 10 + 7 + 1000), ("b", 2, 20)]
+    assert count_rows(out) == [("a", 4 + 2 + 1, 10 + 7 + 1000), ("b", 2, 20)]
 
 
-@pytest.mark.parametrize("kind", some(["postgres", "files"]))
+@pytest.mark.parametrize("kind", select_cases(["postgres", "files"]))
 def test_files_are_read_again(
     kind: str,
     runner: Runner,
@@ -114,4 +114,4 @@ def test_files_are_read_again(
     runner.run(**settings, flush=False)
     text = reset(monkeypatch, capsys, *where, "--offsets", "earliest")
     assert "events files 2 files read none read 2 files again" in " ".join(text.split())
-    assert counted(runner.run(**settings)) == [("a", 6, 6)]
+    assert count_rows(runner.run(**settings)) == [("a", 6, 6)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.restartable_pipeline import Continued
+from tests.support.restartable_pipeline import RestartablePipeline
 
 import slackwater as sw
 from slackwater.errors import StartError, StateError
@@ -14,7 +14,7 @@ from slackwater.state.files.object_client import ObjectClient
 from slackwater.testing.object_store import S3
 
 
-class BucketContinued(Continued):
+class BucketContinued(RestartablePipeline):
     """A pipeline whose state and target are below one URL."""
 
     def place(self, url: str, options: dict[str, str]) -> BucketContinued:

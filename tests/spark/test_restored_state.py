@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
-from tests.support.restartable_pipeline import TARGETS, Continued
+from tests.support.case_selection import select_cases
+from tests.support.restartable_pipeline import TARGETS, RestartablePipeline
 
 from slackwater.errors import StartError, StateError
 
-Make = Callable[..., Continued]
+Make = Callable[..., RestartablePipeline]
 
 
 @pytest.fixture
 def make(tmp_path: Path, spark: Any, request: pytest.FixtureRequest) -> Make:
-    def new_pipeline(target: str, state: str = "files", mode: str = "merge") -> Continued:
+    def new_pipeline(target: str, state: str = "files", mode: str = "merge") -> RestartablePipeline:
         needed = {s for s in (target, state) if s in ("postgres", "kafka")}
         services = {name: request.getfixturevalue(name) for name in needed}
-        return Continued(tmp_path, spark, target, state, mode, services)
+        return RestartablePipeline(tmp_path, spark, target, state, mode, services)
 
     return new_pipeline
 
 
-def refused(one: Continued, *words: str, **more: Any) -> str:
+def refused(one: RestartablePipeline, *words: str, **more: Any) -> str:
     before = one.rows()
     with pytest.raises((StateError, StartError)) as error:
         one.start(**more)
@@ -38,7 +38,7 @@ def refused(one: Continued, *words: str, **more: Any) -> str:
     return text
 
 
-def restored(one: Continued) -> Continued:
+def restored(one: RestartablePipeline) -> RestartablePipeline:
     """Run epochs 0 and 1, copy the state, run three more epochs, restore the copy, and add two files."""
     one.add(1, 2)
     one.start()
@@ -54,7 +54,7 @@ def restored(one: Continued) -> Continued:
 KINDS = [(t, "files") for t in TARGETS] + [("files", "postgres"), ("postgres", "postgres")]
 
 
-@pytest.mark.parametrize(("target", "state"), some(KINDS, 5))
+@pytest.mark.parametrize(("target", "state"), select_cases(KINDS, 5))
 def test_a_restored_copy_is_refused_and_the_newer_state_goes_on(make: Make, target: str, state: str) -> None:
     one = restored(make(target, state))
     refused(one, "older copy", "restore the newer state", "--rebuild")
@@ -65,7 +65,7 @@ def test_a_restored_copy_is_refused_and_the_newer_state_goes_on(make: Make, targ
 
 @pytest.mark.parametrize(
     ("target", "state"),
-    some([(t, "files") for t in TARGETS if t not in ("files", "kafka")] + [("postgres", "postgres")], 3),
+    select_cases([(t, "files") for t in TARGETS if t not in ("files", "kafka")] + [("postgres", "postgres")], 3),
 )
 def test_a_restored_copy_writes_its_rows_again_in_their_place(make: Make, target: str, state: str) -> None:
     one = restored(make(target, state))
@@ -85,7 +85,7 @@ def test_files_newer_than_a_restored_copy_are_moved_away(make: Make) -> None:
     assert one.rows() == one.expected
 
 
-@pytest.mark.parametrize("target", some(TARGETS, 2))
+@pytest.mark.parametrize("target", select_cases(TARGETS, 2))
 def test_a_copy_that_went_on_makes_the_original_another_history(make: Make, target: str) -> None:
     """Both have the same epochs with different rows."""
     one = restored(make(target))
@@ -96,7 +96,7 @@ def test_a_copy_that_went_on_makes_the_original_another_history(make: Make, targ
     refused(one, "another history" if target != "files" else "epoch")
 
 
-@pytest.mark.parametrize("target", some(["files", "postgres"], 1))
+@pytest.mark.parametrize("target", select_cases(["files", "postgres"], 1))
 def test_a_restored_copy_starts_over(make: Make, target: str) -> None:
     one = restored(make(target))
     refused(one, "--rebuild")
@@ -104,7 +104,7 @@ def test_a_restored_copy_starts_over(make: Make, target: str) -> None:
     assert one.rows() == one.expected
 
 
-@pytest.mark.parametrize("target", some(TARGETS, 5))
+@pytest.mark.parametrize("target", select_cases(TARGETS, 5))
 def test_a_target_that_lost_its_rows_is_not_continued(make: Make, target: str) -> None:
     one = make(target)
     one.add(1, 2, 3)
@@ -161,7 +161,7 @@ def unmarked(commit: Any, targets: Any, letters_to: Any, held_markers: Any = Non
 
 @pytest.mark.parametrize(
     ("target", "state"),
-    some(
+    select_cases(
         [("files", "files"), ("postgres", "postgres"), ("delta", "files"), ("kafka", "files"), ("iceberg", "files")], 2
     ),
 )

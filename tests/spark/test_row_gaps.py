@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -40,7 +40,7 @@ def counts(frame: pl.DataFrame) -> list[int]:
 
 @pytest.mark.parametrize(
     "gap",
-    some(
+    select_cases(
         [
             "CASE WHEN kind = 'video' THEN 60000 ELSE 10000 END",
             "text",
@@ -134,7 +134,7 @@ def test_what_is_no_gap_is_said_at_start(runner: Runner, gap: str, said: str) ->
         runner.run(source=runner.source(SCHEMA), window=sessions(gap))
 
 
-@pytest.mark.parametrize("kind", some(["session", "tumbling"]))
+@pytest.mark.parametrize("kind", select_cases(["session", "tumbling"]))
 def test_late_rows_come_out_by_themselves(runner: Runner, kind: str) -> None:
     shape: dict[str, Any] = (
         {"kind": "session", "gap_ms": "10s", "max_session_duration_ms": "5m"}

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.cli.init import InitOptions, init_file
 from slackwater.cli.test import test_path as run_path
@@ -301,7 +301,7 @@ def sample(name: str, home: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "name",
-    some(
+    select_cases(
         ["nested times", "kafka, its own time", "join", "fractions of seconds", "csv", "parquet", "kafka", "bad rows"],
         keep=3,
     ),
@@ -413,7 +413,7 @@ def test_what_each_target_and_stage_gets(spark: Any, tmp_path: Path, capsys: Any
     assert "# what hours reads" in file.read_text()
 
 
-@long(beside="test_slackwater_test.py::test_a_file_runs_with_crash_restart_and_files")
+@exhaustive(beside="test_slackwater_test.py::test_a_file_runs_with_crash_restart_and_files")
 def test_the_command_as_people_use_it(home: Path) -> None:
     """Run `slackwater test` in its own process, from the folder of the config."""
     done = subprocess.run(

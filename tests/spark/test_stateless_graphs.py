@@ -18,7 +18,7 @@ import pytest
 from tests.laws import random_graphs
 from tests.laws.fixed_graphs import _us
 from tests.laws.random_graphs import COUNTED, MS, Row
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs
@@ -105,7 +105,7 @@ def pipeline(stages: Sequence[sw.Stage]) -> sw.Pipeline:
 def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], names: Sequence[str]) -> list[Row]:
     """Return what a stage makes of all rows of its inputs at once."""
     if stage.sql is None or stage.window is not None:
-        return random_graphs.answer(stage, inputs, names)
+        return random_graphs.batch_answer(stage, inputs, names)
     rows = inputs[names[0]]
     return [{"k": r["k"], "v": v, "ts": r["ts"]} for r in rows for v in FILTERS[stage.sql](r["v"])]
 
@@ -132,7 +132,7 @@ def reaches_late_rows(stage: str, stages: Mapping[str, sw.Stage], inputs: Mappin
     return False
 
 
-@pytest.mark.parametrize("seed", some(range(24), keep=2))
+@pytest.mark.parametrize("seed", select_cases(range(24), keep=2))
 def test_stages_give_the_batch_answer_over_their_inputs(spark: Any, seed: int) -> None:
     draw = random.Random(seed)
     is_late = draw.random() < 0.6

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.crashes import CrashOnce
 from tests.support.runner import Runner
 
@@ -137,7 +137,7 @@ GOOD = [r for batch in BATCHES for r in batch if isinstance(r, dict) and not isi
 @pytest.mark.parametrize(
     ("state", "target", "step"),
     [
-        *some(
+        *select_cases(
             [pytest.param(FILES, LAKE, "commit.after", id="files")]
             + [pytest.param(POSTGRES, TABLE, "commit.before", id="postgres")]
             + [pytest.param(FILES, TABLE, "write.after", id="files to postgres")]
@@ -212,7 +212,7 @@ def test_purchases_as_the_page_has_them(spark: Any, tmp_path: Path, monkeypatch:
     assert pl.read_parquet(letters)["value"].to_list() == [b"broken"]
 
 
-@long(beside="test_stateless_runs.py::test_dying_at_every_step_changes_nothing")
+@exhaustive(beside="test_stateless_runs.py::test_dying_at_every_step_changes_nothing")
 def test_kill_9_on_the_way(tmp_path: Path, postgres: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed in a worker and between commit and target, and started again, as users do it."""
     url = postgres.database("plain_killed")
@@ -286,7 +286,7 @@ ROW = {"id": 1, "tags": ["a", None], "attrs": {"k": 1}, "at": {"x": 2, "y": [{"z
 EMPTY = {"id": 2}
 
 
-@pytest.mark.parametrize("form", some(["parquet", "json", "csv"]))
+@pytest.mark.parametrize("form", select_cases(["parquet", "json", "csv"]))
 def test_nested_columns_in_files(runner: Runner, form: str) -> None:
     runner.write("0.jsonl", [ROW, EMPTY])
     source = sw.Source(connection=sw.FilesConnection(), query=str(runner.home / "in"), format="json", schema=NESTED)
@@ -440,7 +440,7 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: 
 TOP = "SELECT user, n, window_start, row_number() OVER (PARTITION BY window_start ORDER BY n DESC, user) AS place FROM source"
 
 
-@pytest.mark.parametrize("kind", some(["tumbling", "hopping"]))
+@pytest.mark.parametrize("kind", select_cases(["tumbling", "hopping"]))
 def test_the_best_of_each_window(spark: Any, tmp_path: Path, kind: str) -> None:
     """A rank among all keys of a window, over several epochs, with two crashes and a reshard."""
     shape: dict[str, Any] = {"duration_ms": 20} | ({"hop_ms": 10} if kind == "hopping" else {})

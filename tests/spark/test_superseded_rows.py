@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from tests.laws import naive_oracle
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import iso
 from tests.support.runner import Runner
-from tests.support.topics import messages
+from tests.support.topics import read_messages
 
 import slackwater as sw
 
@@ -160,7 +160,7 @@ def bridged() -> list[list[dict[str, Any]]]:
 IN_THE_END = [("a", 0, 90, 6, 0b110_1111), ("a", 200, 220, 1, 0b1_0000), (None, 60, 80, 1, 0b1000_0000)]
 
 
-@pytest.mark.parametrize("kind", some(["postgres", "delta", "kafka"]))
+@pytest.mark.parametrize("kind", select_cases(["postgres", "delta", "kafka"]))
 def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
     runner: Runner, request: pytest.FixtureRequest, kind: str
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_late_row_that_joins_two_emitted_sessions_leaves_one(
     emissions = {_second(r["window_start"]): (r["_revision"], r["_emit_reason"]) for r in rows()}
     assert emissions == {0: (2, "late"), 60: (1, "close"), 200: (1, "flush")}
     if kind == "kafka":
-        gone = [json.loads(m.key()) for m in messages(kafka.address, topic) if m.value() is None]
+        gone = [json.loads(m.key()) for m in read_messages(kafka.address, topic) if m.value() is None]
         assert [(k["user"], _second(k["window_start"])) for k in gone] == [("a", 60)]
 
 
@@ -206,12 +206,12 @@ def in_delta(path: Path) -> list[dict[str, Any]]:
 
 def compacted(kafka: Any, topic: str) -> list[dict[str, Any]]:
     """Return the newest record of each key, as a `read_committed` consumer of a compacted topic sees it."""
-    newest = {m.key(): m.value() for m in messages(kafka.address, topic)}
+    newest = {m.key(): m.value() for m in read_messages(kafka.address, topic)}
     return [json.loads(value) for value in newest.values() if value is not None]
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping"])
-@long(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
+@exhaustive(beside="test_postgres_laws.py::test_revised_windows_leave_the_table_once_they_are_gone")
 def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Table, kind: str) -> None:
     """The table is right after every epoch, and after a restart in the middle."""
     batches, oracle = epochs(7), Oracle(kind)
@@ -233,11 +233,11 @@ def test_updates_keep_the_table_at_the_answer_so_far(runner: Runner, table: Tabl
     _, spec = SHAPES[kind]
     if kind == "session":
         on_time = [{**r, "ts": ZERO_US + r["at"] * S} for rows in batches for r in rows if r["n"] not in late]
-        assert seen[-1] == plain(naive_oracle.answer(spec, on_time))
+        assert seen[-1] == plain(naive_oracle.batch_answer(spec, on_time))
 
 
 @pytest.mark.parametrize("kind", ["hopping", "session"])
-@long(beside="test_superseded_rows.py::test_a_late_row_that_joins_two_emitted_sessions_leaves_one")
+@exhaustive(beside="test_superseded_rows.py::test_a_late_row_that_joins_two_emitted_sessions_leaves_one")
 def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table, kind: str) -> None:
     batches, oracle = epochs(11), Oracle(kind)
     write(runner, batches)
@@ -268,7 +268,7 @@ def test_corrections_reach_the_table_in_their_epoch(runner: Runner, table: Table
 
 
 @pytest.mark.parametrize("kind", ["session", "hopping"])
-@long(beside="test_updates.py::test_seeded_runs_of_what_comes_out_once_or_at_the_close")
+@exhaustive(beside="test_updates.py::test_seeded_runs_of_what_comes_out_once_or_at_the_close")
 def test_final_comes_once_and_not_before_it_is_final(runner: Runner, table: Table, kind: str) -> None:
     batches = epochs(3)
     write(runner, batches)

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.crashes import CrashAtSteps, CrashError
 from tests.support.runner import Runner
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, row
@@ -38,7 +38,7 @@ WINDOW = sw.Window(
 SQL = "SELECT day, user, x, price, seen, tags[0] AS tag, _event_ts FROM source"
 
 
-@pytest.fixture(params=some(FORMATS))
+@pytest.fixture(params=select_cases(FORMATS))
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return FORMATS[request.param](tmp_path)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.events import us
 from tests.support.runner import Runner
 
@@ -119,7 +119,7 @@ def test_a_text_without_a_zone_is_of_event_time_zone(spark: Any) -> None:
 
 @pytest.mark.parametrize(
     ("form", "kind"),
-    some([(form, kind) for form in ("json", "csv") for kind in ("TIMESTAMP", "STRING", "DATE")]),
+    select_cases([(form, kind) for form in ("json", "csv") for kind in ("TIMESTAMP", "STRING", "DATE")]),
 )
 def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, form: str, kind: str) -> None:
     """JSON and CSV, read as text and as a time. A replay decides as before, whatever the date is."""

@@ -13,8 +13,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.case_selection import long
-from tests.support.order_joins import written
+from tests.support.case_selection import exhaustive
+from tests.support.order_joins import write_order_files
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -94,12 +94,12 @@ POSTGRES = 'kind = "postgres"\nurl = "${WAREHOUSE_URL}"'
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("state", [pytest.param(POSTGRES, id="postgres"), pytest.param(FILES, id="files")])
-@long(beside="test_slackwater_test.py::test_a_join_then_a_window_of_topics")
+@exhaustive(beside="test_slackwater_test.py::test_a_join_then_a_window_of_topics")
 def test_a_window_over_joined_rows(
     runner: Runner, postgres: Any, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second of two runs flushes. The table equals the batch result of Spark over the whole input."""
-    written(runner, 21)
+    write_order_files(runner, 21)
     url = postgres.database(f"revenue_{'files' if state == FILES else 'postgres'}")
     monkeypatch.setenv("WAREHOUSE_URL", url)
     path = tmp_path / "revenue.toml"

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.support.case_selection import long, some
+from tests.support.case_selection import exhaustive, select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -48,7 +48,7 @@ WINDOWS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", some(WINDOWS))
+@pytest.mark.parametrize("kind", select_cases(WINDOWS))
 def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runner, postgres: Any, kind: str) -> None:
     url = postgres.database(f"unfit_{kind}")
     runner.write("0.jsonl", ROWS)
@@ -86,7 +86,7 @@ def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: A
         )
 
 
-@long(beside="test_previous_output.py::test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean")
+@exhaustive(beside="test_previous_output.py::test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean")
 def test_a_second_start_without_the_state_is_refused_and_put_aside(runner: Runner) -> None:
     from slackwater.errors import StartError
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.dependencies import needed
+from tests.support.dependencies import require_dependency
 
 WAIT_S = 120.0  # for a state that comes by itself; only what never comes takes so long
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -42,7 +42,7 @@ class Browser:
         self.said: list[dict[str, Any]] = []
         self._number = 0
         port = home / "DevToolsActivePort"
-        until(lambda: port.exists() and len(port.read_text().splitlines()) == 2)
+        wait_until(lambda: port.exists() and len(port.read_text().splitlines()) == 2)
         number, path = port.read_text().splitlines()
         self._socket = websocket.create_connection(f"ws://127.0.0.1:{number}{path}", timeout=WAIT_S)
         self._session: str | None = None
@@ -73,7 +73,7 @@ class Browser:
         self.arrives(url)
 
     def arrives(self, url: str) -> None:
-        until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
+        wait_until(lambda: self.value("document.readyState") == "complete" and url in self.value("location.href"))
 
     def dark(self, enabled: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if enabled else "light"}
@@ -147,7 +147,7 @@ class Browser:
         self._process.wait(timeout=60)
 
 
-def until(condition: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     ends = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < ends, "it never came"
@@ -156,7 +156,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 @pytest.fixture
 def browser(tmp_path: Path) -> Iterator[Browser]:
-    needed("Chromium", CHROMIUM is not None, "apt-get install chromium")
+    require_dependency("Chromium", CHROMIUM is not None, "apt-get install chromium")
     client = Browser(tmp_path / "browser")
     yield client
     client.close()

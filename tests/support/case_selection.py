@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 
-def some(cases: Iterable[Any], keep: int = 1) -> list[Any]:
+def select_cases(cases: Iterable[Any], keep: int = 1) -> list[Any]:
     """The cases of a parametrized test, of which all but the first `keep` are exhaustive."""
     if keep < 1:
         raise ValueError(f"found keep={keep}, expected at least 1: each exhaustive case has a sibling in `make test`")
     return [case if n < keep else _exhaustive(case) for n, case in enumerate(cases)]
 
 
-def long(beside: str) -> pytest.MarkDecorator:
+def exhaustive(beside: str) -> pytest.MarkDecorator:
     """A dear test that `make test` leaves out; `beside` is the test of the same promise that it takes, "file.py::test_name"."""
     return pytest.mark.exhaustive(beside)
 

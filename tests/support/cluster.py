@@ -134,7 +134,7 @@ class Cluster:
 
 
 @contextmanager
-def started(home: Path) -> Iterator[Cluster]:
+def run_cluster(home: Path) -> Iterator[Cluster]:
     home.mkdir()
     cluster = Cluster(home)
     try:

@@ -23,7 +23,7 @@ STALLED_S = 6  # at most: what the others wait for from the one that is stalled 
 
 
 @dataclass(frozen=True)
-class Driven:
+class DrivenPipeline:
     """A pipeline: how its driver is started, its latest epoch, as anybody may see it, and its log."""
 
     start: Callable[[], subprocess.Popen[bytes]]
@@ -33,7 +33,7 @@ class Driven:
 
 
 def run_through(
-    cluster: Cluster, driven: Driven, faults: Sequence[str], rng: random.Random
+    cluster: Cluster, driven: DrivenPipeline, faults: Sequence[str], rng: random.Random
 ) -> tuple[Counter[str], subprocess.Popen[bytes]]:
     """One fault of "executor", "worker", "driver", "stall" after the other, up to two epochs apart; what was done, and the driver that is left.
 
@@ -43,23 +43,25 @@ def run_through(
     try:
         for fault in faults:
             goal = driven.committed() + rng.randrange(3)  # sometimes before the first commit of this driver
-            if not reached(driven, process, goal):
+            if not wait_for_epoch(driven, process, goal):
                 break
             time.sleep(rng.uniform(0, 1))  # at any moment of an epoch
             if fault == "driver":
-                end(process)
+                kill_driver(process)
                 process = driven.start()
             else:
-                _befall(cluster, driven, process, fault, rng)
+                _inject_fault(cluster, driven, process, fault, rng)
             done[fault] += 1
             log.info("%s, epoch %s: %s", fault, driven.committed(), dict(done))
     except BaseException:
-        end(process)
+        kill_driver(process)
         raise
     return done, process
 
 
-def _befall(cluster: Cluster, driven: Driven, process: subprocess.Popen[bytes], fault: str, rng: random.Random) -> None:
+def _inject_fault(
+    cluster: Cluster, driven: DrivenPipeline, process: subprocess.Popen[bytes], fault: str, rng: random.Random
+) -> None:
     if fault == "executor":
         rng.choice(_executors(cluster, driven)).kill()
     elif fault == "worker":
@@ -67,10 +69,12 @@ def _befall(cluster: Cluster, driven: Driven, process: subprocess.Popen[bytes], 
         cluster.start_worker(number)
     else:
         with cluster.stalled(rng.choice(_executors(cluster, driven))):
-            reached(driven, process, driven.committed() + 1, STALLED_S)
+            wait_for_epoch(driven, process, driven.committed() + 1, STALLED_S)
 
 
-def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS) -> bool:
+def wait_for_epoch(
+    driven: DrivenPipeline, process: subprocess.Popen[bytes], goal: int, seconds: float = SECONDS
+) -> bool:
     """Wait until the epoch `goal` is committed, the driver has ended or the time is over. Return whether the driver still runs."""
     until = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < until and driven.committed() < goal:
@@ -78,7 +82,7 @@ def reached(driven: Driven, process: subprocess.Popen[bytes], goal: int, seconds
     return process.poll() is None
 
 
-def _executors(cluster: Cluster, driven: Driven) -> list[psutil.Process]:
+def _executors(cluster: Cluster, driven: DrivenPipeline) -> list[psutil.Process]:
     until = time.monotonic() + SECONDS
     while not (executors := cluster.executors()):  # one that was killed is started again
         assert time.monotonic() < until, driven.said()
@@ -86,7 +90,7 @@ def _executors(cluster: Cluster, driven: Driven) -> list[psutil.Process]:
     return executors
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def kill_driver(process: subprocess.Popen[bytes]) -> None:
     """Kill a driver, its JVM and its Python workers."""
     if process.poll() is None:
         with suppress(ProcessLookupError):

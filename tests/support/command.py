@@ -51,13 +51,13 @@ path = "state"
 """
 
 
-class Said(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
 
 
-Command = Callable[..., Said]
+Command = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def slackwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     """The command in this process, in a directory of its own."""
     monkeypatch.chdir(tmp_path)
 
-    def said(*arguments: str) -> Said:
+    def said(*arguments: str) -> CommandResult:
         monkeypatch.setattr(sys, "argv", ["slackwater", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
         out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
+        return CommandResult(int(ended.value.code or 0), out, err)
 
     return said
 

@@ -329,5 +329,5 @@ def swap(base: str, old: str, new: str) -> str:
     return base.replace(old, new, 1)
 
 
-def named(case: tuple[str, ...]) -> str:
+def case_id(case: tuple[str, ...]) -> str:
     return case[3].split(";")[0]

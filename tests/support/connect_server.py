@@ -77,7 +77,7 @@ _OPEN = " ".join(
 
 
 @contextmanager
-def started(home: Path) -> Iterator[Server]:
+def run_connect_server(home: Path) -> Iterator[Server]:
     home.mkdir(exist_ok=True)
     server = Server(home)
     try:

@@ -7,7 +7,7 @@ import os
 import pytest
 
 
-def needed(dependency: str, available: bool, how: str) -> None:
+def require_dependency(dependency: str, available: bool, how: str) -> None:
     """Go on where it is there. `how`: the command that brings it."""
     if available:
         return

@@ -15,45 +15,45 @@ PIPELINE = "/etc/slackwater/pipeline.toml"
 PORT = "9187"
 
 
-def instructions() -> list[tuple[str, str]]:
+def read_dockerfile() -> list[tuple[str, str]]:
     """Return the instructions of the Dockerfile, without comments and with continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", (DEPLOY / "docker/Dockerfile").read_text(), flags=re.MULTILINE)
     lines = re.sub(r"\\\n\s*", "", text).splitlines()
     return [(name, rest) for name, _, rest in (line.strip().partition(" ") for line in lines if line.strip())]
 
 
-def last_stage() -> list[tuple[str, str]]:
-    all_instructions = instructions()
+def read_last_stage() -> list[tuple[str, str]]:
+    all_instructions = read_dockerfile()
     return all_instructions[max(n for n, (name, _) in enumerate(all_instructions) if name == "FROM") :]
 
 
 def environment() -> dict[str, str]:
     """What the image sets, but for the path."""
-    pairs = [word.split("=", 1) for name, rest in last_stage() if name == "ENV" for word in rest.split()]
+    pairs = [word.split("=", 1) for name, rest in read_last_stage() if name == "ENV" for word in rest.split()]
     return {name: value for name, value in pairs if name != "PATH"}
 
 
 def command() -> list[str]:
     """What the image runs: its entry point with its arguments."""
-    ((_, entry),) = [i for i in last_stage() if i[0] == "ENTRYPOINT"]
-    ((_, arguments),) = [i for i in last_stage() if i[0] == "CMD"]
+    ((_, entry),) = [i for i in read_last_stage() if i[0] == "ENTRYPOINT"]
+    ((_, arguments),) = [i for i in read_last_stage() if i[0] == "CMD"]
     return [*json.loads(entry), *json.loads(arguments)]
 
 
-def documents() -> list[dict[str, Any]]:
+def read_kubernetes_documents() -> list[dict[str, Any]]:
     files = ("slackwater.yaml", "secret.example.yaml")
     return [d for name in files for d in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())]
 
 
 def deployment() -> dict[str, Any]:
-    (document,) = [d for d in documents() if d["kind"] == "Deployment"]
+    (document,) = [d for d in read_kubernetes_documents() if d["kind"] == "Deployment"]
     return document
 
 
 def services() -> dict[str, Any]:
     """Return the services of the compose file, with aliases resolved."""
-    return composed()["services"]
+    return read_compose_file()["services"]
 
 
-def composed() -> dict[str, Any]:
+def read_compose_file() -> dict[str, Any]:
     return yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())

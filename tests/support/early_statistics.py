@@ -13,7 +13,7 @@ from slackwater.testing.local_engine import LocalEngine
 
 
 @pytest.fixture(autouse=True)
-def foreseen(monkeypatch: pytest.MonkeyPatch) -> None:
+def early_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     statistics_before_read = LocalEngine.statistics_before_read
 
     def some(engine: LocalEngine, batch: Batch, clock_us: int) -> Mapping[str, Any]:

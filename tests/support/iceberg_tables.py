@@ -27,11 +27,11 @@ def connection(home: Path) -> str:
     return f'kind = "iceberg"\ncatalog = "sql"\noptions = {{ {catalog_options} }}'
 
 
-def sql(home: Path, name: str | None = None) -> Lake:
-    return Lake("sql", options(home), name)
+def open_sql_catalog(home: Path, name: str | None = None) -> IcebergLake:
+    return IcebergLake("sql", options(home), name)
 
 
-class Lake:
+class IcebergLake:
     """A table of a catalog; every call of `tables` is a client of its own."""
 
     def __init__(self, kind: str, options: dict[str, str], name: str | None = None) -> None:

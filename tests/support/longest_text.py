@@ -7,7 +7,7 @@ from typing import Any
 import slackwater as sw
 
 
-class Longest(sw.Aggregator):
+class LongestText(sw.Aggregator):
     """The longest text of a key, with the key in front of it: its merge takes the keys."""
 
     inputs = {"text": "string"}  # noqa: RUF012 — as users write it

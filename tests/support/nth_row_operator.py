@@ -96,7 +96,7 @@ class NthOfKey(KeyedOperator):
 
 
 @contextmanager
-def registered() -> Iterator[None]:
+def register_operator() -> Iterator[None]:
     """As if it were one of those that slackwater has."""
     OPERATOR_TYPES.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.from_state))
     try:

@@ -13,12 +13,14 @@ ORDERS = "order_id INT, region STRING, amount DOUBLE, ts TIMESTAMP"
 PAYMENTS = "paid_order BIGINT, region STRING, method STRING, ts TIMESTAMP"
 
 
-def stamp(second: float) -> str:
+def format_time(second: float) -> str:
     minutes, rest = divmod(second, 60)
     return f"2024-03-01T10:{int(minutes):02d}:{rest:06.3f}Z"
 
 
-def written(runner: Runner, seed: int, late: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def write_order_files(
+    runner: Runner, seed: int, late: bool = False
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Two directories of five files each, with duplicates, NULL keys and disorder within ten seconds."""
     chance = random.Random(seed)
     orders: list[dict[str, Any]] = []
@@ -30,7 +32,9 @@ def written(runner: Runner, seed: int, late: bool = False) -> tuple[list[dict[st
                 second = 60 * epoch + chance.randrange(600) / 10 - (chance.choice([0, 5, 200]) if late else 0)
                 value = chance.choice([1.5, 0.0, None]) if more == "amount" else chance.choice(["card", "cash"])
                 region = chance.choice(["eu", "us", None])
-                some.append({key: chance.randrange(12), "region": region, more: value, "ts": stamp(max(second, 0))})
+                some.append(
+                    {key: chance.randrange(12), "region": region, more: value, "ts": format_time(max(second, 0))}
+                )
                 if chance.random() < 0.1:
                     some.append(dict(some[-1]))
             runner.write(f"{epoch}.jsonl", some, folder=key)

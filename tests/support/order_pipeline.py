@@ -115,7 +115,7 @@ path = "paid"
 """
 
 
-def committed(config: Path, store: str) -> int:
+def read_epoch(config: Path, store: str) -> int:
     """The latest epoch, as anybody may see it."""
     if store == "files":
         return max(
@@ -129,7 +129,7 @@ def committed(config: Path, store: str) -> int:
     return -1 if row is None or row[0] is None else int(row[0])
 
 
-def written(home: Path, files: int = FILES) -> tuple[list[tuple[int, str, int]], list[tuple[int, int, int]]]:
+def write_order_files(home: Path, files: int = FILES) -> tuple[list[tuple[int, str, int]], list[tuple[int, int, int]]]:
     """Orders (id, user, µs) and payments (id, paid, µs), in files in the order of their times, which are out of order within them."""
     rng = random.Random(11)
     orders, payments = [], []
@@ -155,7 +155,7 @@ def moment(us: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=us)
 
 
-def sessions_of(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int, int]]:
+def expected_sessions(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int, int]]:
     """(user, first, last plus the gap, rows)."""
     times: dict[str, list[int]] = defaultdict(list)
     for _, user, time_us in orders:
@@ -171,7 +171,9 @@ def sessions_of(orders: list[tuple[int, str, int]]) -> list[tuple[str, int, int,
     return result
 
 
-def pairs_of(orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]]) -> list[tuple[int, int | None]]:
+def expected_pairs(
+    orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]]
+) -> list[tuple[int, int | None]]:
     payments_by_order: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, paid, ordered_us in payments:
         payments_by_order[number].append((paid, ordered_us))
@@ -188,11 +190,11 @@ def read_rows(folder: Path, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(frame.with_columns(pl.col(times).dt.epoch("us")).rows())
 
 
-def check(
+def check_targets(
     home: Path, orders: list[tuple[int, str, int]], payments: list[tuple[int, int, int]], message: str = ""
 ) -> None:
     """All targets hold the batch answer."""
-    expected = sessions_of(orders)
+    expected = expected_sessions(orders)
     assert read_rows(home / "sessions", "user", "window_start", "window_end", "n") == sorted(expected), message
     minutes: dict[tuple[str, int], list[int]] = defaultdict(list)
     for user, _, end, n in expected:
@@ -200,4 +202,4 @@ def check(
     expected_minutes = sorted((user, start_us, len(each), sum(each)) for (user, start_us), each in minutes.items())
     assert read_rows(home / "per_minute", "user", "window_start", "sessions", "orders") == expected_minutes, message
     paid = pl.read_parquet(home / "paid" / "*.parquet")
-    assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(pairs_of(orders, payments)), message
+    assert Counter(paid.select("left_id", "right_paid").rows()) == Counter(expected_pairs(orders, payments)), message

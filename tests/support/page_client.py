@@ -25,7 +25,7 @@ def get(server: UiServer, path: str, **headers: str) -> Answer:
     return answer
 
 
-class Tags(HTMLParser):
+class TagChecker(HTMLParser):
     """The tags of a page with their attributes; fails for what is never closed."""
 
     def __init__(self, text: str) -> None:

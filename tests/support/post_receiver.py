@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-class Posted(ThreadingHTTPServer):
+class PostReceiver(ThreadingHTTPServer):
     """`status`: what it answers; `tries`: how often it was asked, whatever it answered."""
 
     daemon_threads = True
@@ -42,7 +42,7 @@ class Posted(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Posted
+    server: PostReceiver
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

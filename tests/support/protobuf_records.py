@@ -27,7 +27,7 @@ NOTE = 'syntax = "proto3"; package shop; message Note { string text = 1; }'
 NOTES = {"shop/note.proto": NOTE}
 
 
-def written(files: ProtoFiles, name: str, row: dict[str, Any]) -> bytes:
+def encode_message(files: ProtoFiles, name: str, row: dict[str, Any]) -> bytes:
     """A message of these fields, spelled as JSON of Protobuf spells them."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(files.data).file:
@@ -37,17 +37,17 @@ def written(files: ProtoFiles, name: str, row: dict[str, Any]) -> bytes:
 
 
 @cache
-def files_of(text: str) -> ProtoFiles:
+def compile_proto(text: str) -> ProtoFiles:
     return from_texts(text, NOTES)
 
 
-def first(row: dict[str, Any], number: int | None = None) -> bytes:
-    return head(number) + written(files_of(FIRST), "shop.Event", row)
+def encode_first(row: dict[str, Any], number: int | None = None) -> bytes:
+    return record_header(number) + encode_message(compile_proto(FIRST), "shop.Event", row)
 
 
-def second(row: dict[str, Any], number: int | None = None) -> bytes:
-    return head(number) + written(files_of(SECOND), "shop.Event", row)
+def encode_second(row: dict[str, Any], number: int | None = None) -> bytes:
+    return record_header(number) + encode_message(compile_proto(SECOND), "shop.Event", row)
 
 
-def head(number: int | None, place: Sequence[int] = (0,)) -> bytes:
+def record_header(number: int | None, place: Sequence[int] = (0,)) -> bytes:
     return b"" if number is None else record_prefixes(number, place)[0]

@@ -50,7 +50,7 @@ NINE = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)
 Row = tuple[int, str | None, int]  # minute, user, n
 
 
-class Place:
+class PublishedTarget:
     """A config, and the target that its runner would publish to."""
 
     def __init__(self, file: Path, ready: Callable[[], None]) -> None:
@@ -82,10 +82,10 @@ class Place:
 
 
 @pytest.fixture
-def place_at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], Place]]:
-    places: list[Place] = []
+def published_target(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[[str], PublishedTarget]]:
+    places: list[PublishedTarget] = []
 
-    def make(place: str) -> Place:
+    def make(place: str) -> PublishedTarget:
         ready: Callable[[], None] = lambda: None  # noqa: E731
         path = f'path = "{tmp_path}/out"'
         if place.startswith("delta"):
@@ -107,7 +107,7 @@ def place_at(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callabl
         file = tmp_path / "p.toml"
         text = CONFIG.replace("CONNECTION", connection).replace("PLACE", where).replace("HOME", str(tmp_path))
         file.write_text(text)
-        places.append(Place(file, ready))
+        places.append(PublishedTarget(file, ready))
         return places[-1]
 
     yield make

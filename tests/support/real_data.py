@@ -114,11 +114,11 @@ path = "{home}/state"
     return path
 
 
-def result(home: Path) -> pl.DataFrame:
+def read_result(home: Path) -> pl.DataFrame:
     return pl.concat([pl.read_parquet(p) for p in sorted((home / "out").glob("*.parquet"))])
 
 
-def split(file: Path, into: Path, header: int) -> None:
+def split_file(file: Path, into: Path, header: int) -> None:
     """The lines of a file as twelve files of the same kind, in order; modification times ascend."""
     into.mkdir()
     packed = file.suffix == ".gz"
@@ -132,7 +132,7 @@ def split(file: Path, into: Path, header: int) -> None:
         os.utime(part, (1_500_000_000 + n, 1_500_000_000 + n))
 
 
-def check(name: str, frame: pl.DataFrame) -> None:
+def check_result(name: str, frame: pl.DataFrame) -> None:
     """The known answers."""
     n = frame["n"]
     match name:

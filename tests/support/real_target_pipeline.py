@@ -6,7 +6,7 @@ from slackwater.runner.components import create_target_writers
 from slackwater.testing.pipeline import LocalPipeline
 
 
-class Real(LocalPipeline):
+class RealTargetPipeline(LocalPipeline):
     """With the targets that the config names, opened at each start."""
 
     def _set_targets(self, target_name: str) -> None:

@@ -32,7 +32,7 @@ BEGIN_US = 1_704_067_200_000_000
 
 
 @dataclass
-class Continued:
+class RestartablePipeline:
     """`target`: one of TARGETS; `state`: "files" or "postgres". `mode`: of tables, "merge" or "append"."""
 
     home: Path
@@ -173,7 +173,7 @@ class Continued:
             with psycopg.connect(self.url("target"), autocommit=True) as db:
                 db.execute("DO $$ BEGIN IF to_regclass('counts') IS NOT NULL THEN TRUNCATE counts; END IF; END $$")
         else:
-            recreate(self.services["kafka"], self.topic)
+            recreate_topic(self.services["kafka"], self.topic)
 
     def recreate_target(self) -> None:
         """Put another table with the same rows in the place of the target: only its id tells."""
@@ -199,7 +199,7 @@ class Continued:
         return counts_per_minute
 
 
-def recreate(kafka: Any, topic: str) -> None:
+def recreate_topic(kafka: Any, topic: str) -> None:
     """Delete a topic and create it again."""
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     admin.delete_topics([topic])[topic].result(30)

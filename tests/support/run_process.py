@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def start(config: Path, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
+def start_run(config: Path, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
     """It leads a group of processes, its JVM and Python workers among them; what it says is appended to `log` next to the config."""
     command = [sys.executable, "-m", "slackwater.cli.main", "run", str(config), "--available-now", *flags]
     with (config.parent / "log").open("ab") as log:
@@ -21,5 +21,5 @@ def start(config: Path, *flags: str, **environment: str) -> subprocess.Popen[byt
         )
 
 
-def said(config: Path) -> str:
+def read_log(config: Path) -> str:
     return (config.parent / "log").read_text()

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @contextmanager
-def answering(find_answer: Callable[[str], Any]) -> Iterator[str]:
+def serve_answers(find_answer: Callable[[str], Any]) -> Iterator[str]:
     """A server that answers with what is found for a path, as JSON; its address."""
 
     class Answer(http.server.BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ def _wait(values: pl.Series) -> pl.Series:
     return values
 
 
-class Waiting(sw.Aggregator):
+class SlowSum(sw.Aggregator):
     """The sum of the milliseconds. Reading rows takes that long."""
 
     inputs = {"wait": "bigint"}  # noqa: RUF012 — as users write it

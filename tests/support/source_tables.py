@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from tests.support.iceberg_tables import Lake, options
+from tests.support.iceberg_tables import IcebergLake, options
 
 import slackwater as sw
 
@@ -103,10 +103,10 @@ class Iceberg:
     home: Path
     kind: str = "iceberg"
     word: str = "snapshot"
-    lake: Lake = field(init=False)
+    lake: IcebergLake = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lake = Lake("sql", options(self.home), "shop.events")
+        self.lake = IcebergLake("sql", options(self.home), "shop.events")
 
     @property
     def table(self) -> Any:

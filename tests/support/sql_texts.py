@@ -89,7 +89,7 @@ class Text:
     sql: str
 
 
-def text(seed: int) -> Text:
+def make_text(seed: int) -> Text:
     """The text of a seed."""
     rng = Random(seed)
     kind = rng.choices(("plain", "hostile", "broken"), (60, 25, 15))[0]

@@ -63,7 +63,7 @@ JOIN = replace(
 )
 
 
-def exposed(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
+def parse_metrics(metrics: Metrics) -> Iterator[tuple[str, dict[str, str], float]]:
     for family in metrics.collect():
         for sample in family.samples:
             yield sample.name, dict(sample.labels), sample.value

@@ -42,14 +42,14 @@ def rows(*users: str) -> pl.DataFrame:
 Make = Callable[[], Any]
 
 
-def running(make: Make) -> Any:
+def open_runner(make: Make) -> Any:
     store = make()
     store.open()
     store.prepare(LOGIC)
     return store
 
 
-def go_on(store: Any, before: Commit | None, *users: str) -> Commit:
+def add_epoch(store: Any, before: Commit | None, *users: str) -> Commit:
     """One more epoch, after which exactly these users have a session."""
     epoch = before.epoch + 1 if before else 0
     metas = before.stages[0].segments[0] if before else ()

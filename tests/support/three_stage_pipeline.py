@@ -73,7 +73,7 @@ SCHEMA = {"user": "string", "price": "decimal(10,2)"}
 PARTS = {"orders": ("o-0", "o-1")}
 
 
-def ran(home: Path, text: str = TEXT) -> Path:
+def run_pipeline(home: Path, text: str = TEXT) -> Path:
     """Its config; partition o-1 of the orders holds all watermarks."""
     file = home / "p.toml"
     file.write_text(text.replace('path = "state"', f'path = "{home / "state"}"'))
@@ -87,7 +87,7 @@ def ran(home: Path, text: str = TEXT) -> Path:
     return file
 
 
-def went_on(file: Path) -> None:
+def add_commit(file: Path) -> None:
     """One commit more."""
     state = str(file.parent / "state")
     with LocalPipeline(

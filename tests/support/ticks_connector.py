@@ -101,7 +101,7 @@ class TicksSource(SelfPlannedSource):
 
 
 @dataclass(frozen=True)
-class Some:
+class TicksBatch:
     source: TicksSource
     first: int
     end: int
@@ -120,10 +120,10 @@ class TicksPlanner:
     def stop_at_current_end(self) -> None:
         """There are no more."""
 
-    def next(self) -> Some | None:
+    def next(self) -> TicksBatch | None:
         first, most = self._next, self._source.spec.max_messages_per_trigger or self._source.count
         self._next = min(first + most, self._source.count)
-        return Some(self._source, first, self._next) if first < self._next else None
+        return TicksBatch(self._source, first, self._next) if first < self._next else None
 
 
 # -- runner/connectors/ticks.py -------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Ticks(Connector[TicksConnection]):
 
 
 @contextmanager
-def registered() -> Iterator[None]:
+def register_connector() -> Iterator[None]:
     """Each list of kinds with a line more, as the files would have it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(connection.CONNECTIONS, "ticks", TicksConnection)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def minutes(**more: Any) -> Any:
     return sw.Window(**{**defaults, **more})
 
 
-def waited_for(condition: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     """Return once `condition` holds; machines differ in speed, so only a hang is too long."""
     end = time.monotonic() + 300
     while not condition():
@@ -95,11 +95,11 @@ def waited_for(condition: Callable[[], Any]) -> None:
         time.sleep(0.05)
 
 
-def counted(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
+def count_rows(frame: pl.DataFrame) -> list[tuple[Any, ...]]:
     return sorted(frame.select("user", "n", "total").rows(), key=str)
 
 
-def settled(address: str, topic: str) -> dict[TopicPartition, int]:
+def wait_for_transactions(address: str, topic: str) -> dict[TopicPartition, int]:
     """Wait until no transaction of a topic is under way, and return where each partition ends.
 
     A producer's commit returns when the broker has decided on it; that readers of what is committed see the rows
@@ -113,11 +113,11 @@ def settled(address: str, topic: str) -> dict[TopicPartition, int]:
         futures = admin.list_offsets(latest, isolation_level=level, request_timeout=30)
         return {part: future.result(30).offset for part, future in futures.items()}
 
-    waited_for(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
+    wait_until(lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED))
     return ends(IsolationLevel.READ_COMMITTED)
 
 
-def messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
+def read_messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
     """Every committed message of a topic, once, when no transaction of it is under way."""
     settings = {
         "bootstrap.servers": address,
@@ -127,7 +127,7 @@ def messages(address: str, topic: str) -> Iterator[Message[Any, Any]]:
         "isolation.level": "read_committed",
         "log_level": 0,
     }
-    remaining = settled(address, topic)
+    remaining = wait_for_transactions(address, topic)
     consumer: Consumer = Consumer(settings)
     consumer.assign([TopicPartition(part.topic, part.partition, 0) for part in remaining])
     while remaining:

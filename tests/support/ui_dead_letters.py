@@ -6,7 +6,7 @@ import datetime as dt
 from pathlib import Path
 
 import polars as pl
-from tests.support.ui_states import DAY, S, config, ran
+from tests.support.ui_states import DAY, S, config, run_pipeline
 
 from slackwater.config import toml
 from slackwater.core.dead_letter import LETTER
@@ -24,7 +24,7 @@ def with_letters(tmp_path: Path) -> Path:
         'connection = "lake"\npath = "out"', f'connection = "lake"\npath = "{tmp_path}/out"'
     )
     file.write_text(text.replace('event_time_column = "ts"', 'event_time_column = "ts"\nlate_data = "dlq"') + lake)
-    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
+    run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": [{"ts": DAY, "user": "u<b>"}]})])
     event_time = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
     letter = {
         "reason": "late",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.support import three_stage_pipeline
 from tests.support.ui_dead_letters import with_letters
-from tests.support.ui_states import DAY, S, config, drawn, joined_and_counted, ran, watched
+from tests.support.ui_states import DAY, S, config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
 from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.state.runs import Run
@@ -44,7 +44,7 @@ class Scene:
     url: str
 
 
-def note(one: PageSource, *runs: Run) -> None:
+def record_runs(one: PageSource, *runs: Run) -> None:
     """Put down runs of a pipeline that nobody runs."""
     one.store.open()
     for run in runs:
@@ -68,8 +68,8 @@ def failed_run(hour: int) -> Run:
 def session(home: Path, seed: int = 4, rows: int = 120) -> PageSource:
     home.mkdir()
     file = config("session", home)
-    ran(file, drawn(seed, rows=rows))
-    return watched(file)
+    run_pipeline(file, draw_script(seed, rows=rows))
+    return open_page_source(file)
 
 
 def long_names(home: Path) -> PageSource:
@@ -85,8 +85,8 @@ def long_names(home: Path) -> PageSource:
     for epoch in range(3):
         moved = [{**row, "ts": int(str(row["ts"])) + epoch * 400 * S} for row in parted]
         script = [RowsInput({"web": rows if not epoch else [], "app": moved}, partitions={"app": (LONG + "-0", "p")})]
-        ran(file, script)
-    return watched(file)
+        run_pipeline(file, script)
+    return open_page_source(file)
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
             return base
 
         live = session(home / "live")
-        note(live, a_run(9), failed_run(10), a_run(11, outcome=None))
+        record_runs(live, a_run(9), failed_run(10), a_run(11, outcome=None))
         live.store.open()
         stack.callback(live.store.close)
         bins = f"/closing?from={DAY}&to={DAY + 86_400 * S}"
@@ -114,10 +114,10 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         save_page([live], home / "saved.html")
         all_scenes.append(Scene("saved", (home / "saved.html").as_uri()))
         (home / "letters").mkdir()
-        letters = watched(with_letters(home / "letters"))
+        letters = open_page_source(with_letters(home / "letters"))
         add("letters", letters, "/", "/letters?reason=late", "/key?user=u1")
         (home / "stages").mkdir()
-        stages = watched(three_stage_pipeline.ran(home / "stages"))
+        stages = open_page_source(three_stage_pipeline.run_pipeline(home / "stages"))
         names = ("sessions", "minutes", "seen")
         add(
             "stages",
@@ -131,21 +131,21 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         add("join", load_page_sources(str(home / "join"))[0], "/")
         for name, run in (("finished", a_run(11)), ("died", failed_run(11)), ("crashed", a_run(11, outcome=None))):
             one = session(home / name, rows=40)
-            note(one, a_run(9), a_run(10, outcome="stopped", ended_us=STARTED, last_epoch=1), run)
+            record_runs(one, a_run(9), a_run(10, outcome="stopped", ended_us=STARTED, last_epoch=1), run)
             add(name, one, "/")
         for name in ("waits", "failed"):
             (home / name).mkdir()
-            one = watched(config("session", home / name))
+            one = open_page_source(config("session", home / name))
             if name == "failed":
-                note(one, failed_run(11))
+                record_runs(one, failed_run(11))
             else:
                 one.store.open()
                 stack.callback(one.store.close)
             add(name, one, "/")
         long = long_names(home / "long")
-        note(long, failed_run(11))
+        record_runs(long, failed_run(11))
         add("long", long, "/", bins, f"/key?user={LONG}0", "/hot")
-        every = [_named(w, f"p{n}") for n, w in enumerate(several)]
+        every = [_with_name(w, f"p{n}") for n, w in enumerate(several)]
         running = serve_pages(every, 0)
         stack.callback(running.stop)
         all_scenes.append(Scene("several", f"http://127.0.0.1:{running.port}/"))
@@ -153,6 +153,6 @@ def scenes(home: Path) -> Iterator[list[Scene]]:
         yield all_scenes
 
 
-def _named(one: PageSource, name: str) -> PageSource:
+def _with_name(one: PageSource, name: str) -> PageSource:
     """Return the source under another name. Only the page of several pipelines asks for the name."""
     return replace(one, pipeline=one.pipeline.model_copy(update={"name": name}))

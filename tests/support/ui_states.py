@@ -66,13 +66,13 @@ def config(shape: str, home: Path, name: str = "p.toml") -> Path:
     return file
 
 
-def watched(file: Path) -> PageSource:
+def open_page_source(file: Path) -> PageSource:
     pipeline = toml.load(file)
     assert pipeline.state_store is not None
     return PageSource(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), report_lines)
 
 
-def ran(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
+def run_pipeline(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
     pipeline = toml.load(file)
     assert pipeline.state_store is not None
     run_options: dict[str, Any] = {"lateness_ms": {"web": 30_000}, "flush": False, "clock_us": CLOCK}
@@ -82,7 +82,7 @@ def ran(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:
     return run_local(window, script, TYPES, ("web", "app"), **{**run_options, **more})
 
 
-def drawn(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[Any]:
+def draw_script(seed: int, epochs: int = 11, rows: int = 40, users: int = 30) -> list[Any]:
     """A story: time goes on, rows come out of order, some late, some without a time; one partition falls silent, all rest."""
     dice = random.Random(seed)
     now_us, script = DAY + 9 * 3600 * S, list[Any]()

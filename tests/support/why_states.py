@@ -75,7 +75,9 @@ STORY = [
 ]
 
 
-def ran(text: str, script: Sequence[RowsInput | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any) -> None:
+def run_pipeline(
+    text: str, script: Sequence[RowsInput | Quiet | Crash], types: dict[str, str] = TYPES, **more: Any
+) -> None:
     """A pipeline that ran this script and stopped without a flush, its clock at noon."""
     Path("p.toml").write_text(text)
     window = toml.loads(text).transform.window

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.laws.fixed_graphs import counting, pipeline_of_stages
+from tests.laws.fixed_graphs import counting_stage, pipeline_of_stages
 
 import slackwater as sw
 from slackwater.config import json_schema
@@ -332,7 +332,7 @@ visits = [
 
 def test_stages_without_a_target_are_watched() -> None:
     """w ─▶ x ─▶ target: the rows of w can be read back after crashes and resharding, and are in no table of the result."""
-    pipeline = pipeline_of_stages(counting("w", "a"), counting("x", "w", "total"))
+    pipeline = pipeline_of_stages(counting_stage("w", "a"), counting_stage("x", "w", "total"))
     rows = [{"k": "x", "v": n, "ts": n * 7_000} for n in range(40)]
 
     def run_story(*watched: str) -> LocalResult:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.command import GOOD, Command, Said
+from tests.support.command import GOOD, Command, CommandResult
 
 from slackwater import __version__
 from slackwater.errors import CapExceededError, LockHeldError
@@ -37,7 +37,7 @@ def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:
     expected = (
         f'p.toml: ok — session window over 1 source, 2 aggregations, state in files at "{Path.cwd() / "state"}"\n'
     )
-    assert slackwater("check", write(GOOD)) == Said(0, expected, "")
+    assert slackwater("check", write(GOOD)) == CommandResult(0, expected, "")
 
 
 def test_check_adds_notes_for_the_user(slackwater: Command) -> None:
@@ -69,7 +69,7 @@ def test_check_prints_every_problem_on_its_own_line(slackwater: Command) -> None
 def test_one_problem_is_not_problems(slackwater: Command) -> None:
     outcome = slackwater("check", "absent.toml")
     expected = "absent.toml: cannot be read (No such file or directory); expected a TOML file\n1 problem\n"
-    assert outcome == Said(2, "", expected)
+    assert outcome == CommandResult(2, "", expected)
 
 
 @pytest.mark.parametrize("command", ["check", "explain", "run"])
@@ -116,7 +116,7 @@ def test_flush_needs_available_now(slackwater: Command) -> None:
 
 
 def test_the_version(slackwater: Command) -> None:
-    assert slackwater("--version") == Said(0, f"slackwater {__version__}\n", "")
+    assert slackwater("--version") == CommandResult(0, f"slackwater {__version__}\n", "")
 
 
 def test_no_command_shows_the_help(slackwater: Command) -> None:
@@ -133,7 +133,7 @@ def test_slackwater_errors_are_one_line_and_exit_with_1(
     slackwater: Command, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     make_run_fail(monkeypatch, error)
-    assert slackwater("run", write(GOOD)) == Said(1, "", f"error: {error}\n")
+    assert slackwater("run", write(GOOD)) == CommandResult(1, "", f"error: {error}\n")
 
 
 def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_bug_is_one_line_and_exits_with_70(slackwater: Command, monkeypatch: p
 def test_an_error_of_a_service_or_the_system_is_not_a_bug(slackwater: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLACKWATER_DEBUG", raising=False)
     make_run_fail(monkeypatch, PermissionError(13, "Permission denied", "state/x"))
-    assert slackwater("run", write(GOOD)) == Said(1, "", 'error: Permission denied: "state/x"\n')
+    assert slackwater("run", write(GOOD)) == CommandResult(1, "", 'error: Permission denied: "state/x"\n')
 
 
 def test_a_bug_shows_its_stack_trace_with_slackwater_debug(
@@ -169,7 +169,7 @@ def test_a_metrics_port_in_use_stops_the_start(slackwater: Command, monkeypatch:
     outcome = slackwater("run", write(GOOD), "--metrics-port", str(server.port))
     server.stop()
     expected = f"error: metrics cannot be served on 127.0.0.1:{server.port} (Address already in use); choose another --metrics-port\n"
-    assert outcome == Said(1, "", expected)
+    assert outcome == CommandResult(1, "", expected)
 
 
 def test_check_loads_neither_spark_nor_frames(tmp_path: Path) -> None:

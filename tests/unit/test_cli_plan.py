@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.why_states import HOPPING, SESSION, STORY, TUMBLING, ran
+from tests.support.why_states import HOPPING, SESSION, STORY, TUMBLING, run_pipeline
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -66,12 +66,12 @@ def test_plan_without_a_state_says_so(say: Say) -> None:
 
 
 def test_nothing_changed(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     assert say(SESSION) == (0, ["law: state in epoch 2: nothing changed"])
 
 
 def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     text = (
         SESSION.replace('"10m"', '"20m"').replace('lateness_ms = "1m"', 'lateness_ms = "2m"').replace("[target]", SUM)
     )
@@ -95,7 +95,7 @@ def test_plan_shows_changes_with_their_verdicts_and_numbers(say: Say) -> None:
 
 
 def test_plan_and_start_refuse_a_needed_rebuild_in_the_same_words(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     text = SESSION.replace('"1h"', '"30m"').replace('"max"', '"min"')
     code, lines = say(text)
     assert code == 1
@@ -105,13 +105,13 @@ def test_plan_and_start_refuse_a_needed_rebuild_in_the_same_words(say: Say) -> N
         "--rebuild"
     )
     with pytest.raises(StateError, match="was written for another window") as refused:
-        ran(text, [])
+        run_pipeline(text, [])
     for line in lines[:2]:
         assert line.removeprefix("rebuild     ") in str(refused.value)
 
 
 def test_plan_prints_json(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     code, (line,) = say(SESSION.replace(DEAREST, ""), "--json")
     report = json.loads(line)
     assert (code, report["epoch"], report["startable"]) == (0, 2, True)
@@ -148,7 +148,7 @@ def test_plan_prints_json(say: Say) -> None:
     ],
 )  # fmt: skip
 def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key: str, verdict: str) -> None:
-    ran(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
+    run_pipeline(text, [*STORY, STORY[-1]] if text != SESSION else STORY, flush=True)
     assert old in text
     change = changes_by_key(text.replace(old, new))[changed_key]
     assert change.verdict == verdict
@@ -156,7 +156,7 @@ def test_each_change_has_its_verdict(text: str, old: str, new: str, changed_key:
 
 
 def test_the_rows_of_a_removed_stage_are_dropped() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     one = latest()
     other = one.stages[0].model_copy(update={"name": "other"})
     two = one.model_copy(update={"stages": (one.stages[0], other)})
@@ -166,7 +166,7 @@ def test_the_rows_of_a_removed_stage_are_dropped() -> None:
 
 
 def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     commit = latest()
     bare = commit.model_copy(update={"stages": (commit.stages[0].model_copy(update={"described": {}}),)})
     compared = compare.compare_config(toml.loads(SESSION.replace('"10m"', '"20m"')), bare)
@@ -176,7 +176,7 @@ def test_a_state_that_does_not_describe_its_window_is_not_rewritten() -> None:
 
 
 def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Say) -> None:
-    ran(SESSION, STORY, flush=True)
+    run_pipeline(SESSION, STORY, flush=True)
     assert latest().staged
     (Path("state/law/published")).write_text("0")
     code, lines = say(SESSION.replace("group_by", 'window_end_column = "until"\ngroup_by'))
@@ -190,7 +190,7 @@ def test_plan_asks_for_the_previous_config_while_an_epoch_is_unpublished(say: Sa
 
 def test_plan_takes_about_a_second_without_spark() -> None:
     """Measure processor time, because the machine may be busy."""
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     code = (
         "import resource, sys; from slackwater.cli.main import main; sys.argv = ['slackwater', 'plan', 'p.toml']\n"
         "try: main()\nfinally: print(sorted({'pyspark', 'pandas'} & set(sys.modules)),"
@@ -272,7 +272,7 @@ def test_from_needs_rebuild(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_starting_over_moves_the_state_aside() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     before = sorted(str(p.relative_to("state/law")) for p in Path("state/law").rglob("*"))
     store = FilesStore("state", "law")
     aside = store.start_over()
@@ -289,7 +289,7 @@ def test_starting_over_moves_the_state_aside() -> None:
 
 
 def test_a_damaged_state_can_be_started_over() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     for path in Path("state/law/manifests").iterdir():
         path.write_text("x")
     store = FilesStore("state", "law")
@@ -298,7 +298,7 @@ def test_a_damaged_state_can_be_started_over() -> None:
 
 
 def test_a_state_that_cannot_be_moved_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
 
     def refused(self: Path, target: Path) -> Path:
         raise OSError(1, "Operation not permitted")

@@ -14,7 +14,7 @@ import yaml
 from tests.support.command import GOOD
 from tests.support.doc_pages import anchors
 from tests.support.promql import Samples, grouping, parsed, selectors
-from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, exposed
+from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, parse_metrics
 from typer.main import get_command
 
 from slackwater.cli.main import app
@@ -61,7 +61,7 @@ def labels_by_name() -> dict[str, set[str]]:
     for status in [*run_local(window, script, schema={"k": "string"}, sources=("a",)).statuses, STATUS, JOIN]:
         metrics.on_commit(status)
     labels_by_metric: dict[str, set[str]] = {"up": {"job", "instance"}}
-    for name, labels, _ in exposed(metrics):
+    for name, labels, _ in parse_metrics(metrics):
         labels_by_metric.setdefault(name, set()).update(labels)
     return labels_by_metric
 
@@ -199,7 +199,7 @@ class Simulated:
             if not minute_state.get("waiting"):
                 self.metrics.on_commit(self.status(minute, minute_state))
             up = ("up", {"job": "slackwater", "instance": "a"}, float(minute_state["up"]))
-            shown = exposed(self.metrics) if minute_state["up"] else ()
+            shown = parse_metrics(self.metrics) if minute_state["up"] else ()
             target_labels = {"job": "slackwater", "instance": "a"}
             self.samples.scrape(self.now, [up, *((n, {**labels, **target_labels}, v) for n, labels, v in shown)])
 

@@ -45,7 +45,7 @@ def parse_options(arguments: list[str]) -> dict[str, Any]:
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", deploy_files.documents(), ids=lambda d: d["kind"])
+@pytest.mark.parametrize("document", deploy_files.read_kubernetes_documents(), ids=lambda d: d["kind"])
 def test_a_manifest_is_valid_for_kubernetes(document: dict[str, Any]) -> None:
     assert schema_violations(document) == []
 
@@ -95,7 +95,7 @@ def test_the_pod_uses_existing_options_and_existing_probes() -> None:
 def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
     spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    ((_, user),) = [i for i in deploy_files.last_stage() if i[0] == "USER"]
+    ((_, user),) = [i for i in deploy_files.read_last_stage() if i[0] == "USER"]
     assert f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}" == user
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert container["securityContext"] == {
@@ -111,7 +111,7 @@ def test_the_pod_has_minimal_rights_and_can_write_where_it_must() -> None:
 
 
 def test_names_in_the_manifests_agree() -> None:
-    documents = {d["kind"]: d for d in deploy_files.documents()}
+    documents = {d["kind"]: d for d in deploy_files.read_kubernetes_documents()}
     spec = deploy_files.deployment()["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": documents["Secret"]["metadata"]["name"]}}]
@@ -129,7 +129,7 @@ def test_names_in_the_manifests_agree() -> None:
 def test_the_deployed_pipeline_is_valid_and_gets_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     file = DEPLOY / "kubernetes/pipeline.toml"
     names = set(re.findall(r"\$\{(\w+)\}", "\n".join(lines_without_comments(file))))
-    (secret,) = [d for d in deploy_files.documents() if d["kind"] == "Secret"]
+    (secret,) = [d for d in deploy_files.read_kubernetes_documents() if d["kind"] == "Secret"]
     assert names == set(secret["stringData"]) == set(SECRETS)
     assert names <= set(deploy_files.services()["pipeline"]["environment"])
     for name, value in SECRETS.items():
@@ -150,16 +150,18 @@ def test_the_image_uses_existing_commands() -> None:
     assert words[:3] == ["tini", "--", "slackwater"]
     options = parse_options(words[3:])
     assert (str(options["file"]), options["metrics_port"], options["metrics_host"]) == (PIPELINE, int(PORT), "0.0.0.0")
-    (prepares,) = [rest for name, rest in deploy_files.last_stage() if name == "RUN" and "slackwater prepare" in rest]
+    (prepares,) = [
+        rest for name, rest in deploy_files.read_last_stage() if name == "RUN" and "slackwater prepare" in rest
+    ]
     assert parse_options(re.findall(r"slackwater (prepare)", prepares)) is not None
-    (exposed,) = [rest for name, rest in deploy_files.last_stage() if name == "EXPOSE"]
+    (exposed,) = [rest for name, rest in deploy_files.read_last_stage() if name == "EXPOSE"]
     assert exposed == PORT
-    (check,) = [rest for name, rest in deploy_files.last_stage() if name == "HEALTHCHECK"]
+    (check,) = [rest for name, rest in deploy_files.read_last_stage() if name == "HEALTHCHECK"]
     assert f"http://127.0.0.1:{PORT}{LIVE}" in check
 
 
 def test_the_image_is_slim_and_its_user_is_not_root() -> None:
-    instructions = deploy_files.instructions()
+    instructions = deploy_files.read_dockerfile()
     assert {name for name, _ in instructions} <= {
         *("ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "VOLUME", "EXPOSE"),
         *("ENTRYPOINT", "CMD", "HEALTHCHECK"),
@@ -169,11 +171,13 @@ def test_the_image_is_slim_and_its_user_is_not_root() -> None:
     assert [rest for name, rest in instructions if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
     for _, rest in (i for i in instructions if i[0] == "RUN" and "apt-get" in i[1]):
         assert "--no-install-recommends" in rest and "rm -rf /var/lib/apt/lists/*" in rest
-    order = [name for name, _ in deploy_files.last_stage()]
+    order = [name for name, _ in deploy_files.read_last_stage()]
     assert order.index("USER") > max(n for n, name in enumerate(order) if name in ("RUN", "COPY"))
-    (user,) = [rest for name, rest in deploy_files.last_stage() if name == "USER"]
+    (user,) = [rest for name, rest in deploy_files.read_last_stage() if name == "USER"]
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
-    assert f"--uid {user.split(':')[0]} " in " ".join(rest for name, rest in deploy_files.last_stage() if name == "RUN")
+    assert f"--uid {user.split(':')[0]} " in " ".join(
+        rest for name, rest in deploy_files.read_last_stage() if name == "RUN"
+    )
 
 
 def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
@@ -181,7 +185,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     allowed = {line[1:] for line in ignored if line.startswith("!")}
     copied = {
         w
-        for name, rest in deploy_files.instructions()
+        for name, rest in deploy_files.read_dockerfile()
         if name == "COPY" and "--from" not in rest
         for w in rest.split()[:-1]
     }
@@ -189,7 +193,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
     assert all((ROOT / name).exists() for name in copied)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["readme"] in copied
-    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(rest for _, rest in deploy_files.instructions()))
+    (extras,) = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(rest for _, rest in deploy_files.read_dockerfile()))
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     tag = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())["images"][0]["newTag"]
     assert tag == project["version"]
@@ -197,7 +201,7 @@ def test_the_image_copies_exactly_the_files_that_are_not_ignored() -> None:
 
 
 def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    (line,) = [rest for _, rest in deploy_files.instructions() if "slackwater prepare" in rest]
+    (line,) = [rest for _, rest in deploy_files.read_dockerfile() if "slackwater prepare" in rest]
     names = re.findall(r"--with (\w+)", line)
     modules: list[str] = []
     monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)])
@@ -212,18 +216,18 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_compose_file_is_valid() -> None:
-    assert [e.message for e in COMPOSE.iter_errors(deploy_files.composed())] == []
+    assert [e.message for e in COMPOSE.iter_errors(deploy_files.read_compose_file())] == []
 
 
 @pytest.mark.parametrize(("key", "value"), [("imagee", "x"), ("stop_grace_period", 2.5), ("ports", "9090:9090")])
 def test_the_schema_refuses_an_invalid_compose_file(key: str, value: Any) -> None:
-    document = copy.deepcopy(deploy_files.composed())
+    document = copy.deepcopy(deploy_files.read_compose_file())
     document["services"]["prometheus"][key] = value
     assert list(COMPOSE.iter_errors(document))
 
 
 def test_mounted_files_exist_and_named_volumes_are_declared() -> None:
-    home, named = DEPLOY / "compose", set(deploy_files.composed()["volumes"])
+    home, named = DEPLOY / "compose", set(deploy_files.read_compose_file()["volumes"])
     for name, service in deploy_files.services().items():
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]

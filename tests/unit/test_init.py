@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 import pytest
 from jsonschema import Draft202012Validator
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 from tests.support.command import Command
 
 from slackwater.config import ddl, json_schema, toml
@@ -610,7 +610,7 @@ def test_nothing_heavy_is_loaded_for_lines(slackwater: Command) -> None:
 @pytest.mark.shared_data
 @pytest.mark.parametrize(
     ("name", "kind", "time", "unit", "key"),
-    some(
+    select_cases(
         [
             ("CollegeMsg.txt", "session", "weight", "s", "source"),
             ("ibis_commits.tsv.gz", "hopping", "commit_time", "s", "author_id"),

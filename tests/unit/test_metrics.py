@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
-from tests.laws.fixed_graphs import counting
+from tests.laws.fixed_graphs import counting_stage
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 
@@ -186,7 +186,7 @@ def two_targets() -> sw.Pipeline:
         name="law",
         sources=[sw.Source(name="a", dataframe=object())],
         connections={"tables": sw.DeltaConnection()},
-        stages=[counting("w", "a"), counting("x", "w", "total")],
+        stages=[counting_stage("w", "a"), counting_stage("x", "w", "total")],
         targets=[sw.Target(name=n, from_=n, connection="tables", path=n, mode="merge") for n in ("w", "x")],
         state_store=sw.StateStore(kind="files", path="state"),
     )
@@ -267,7 +267,7 @@ def test_a_join_further_down_has_its_sides() -> None:
     """w ─┐
     a ────┴▶ join"""
     stages = [
-        counting("w", "a"),
+        counting_stage("w", "a"),
         sw.Stage(
             name="j",
             join=sw.Join(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.states import commit_of
-from tests.support.ticks_connector import TicksConnection, TicksRead, TicksSource, registered
+from tests.support.ticks_connector import TicksConnection, TicksRead, TicksSource, register_connector
 
 import slackwater as sw
 from slackwater import explain
@@ -62,7 +62,7 @@ kind = "in_memory"
 
 @pytest.fixture(autouse=True)
 def ticks() -> Iterator[None]:
-    with registered():
+    with register_connector():
         yield
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from tests.support.ui_states import M, config, drawn, ran, watched
+from tests.support.ui_states import M, config, draw_script, open_page_source, run_pipeline
 
 import slackwater as sw
 from slackwater.config import toml
@@ -52,7 +52,7 @@ def test_a_pipeline_shows_its_plan(tmp_path: Path) -> None:
 
 def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, drawn(3))
+    run_pipeline(file, draw_script(3))
     answer = sw.why(file)
     element = parse_html(answer)
     assert len([e for e in element.iter("text") if "lane" in e.attrib.get("class", "")]) == len(answer.clocks)
@@ -68,7 +68,7 @@ def test_why_shows_the_lanes_and_the_holder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", ["session", "tumbling"])
 def test_a_state_shows_its_windows_as_bars(tmp_path: Path, shape: str) -> None:
     file = config(shape, tmp_path)
-    ran(file, drawn(5))
+    run_pipeline(file, draw_script(5))
     with sw.open_state(file) as view:
         frame = view.scan(limit=notebook.MOST)
         element = parse_html(view)
@@ -87,7 +87,7 @@ def test_values_are_escaped_as_text(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     day = 19_783 * 86_400_000_000
     evil = "<script>alert(1)</script>"
-    ran(file, [RowsInput({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
+    run_pipeline(file, [RowsInput({"web": [{"ts": day, "user": evil}], "app": [{"ts": day + M, "user": evil}]})])
     with sw.open_state(file) as view:
         assert evil not in view._repr_html_()
         assert evil in words(parse_html(view))
@@ -105,7 +105,7 @@ def test_a_missing_state_is_reported(tmp_path: Path) -> None:
 
 def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = config("session", tmp_path)
-    ran(file, drawn(5))
+    run_pipeline(file, draw_script(5))
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
     with sw.open_state(file) as view:
         text = words(parse_html(view))
@@ -121,7 +121,7 @@ def test_each_displayed_class_has_a_picture() -> None:
         assert notebook._render.dispatch(cls) is not notebook._render.dispatch(object)
     with pytest.raises(TypeError, match="no picture of a NotebookRepr"):
         NotebookRepr()._repr_html_()
-    assert watched  # these states are those of the tests of the page
+    assert open_page_source  # these states are those of the tests of the page
 
 
 # -- the handle ------------------------------------------------------------------------------------------------------

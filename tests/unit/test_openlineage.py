@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from openlineage.client import event_v2
 from tests.support.command import GOOD
-from tests.support.post_receiver import Posted
+from tests.support.post_receiver import PostReceiver
 
 from slackwater import observe, secrets
 from slackwater.config.pipeline import Pipeline
@@ -203,7 +203,7 @@ def test_events_are_those_of_the_specification(events: Any, log_lines: list[str]
         assert all(f["_producer"] and f["_schemaURL"] for f in facets)
 
 
-class Receiver(Posted):
+class Receiver(PostReceiver):
     """Keeps the events that it takes."""
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from tests.support.command import GOOD
-from tests.support.post_receiver import Posted
-from tests.support.statuses import COUNTERS, JOIN, STATUS, exposed
+from tests.support.post_receiver import PostReceiver
+from tests.support.statuses import COUNTERS, JOIN, STATUS, parse_metrics
 
 from slackwater import observe, secrets
 from slackwater.config.toml import loads
@@ -25,7 +25,7 @@ from slackwater.metrics import BUCKETS, Metrics
 Series = dict[tuple[str, frozenset[tuple[str, str]]], Any]
 
 
-class Receiver(Posted):
+class Receiver(PostReceiver):
     """A collector that keeps the requests it receives."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def test_the_numbers_are_those_of_prometheus(receiver: Receiver, log_lines: list
     exported = receiver.latest()
     expected = {
         (name.removesuffix("_total") if (name.removesuffix("_total"), labels) in exported else name, labels): value
-        for name, labels, value in ((n, frozenset(pairs.items()), v) for n, pairs, v in exposed(metrics))
+        for name, labels, value in ((n, frozenset(pairs.items()), v) for n, pairs, v in parse_metrics(metrics))
         if "_epoch_seconds_" not in name and "_started_" not in name
     }
     plain = {k: v for k, v in exported.items() if "epoch_seconds" not in k[0] and "_started_" not in k[0]}

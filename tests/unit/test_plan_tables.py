@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.source_tables import FORMATS, row
-from tests.support.why_states import SESSION, STORY, ran
+from tests.support.why_states import SESSION, STORY, run_pipeline
 
 from slackwater.cli.main import main
 from slackwater.runner import table_changes
@@ -35,7 +35,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.fixture
 def say(table: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
     """Run `slackwater plan` for a pipeline that has read the first version of the table. `keys` are more keys of the source."""
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     mark_table_read(table)
     if table.kind == "iceberg":
         options = ", ".join(f'{name} = "{value}"' for name, value in table.lake.options.items())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from tests.support.iceberg_tables import connection, sql
+from tests.support.iceberg_tables import connection, open_sql_catalog
 
 from slackwater.cli.main import main
 from slackwater.config import toml
@@ -157,7 +157,7 @@ def test_an_append_only_delta_table(tmp_path: Path) -> None:
 
 
 def test_an_append_only_iceberg_table(tmp_path: Path) -> None:
-    lake = sql(tmp_path, "shop.t")
+    lake = open_sql_catalog(tmp_path, "shop.t")
     lake.opened(TargetTable("p", FIELDS, None, "old"), "append").publish(6, ROWS)
     text = config(tmp_path, 'connection = "table"\ntable = "shop.t"\nmode = "append"').read_text()
     pipeline = toml.loads(text.replace('kind = "delta"', connection(tmp_path)))

@@ -10,7 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
-from tests.support.protobuf_records import FIRST, NOTES, SECOND, first, head, second, written
+from tests.support.protobuf_records import (
+    FIRST,
+    NOTES,
+    SECOND,
+    encode_first,
+    encode_message,
+    encode_second,
+    record_header,
+)
 
 from slackwater.sources.payloads import protobuf_schema
 from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder, decode_batches
@@ -73,7 +81,7 @@ def test_the_values_of_every_type() -> None:
         "counts": {"k": most}, "maybe": 0, "right": 0, "day": {"year": 2024, "month": 2, "day": 29}, "clock": {"hours": 5},
         "nothing": {}, "colors": ["BLUE", "RED"],
     }  # fmt: skip
-    full, empty = rows(decoder(files), written(files, "Types", values), b"")
+    full, empty = rows(decoder(files), encode_message(files, "Types", values), b"")
     assert full == {
         "i": -1, "l": -(2**63), "ui": 2**32 - 1, "ul": Decimal(most), "fl": Decimal(most), "f": 1.5, "d": 2.5, "b": True, "s": "ä",
         "raw": b"\0\xff", "color": "BLUE", "at": dt.datetime(2024, 2, 3, 4, 5, 6, 123456, dt.UTC), "took": dt.timedelta(seconds=1.5),
@@ -108,23 +116,23 @@ def test_frames_name_the_message_and_the_version() -> None:
         heads=[*protobuf_schema.record_prefixes(7, (0,)), *protobuf_schema.record_prefixes(300, (0,))],
     )
     row, more = {"user": "a", "amount": 1}, {"user": "b", "amount": 2, "note": {"text": "x"}, "kind": "LOOK"}
-    long = b"\0\0\0\1\x2c\2\0" + second(more)  # the first message, with an explicit message index
-    decoded = rows(framed_decoder, first(row, 7), second(more, 300), long)
+    long = b"\0\0\0\1\x2c\2\0" + encode_second(more)  # the first message, with an explicit message index
+    decoded = rows(framed_decoder, encode_first(row, 7), encode_second(more, 300), long)
     old = {**row, "note": None, "kind": "BUY"}
     assert decoded == [old, more, more]
-    other = written(from_texts(SECOND, NOTES), "shop.Other", row)
+    other = encode_message(from_texts(SECOND, NOTES), "shop.Other", row)
     bad = [
-        first(row),
-        first(row, 8),
-        head(7, (1,)) + other,
+        encode_first(row),
+        encode_first(row, 8),
+        record_header(7, (1,)) + other,
         b"\0\0\0\0\7",
         b"",
         None,
         b"\1\0\0\0\7\0",
-        first(row, 7)[:-1] + b"\xff",
+        encode_first(row, 7)[:-1] + b"\xff",
     ]
     assert rows(framed_decoder, *bad) == [None] * len(bad)
-    assert rows(framed_decoder, head(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], (
+    assert rows(framed_decoder, record_header(7)) == [{"user": "", "amount": 0, "note": None, "kind": "BUY"}], (
         "an empty message is one"
     )
 
@@ -143,7 +151,7 @@ def test_message_indexes_are_counted_as_producers_count_them() -> None:
 
 @pytest.mark.parametrize("broken", [[0], [9_999], [0, 1, 5_000, 9_999], list(range(0, 10_000, 7)), list(range(10_000))])
 def test_a_broken_record_is_alone_in_its_batch(broken: list[int]) -> None:
-    bodies = [first({"user": "u", "amount": 5})] * 10_000
+    bodies = [encode_first({"user": "u", "amount": 5})] * 10_000
     for n in broken:
         bodies[n] = (b"\xff\xff\xff", b"\x0a\x05a", b"\x0a\x01\xff")[
             n % 3
@@ -159,7 +167,7 @@ def test_bytes_that_make_the_decoder_panic() -> None:
         'syntax = "proto3"; message M { repeated fixed32 n = 1; map<string, M2> m = 2; } message M2 { int32 x = 1; }',
         {},
     )
-    good = written(files, "M", {"n": [1], "m": {"k": {"x": 1}}})
+    good = encode_message(files, "M", {"n": [1], "m": {"k": {"x": 1}}})
     for cut in range(1, len(good)):
         for byte in (0x00, 0x01, 0x7F, 0xFF):
             bad = good[:cut] + bytes([byte]) + good[cut:]
@@ -167,7 +175,7 @@ def test_bytes_that_make_the_decoder_panic() -> None:
 
 
 def test_batches_keep_their_other_columns() -> None:
-    body = pa.array([first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
+    body = pa.array([encode_first({"user": "a", "amount": 1}), None, b"\xff"], pa.large_binary())
     batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2, 3]), "value": body})
     (decoded,) = decode_batches(decoder(from_texts(FIRST, {})), iter([batch]))
     assert decoded.to_pydict() == {
@@ -247,7 +255,7 @@ def test_imports_built_into_confluents_registry_are_known() -> None:
         message_columns(decoder(files))
         == "`user` STRING, `price` STRUCT<`value`: BINARY, `precision`: BIGINT, `scale`: INT>"
     )
-    assert rows(decoder(files), written(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
+    assert rows(decoder(files), encode_message(files, "M", {"user": "a"})) == [{"user": "a", "price": None}]
 
 
 def test_references_stay_in_their_folder() -> None:

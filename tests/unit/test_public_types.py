@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.support.case_selection import long
+from tests.support.case_selection import exhaustive
 
 import slackwater as sw
 from slackwater.config.spec import duration_keys
@@ -67,7 +67,7 @@ def correct_files(home: Path) -> list[str]:
     return sorted(p.name for p in home.glob("*.py") if p.name != "wrong.py")
 
 
-@long(beside="test_public_types.py::test_pyright_accepts_the_readme_and_the_examples")
+@exhaustive(beside="test_public_types.py::test_pyright_accepts_the_readme_and_the_examples")
 def test_mypy_accepts_the_readme_and_the_examples(sources: Path) -> None:
     report = run_checker(sources, "mypy", "--config-file", "mypy.ini", "--cache-dir", ".cache", *correct_files(sources))
     assert report.startswith("Success: no issues found"), report

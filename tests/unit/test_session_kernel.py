@@ -69,7 +69,7 @@ def test_warming_up_compiles_all_that_an_epoch_runs() -> None:
     before = {loop.__name__: loop.signatures for loop in LOOPS}
     assert {"sort_intervals", "distinct_hashes", "build_runs", "summarize_keys", "build_fragments"} <= set(before)
     for seed in range(40):
-        session_steps.checked(seed)
+        session_steps.check_seed(seed)
     assert {loop.__name__: loop.signatures for loop in LOOPS} == before
     assert all(len(signatures) <= 1 for name, signatures in before.items() if not name.startswith("_"))
 

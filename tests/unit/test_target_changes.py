@@ -52,7 +52,7 @@ def rows(*minutes: int) -> dict[str, Any]:
 
 @pytest.fixture
 def test(tmp_path: Path) -> Any:
-    seeds.quiet()
+    seeds.hide_warnings()
     with LocalPipeline(build_pipeline(HOURS, MINUTES), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as local:
         local.pipe(rows(0, 1, 61))
         yield local
@@ -99,7 +99,7 @@ def test_an_added_target_gets_later_rows_and_a_removed_one_keeps_its_rows(test: 
 
 
 def test_from_one_to_several_and_back(tmp_path: Path) -> None:
-    seeds.quiet()
+    seeds.hide_warnings()
     with LocalPipeline(build_pipeline(only=HOURS), SCHEMA, state_dir=str(tmp_path), capture_losses=False) as test:
         test.pipe(rows(0, 61))
         commit = test._driver.state

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from deltalake import DeltaTable
-from tests.support.iceberg_tables import sql
+from tests.support.iceberg_tables import open_sql_catalog
 
 from slackwater.core.json_text import json_text
 from slackwater.core.schema import Field
@@ -64,7 +64,7 @@ def test_delta(odd: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
 def test_iceberg(odd: str, tmp_path: Path) -> None:
     table, rows = frame(odd)
-    lake = sql(tmp_path)
+    lake = open_sql_catalog(tmp_path)
     target = lake.opened(table)
     target.publish(0, rows)
     target.publish(1, rows.with_columns(n=pl.col("n") + 10)[:2], rows.select(odd)[2:])

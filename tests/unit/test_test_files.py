@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.support.case_selection import some
-from tests.support.dependencies import needed
+from tests.support.case_selection import select_cases
+from tests.support.dependencies import require_dependency
 
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
@@ -86,21 +86,21 @@ def test_a_missing_service_skips_a_test_and_fails_it_if_all_are_required(
 ) -> None:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("SLACKWATER_TEST_ALL", raising=False)
-    needed("python", True, "nothing")
+    require_dependency("python", True, "nothing")
     with pytest.raises(
         pytest.skip.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
     ):
-        needed("Broker", False, "apt-get install b")
+        require_dependency("Broker", False, "apt-get install b")
     monkeypatch.setenv(name, "1")
     with pytest.raises(
         pytest.fail.Exception, match="there is no Broker on this machine; get it with: apt-get install b"
     ):
-        needed("Broker", False, "apt-get install b")
+        require_dependency("Broker", False, "apt-get install b")
 
 
 def test_all_cases_but_the_first_are_exhaustive() -> None:
     """Cases keep their names and their marks."""
-    cases = some([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
+    cases = select_cases([1, 2, ("a", 3), pytest.param(4, id="four", marks=pytest.mark.slow)], keep=2)
     assert cases[:2] == [1, 2]
     assert [(case.values, case.id, [mark.name for mark in case.marks]) for case in cases[2:]] == [
         (("a", 3), None, ["exhaustive"]),
@@ -113,9 +113,9 @@ def test_every_exhaustive_test_has_a_sibling_in_make_test() -> None:
     marked = [p.name for p in FILES if re.search(r"mark\.exhaustive", p.read_text()) and p.name != Path(__file__).name]
     assert marked == ["case_selection.py"]
     texts = {p.name: p.read_text() for p in FILES}
-    named = [n for text in texts.values() for n in re.findall(r'^@long\(\s*beside="(.*)"\s*\)$', text, re.M)]
-    assert len(named) == sum(len(re.findall(r"^@long\b", text, re.M)) for text in texts.values()) > 5
+    named = [n for text in texts.values() for n in re.findall(r'^@exhaustive\(\s*beside="(.*)"\s*\)$', text, re.M)]
+    assert len(named) == sum(len(re.findall(r"^@exhaustive\b", text, re.M)) for text in texts.values()) > 5
     for file, test in (name.split("::") for name in named):
         decorated = re.search(rf"((?:^@.*\n|^[ )\]].*\n)*)^def {test}\(", texts[file], re.M)
         assert decorated, f"{file} has no {test}"
-        assert "@long(" not in decorated[1].rpartition("\n\n")[2], f"{test} is exhaustive itself"
+        assert "@exhaustive(" not in decorated[1].rpartition("\n\n")[2], f"{test} is exhaustive itself"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.page_client import get
 from tests.support.ui_dead_letters import with_letters
-from tests.support.ui_states import DAY, S, config, ran, watched
+from tests.support.ui_states import DAY, S, config, open_page_source, run_pipeline
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
@@ -48,7 +48,7 @@ def test_replayed_rows_are_not_late_any_more(tmp_path: Path) -> None:
 
 
 def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path) -> None:
-    running = serve_pages([watched(with_letters(tmp_path))], 0)
+    running = serve_pages([open_page_source(with_letters(tmp_path))], 0)
     try:
         letters_page = get(running, "/letters?reason=late")
         assert letters_page.status == 200
@@ -69,8 +69,8 @@ def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path)
 def test_hot_keys_and_the_fullest_shard_are_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
     heavy = [{"ts": DAY + n * S, "user": "heavy"} for n in range(9)]
-    ran(file, [RowsInput({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
-    running = serve_pages([watched(file)], 0)
+    run_pipeline(file, [RowsInput({"web": [*heavy, {"ts": DAY, "user": "light"}], "app": []})])
+    running = serve_pages([open_page_source(file)], 0)
     try:
         text = get(running, "/hot").text
         assert text.index("user=heavy") < text.index("user=light") or "user=light" not in text

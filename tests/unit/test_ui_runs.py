@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from tests.support.page_client import get
-from tests.support.ui_scenes import a_run, failed_run, note
-from tests.support.ui_states import DAY, config, ran, watched
+from tests.support.ui_scenes import a_run, failed_run, record_runs
+from tests.support.ui_states import DAY, config, open_page_source, run_pipeline
 
 from slackwater.testing.script import RowsInput
 from slackwater.ui.server import serve_pages
@@ -16,14 +16,14 @@ from slackwater.ui.tables import with_labels
 
 def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
-    one = watched(file)
+    run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    one = open_page_source(file)
     running = serve_pages([one], 0)
     try:
         assert "No run is recorded" in get(running, "/ui/runs").text
     finally:
         running.stop()
-    note(one, a_run(10), failed_run(11))
+    record_runs(one, a_run(10), failed_run(11))
     running = serve_pages([one], 0)
     try:
         history = json.loads(get(running, "/ui/runs.json").body)
@@ -48,13 +48,13 @@ def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) 
 
 
 def test_a_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
-    one = watched(config("session", tmp_path))
+    one = open_page_source(config("session", tmp_path))
     running = serve_pages([one], 0)
     try:
         assert get(running, "/").status == 200
     finally:
         running.stop()
-    note(one, failed_run(11))
+    record_runs(one, failed_run(11))
     running = serve_pages([one], 0)
     try:
         front_page = get(running, "/")

@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.support.browser import until
-from tests.support.page_client import Tags, get
-from tests.support.ui_states import DAY, M, config, drawn, ran, watched
+from tests.support.browser import wait_until
+from tests.support.page_client import TagChecker, get
+from tests.support.ui_states import DAY, M, config, draw_script, open_page_source, run_pipeline
 
 from slackwater.cli.main import main
 from slackwater.errors import StartError
@@ -41,13 +41,13 @@ PATHS = (
 @pytest.fixture(scope="module")
 def drawn_state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = config("session", tmp_path_factory.mktemp("ui"))
-    ran(file, drawn(4))
+    run_pipeline(file, draw_script(4))
     return file
 
 
 @pytest.fixture
 def page(drawn_state: Path) -> Iterator[UiServer]:
-    running = serve_pages([watched(drawn_state)], 0, names=["ui.example"])
+    running = serve_pages([open_page_source(drawn_state)], 0, names=["ui.example"])
     yield running
     running.stop()
 
@@ -77,7 +77,7 @@ def test_every_answer_has_security_headers(page: UiServer) -> None:
 
 def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) -> None:
     for path in ("/", "/key?user=u1", "/closing?from=0&to=9", "/key?nix=<script>"):
-        tags = Tags(get(page, path).text).found
+        tags = TagChecker(get(page, path).text).found
         for tag, attributes in tags:
             assert "style" not in attributes
             assert not [a for a in attributes if a.startswith("on")]
@@ -91,7 +91,7 @@ def test_nothing_is_written_into_a_page_that_its_policy_forbids(page: UiServer) 
 def test_a_page_is_readable_without_scripts(page: UiServer) -> None:
     text = get(page, "/").text
     assert "Every row is accounted for" in text
-    tags = Tags(text).found
+    tags = TagChecker(text).found
     drawings = [a for tag, a in tags if tag == "svg"]
     assert len(drawings) >= 5
     assert all(a["role"] == "img" and a["aria-label"] for a in drawings)
@@ -120,7 +120,7 @@ def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch:
         return look(*arguments, **more)
 
     monkeypatch.setattr(page_cache, "load_model", counted)
-    running = serve_pages([watched(drawn_state)], 0)
+    running = serve_pages([open_page_source(drawn_state)], 0)
     try:
         statuses: list[list[int]] = []
         threads = [
@@ -138,8 +138,8 @@ def test_a_commit_is_loaded_once_for_all_viewers(drawn_state: Path, monkeypatch:
 
 def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
-    running = serve_pages([watched(file)], 0)
+    run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+    running = serve_pages([open_page_source(file)], 0)
     try:
         before = get(running, "/ui/top.json")
         tag = before.headers["etag"].strip('"')
@@ -148,7 +148,7 @@ def test_a_new_commit_is_announced_and_shown(tmp_path: Path) -> None:
             target=lambda: lines.append(events(running, f"/ui/events?seen={tag}", lambda s: "event: commit\n" in s))
         )
         listener.start()
-        ran(file, [RowsInput({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
+        run_pipeline(file, [RowsInput({"web": [{"ts": DAY + M, "user": "u2"}], "app": []})])
         listener.join(timeout=60)
         assert not listener.is_alive()
         (_, new) = re.findall(r"(id|data): (\S+)", lines[0])[0]
@@ -176,10 +176,10 @@ def test_only_allowed_hosts_are_answered(page: UiServer) -> None:
 def test_another_host_needs_a_token(drawn_state: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(StartError, match="other machines can reach this address"):
-            serve_pages([watched(drawn_state)], 0, host)
+            serve_pages([open_page_source(drawn_state)], 0, host)
     with pytest.raises(StartError, match="at least 8"):
-        serve_pages([watched(drawn_state)], 0, token="short")
-    running = serve_pages([watched(drawn_state)], 0, "0.0.0.0", token="an open secret")
+        serve_pages([open_page_source(drawn_state)], 0, token="short")
+    running = serve_pages([open_page_source(drawn_state)], 0, "0.0.0.0", token="an open secret")
     try:
         for path in (*PATHS, "/key?user=u1", "/static/ui.css", "/ui/events", "/state/", "/?token=wrong", "/?token="):
             refused = get(running, path)
@@ -238,7 +238,7 @@ def test_a_wrong_request_is_answered_with_one_line(page: UiServer, path: str, st
 
 def test_an_unreadable_state_is_reported_until_it_is_readable(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    running = serve_pages([watched(file)], 0)
+    running = serve_pages([open_page_source(file)], 0)
     try:
         first = get(running, "/")
         assert first.status == 200
@@ -247,7 +247,7 @@ def test_an_unreadable_state_is_reported_until_it_is_readable(tmp_path: Path) ->
         assert 'http-equiv="refresh"' in first.text
         assert "there is no state yet" in get(running, "/ui/top").text
         assert "there is no state yet" in json.loads(get(running, "/ui/top.json").body)["error"]
-        ran(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
+        run_pipeline(file, [RowsInput({"web": [{"ts": DAY, "user": "u1"}], "app": []})])
         events(running, "/ui/events?seen=none", lambda s: "data: 0-" in s)
         assert get(running, "/").status == 200
         manifests = tmp_path / "state" / "law" / "manifests"
@@ -269,7 +269,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         home = tmp_path / name
         home.mkdir()
         file = config("tumbling", home)
-        ran(file, drawn(2))
+        run_pipeline(file, draw_script(2))
         state = home / "state"
         file.write_text(file.read_text().replace('name = "law"', f'name = "{name}"', 1))
         if name == "one":
@@ -277,7 +277,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         else:
             file.write_text(file.read_text().replace('name = "two"', 'name = "law"', 1))
         files.append(file)
-    running = serve_pages([watched(f) for f in files], 0)
+    running = serve_pages([open_page_source(f) for f in files], 0)
     try:
         text = get(running, "/").text
         assert "there is no state yet" in text
@@ -292,7 +292,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
     finally:
         running.stop()
     with pytest.raises(StartError, match="of one name"):
-        serve_pages([watched(files[1]), watched(files[1])], 0)
+        serve_pages([open_page_source(files[1]), open_page_source(files[1])], 0)
 
 
 def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
@@ -316,7 +316,7 @@ def test_many_streams_at_once_leave_room_for_the_page(page: UiServer) -> None:
             client.sendall(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return client.recv(12) == b"HTTP/1.1 200"
 
-    until(is_followed)  # the slots are free once the server has noticed that the clients left
+    wait_until(is_followed)  # the slots are free once the server has noticed that the clients left
 
 
 @pytest.mark.parametrize("path", ["/ui/events", "/ui/events?blocks", "/", "/key?user=u1", "/ui/top.json"])
@@ -358,7 +358,7 @@ def test_a_page_is_saved_as_one_file(
     code, out, _ = command(monkeypatch, capsys, str(drawn_state), "--save", str(to))
     assert (code or 0, out.startswith(f"saved {to}, ")) == (0, True)
     text = to.read_text()
-    tags = Tags(text).found
+    tags = TagChecker(text).found
     assert not [a for t, a in tags if t in ("script", "link", "img", "a") and a.get("href") != "#main"]
     assert "Every row is accounted for" in text
     assert "url(http" not in text

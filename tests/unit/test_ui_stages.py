@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.page_client import Tags, get
-from tests.support.three_stage_pipeline import TEXT, ran
-from tests.support.ui_states import watched
+from tests.support.page_client import TagChecker, get
+from tests.support.three_stage_pipeline import TEXT, run_pipeline
+from tests.support.ui_states import open_page_source
 from tests.support.why_states import NOON, us
 
 from slackwater.cli.ui import load_page_sources, save_page
@@ -21,12 +21,14 @@ from slackwater.ui.server import UiServer, serve_pages
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ran(tmp_path_factory.mktemp("stages"))
+    return run_pipeline(tmp_path_factory.mktemp("stages"))
 
 
 @pytest.fixture(params=["config", "state alone"])
 def page(request: pytest.FixtureRequest, file: Path) -> Iterator[UiServer]:
-    page_sources = [watched(file)] if request.param == "config" else load_page_sources(str(file.parent / "state"))
+    page_sources = (
+        [open_page_source(file)] if request.param == "config" else load_page_sources(str(file.parent / "state"))
+    )
     running = serve_pages(page_sources, 0)
     yield running
     running.stop()
@@ -40,12 +42,12 @@ def block(page: UiServer, path: str) -> dict[str, object]:
 
 def test_every_stage_is_reached_from_the_drawing(page: UiServer) -> None:
     text = get(page, "/").text
-    links = [a["href"] for tag, a in Tags(text).found if tag == "a"]
+    links = [a["href"] for tag, a in TagChecker(text).found if tag == "a"]
     for name, blocks in (("sessions", "closing"), ("minutes", "closing"), ("seen", "joins")):
         assert f"/stage/{name}/" in links
         stage_page = get(page, f"/stage/{name}/")
         assert stage_page.status == 200
-        Tags(stage_page.text)
+        TagChecker(stage_page.text)
         assert f'id="{blocks}-title"' in stage_page.text
         assert 'id="pace-title"' not in stage_page.text
         assert get(page, f"/stage/{name}/", If_None_Match=stage_page.headers["etag"]).status == 304
@@ -90,10 +92,12 @@ def test_bins_and_keys_of_each_stage(page: UiServer) -> None:
     closing = block(page, "/stage/sessions/ui/closing.json")
     assert (closing["what"], closing["total"]) == ("sessions", 2)
     text = get(page, "/stage/sessions/").text
-    (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/closing?" in str(a.get("href"))]
+    (link, *_) = [
+        str(a["href"]) for tag, a in TagChecker(text).found if tag == "a" and "/closing?" in str(a.get("href"))
+    ]
     assert link.startswith("/stage/sessions/closing?from=")
     text = get(page, link).text
-    (link, *_) = [str(a["href"]) for tag, a in Tags(text).found if tag == "a" and "/key?" in str(a.get("href"))]
+    (link, *_) = [str(a["href"]) for tag, a in TagChecker(text).found if tag == "a" and "/key?" in str(a.get("href"))]
     assert link == "/stage/sessions/key?user=u2"
     one = get(page, link).text
     assert "1 open session" in one and "its result goes to stage" in one
@@ -132,7 +136,7 @@ def test_names_of_stages_that_are_not_valid_in_a_url(tmp_path: Path) -> None:
     text = TEXT
     for name, other in (("sessions", "a/b ?&<i>"), ("minutes", "..")):
         text = text.replace(f'"{name}"', f'"{other}"')
-    page_source = watched(ran(tmp_path, text))
+    page_source = open_page_source(run_pipeline(tmp_path, text))
     running = serve_pages([page_source], 0)
     try:
         for address, name in (("~0", "a/b ?&amp;&lt;i&gt;"), ("~1", ".."), ("seen", "seen")):
@@ -145,9 +149,9 @@ def test_names_of_stages_that_are_not_valid_in_a_url(tmp_path: Path) -> None:
 
 
 def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
-    save_page([watched(file)], tmp_path / "x.html")
+    save_page([open_page_source(file)], tmp_path / "x.html")
     text = (tmp_path / "x.html").read_text()
-    tags = Tags(text).found
+    tags = TagChecker(text).found
     ids = [a["id"] for _, a in tags if "id" in a and not a["id"].startswith(("round", "hatch"))]
     assert len(ids) == len(set(ids))
     links = [str(a["href"]) for tag, a in tags if tag == "a"]
@@ -164,7 +168,7 @@ def test_a_saved_page_has_all_stages(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_model_of_one_stage(file: Path) -> None:
-    seen = load_model(watched(file), NOON, stage="minutes")
+    seen = load_model(open_page_source(file), NOON, stage="minutes")
     assert (seen.stage, seen.pace, seen.joined) == ("minutes", None, None)
     assert seen.watermark.watermark_us == us("9:49")
     assert (

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-from tests.support.page_client import Tags, get
-from tests.support.ui_states import CLOCK, config, drawn, ran, watched
+from tests.support.page_client import TagChecker, get
+from tests.support.ui_states import CLOCK, config, draw_script, open_page_source, run_pipeline
 from tests.support.why_states import JOIN
 
 from slackwater.cli.main import main
@@ -33,10 +33,10 @@ from slackwater.ui.server import serve_pages
 @pytest.mark.parametrize("shape", ["session", "hopping"])
 def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: str) -> None:
     file = config(shape, tmp_path)
-    ran(file, drawn(3))
+    run_pipeline(file, draw_script(3))
     (alone,) = load_page_sources(str(tmp_path / "state"))
     assert alone.is_described
-    without_config, with_config = load_model(alone, CLOCK), load_model(watched(file), CLOCK)
+    without_config, with_config = load_model(alone, CLOCK), load_model(open_page_source(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
         block_alone, block_with_config = pages.block_data(block, without_config), pages.block_data(block, with_config)
         if block == "top":
@@ -81,7 +81,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         file = config("session", tmp_path / name)
         file.write_text(file.read_text().replace(str(tmp_path / name / "state"), str(tmp_path / "state")))
-        ran(file, drawn(2, epochs=3))
+        run_pipeline(file, draw_script(2, epochs=3))
         (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
         for commit in (tmp_path / "state" / name / "manifests").glob("*.json"):
             from slackwater.state.files.arrow import file_checksum
@@ -103,12 +103,12 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
 
 def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, drawn(4))
-    running = serve_pages([watched(file)], 0)
+    run_pipeline(file, draw_script(4))
+    running = serve_pages([open_page_source(file)], 0)
     try:
         latest = json.loads(get(running, "/ui/top.json").text)["epoch"]
         text = get(running, "/").text
-        tags = Tags(text).found
+        tags = TagChecker(text).found
         links = [a["href"] for tag, a in tags if tag == "a" and str(a.get("href")).startswith("/epoch/")]
         assert links[-1] == f"/epoch/{latest}"
         assert len(links) > 4
@@ -116,7 +116,7 @@ def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
         assert past.status == 200
         epoch = int(str(links[0]).rpartition("/")[2])
         assert "stays at this commit" in past.text and "sse-connect" not in past.text
-        then = load_model(watched(file), 0, epoch)
+        then = load_model(open_page_source(file), 0, epoch)
         assert then.top.epoch == epoch < latest
         assert then.top.sentence in past.text.replace("&#34;", '"')
         assert then.pace.laps[-1].epoch == epoch
@@ -127,8 +127,8 @@ def test_an_older_commit_is_shown_as_it_was(tmp_path: Path) -> None:
 
 def test_files_outside_the_commits_are_the_backlog(tmp_path: Path) -> None:
     file = config("session", tmp_path)
-    ran(file, drawn(4))
-    asker, one = BacklogPoller(), watched(file)
+    run_pipeline(file, draw_script(4))
+    asker, one = BacklogPoller(), open_page_source(file)
     for folder, names in (("web", ("a.jsonl", ".hidden.jsonl", "_tmp.jsonl")), ("app", ())):
         (tmp_path / folder).mkdir()
         for name in names:
@@ -163,8 +163,8 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
     monkeypatch.setattr(directory_listing, "list_files", lambda pattern: release.wait() and [])
     monkeypatch.setattr(backlog_poller, "LONGEST_S", 0.01)
     file = config("session", tmp_path)
-    ran(file, drawn(4))
-    one = watched(file)
+    run_pipeline(file, draw_script(4))
+    one = open_page_source(file)
     with one.store.peek() as snapshot:
         assert snapshot is not None
         for _ in range(3):
@@ -178,7 +178,7 @@ def test_run_with_ui_serves_the_page_during_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config("session", tmp_path)
-    ran(file, drawn(4))
+    run_pipeline(file, draw_script(4))
     seen: list[str] = []
 
     def run(pipeline: Any, *, on_notice: Any, **rest: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.page_client import get
-from tests.support.ui_states import DAY, M, config, ran, watched
+from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeline
 
 from slackwater.engine import driver
 from slackwater.testing.script import RowsInput
@@ -99,7 +99,7 @@ def test_a_notification_wakes_the_waiting_viewers_of_every_loop() -> None:
 
 
 def commit(file: Path, number: int, user: str = "u1") -> None:
-    ran(file, [RowsInput({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
+    run_pipeline(file, [RowsInput({"web": [{"ts": DAY + number * M, "user": user}], "app": []})])
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def running(file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UiServer]:
     monkeypatch.setattr(page_cache, "PAUSE", 1)
-    server = serve_pages([watched(file)], 0)
+    server = serve_pages([open_page_source(file)], 0)
     yield server
     server.stop()
     for viewer in threading.enumerate():
@@ -269,7 +269,7 @@ def test_a_problem_replaces_the_blocks(file: Path, running: UiServer) -> None:
 
 
 def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
-    server = serve_pages([watched(file)], 0)
+    server = serve_pages([open_page_source(file)], 0)
     viewers = [Viewer(server, stream_path(get(server, "/").text)) for _ in range(3)]
     server.stop()
     for viewer in viewers:
@@ -279,7 +279,7 @@ def test_a_stopped_server_disconnects_its_viewers(file: Path) -> None:
 
 def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
     """Two commits: one has all rows, and one closes what is open."""
-    page_source = watched(file)
+    page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit
@@ -319,7 +319,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
 def test_the_throughput_block_shows_planning(file: Path) -> None:
     """The in-process engine does not plan. The time that the loop of a run spends on planning is in its commits."""
     assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
-    page_source = watched(file)
+    page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None
         commit = snapshot.commit

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.case_selection import some
+from tests.support.case_selection import select_cases
 
 from slackwater.web.hosts import client_network, is_allowed
 from slackwater.web.server import start_server
@@ -114,7 +114,7 @@ def test_one_ipv6_network_is_one_client() -> None:
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", some(range(200), 20))
+@pytest.mark.parametrize("seed", select_cases(range(200), 20))
 def test_streams_are_bounded_and_shared_fairly(seed: int) -> None:
     """After each step at most `most` streams are open, and nobody is refused who has two less than another client."""
     rng = random.Random(seed)

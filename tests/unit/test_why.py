@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.case_selection import some
-from tests.support.why_states import HOPPING, NOON, SESSION, STORY, TUMBLING, TYPES, Say, ran, rows_at, us, why_json
+from tests.support.case_selection import select_cases
+from tests.support.why_states import (
+    HOPPING,
+    NOON,
+    SESSION,
+    STORY,
+    TUMBLING,
+    TYPES,
+    Say,
+    rows_at,
+    run_pipeline,
+    us,
+    why_json,
+)
 
 from slackwater.config import toml
 from slackwater.query.why import why
@@ -36,7 +48,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_answer_for_sessions(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     first, *printed = say("--key", "user=u1")
     assert first.startswith("law: epoch 2, committed 2024-03-01T12:00:45Z, ")
     assert first.endswith(" ago, published")
@@ -72,7 +84,7 @@ def test_the_answer_for_sessions(say: Say) -> None:
 
 
 def test_the_answer_for_windows(say: Say) -> None:
-    ran(TUMBLING, STORY)
+    run_pipeline(TUMBLING, STORY)
     printed = say("--key", "user=u1")
     assert printed[9:] == [
         "3 open windows; the next to close:",
@@ -97,7 +109,7 @@ def test_the_answer_for_windows(say: Say) -> None:
 
 
 def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) -> None:
-    ran(HOPPING, STORY)
+    run_pipeline(HOPPING, STORY)
     report = why_json(say, "--key", "user=u1")
     starts = [(o["start_us"], o["rows"]) for o in report["key"]["open"]]
     expected = [("8:55", 1), ("9:00", 2), ("9:05", 1), ("9:55", 1), ("10:00", 1)]
@@ -109,9 +121,9 @@ def test_hopping_windows_of_a_key_are_put_together_from_their_panes(say: Say) ->
 @pytest.mark.parametrize("text", [TUMBLING, HOPPING])
 def test_windows_with_early_results_are_shown_as_open(say: Say, text: str) -> None:
     """With emit = "updates", windows whose early results are published still count as open."""
-    ran(text, STORY)
+    run_pipeline(text, STORY)
     before = why_json(say, "--key", "user=u1")["key"]["open"]
-    ran(
+    run_pipeline(
         text.replace("[transform.window]", '[transform.window]\nemit = "updates"\nemit_metadata = true').replace(
             '"state"', '"other"'
         ),
@@ -126,7 +138,7 @@ def test_windows_with_early_results_are_shown_as_open(say: Say, text: str) -> No
 @pytest.mark.parametrize("text", [SESSION, TUMBLING, HOPPING])
 def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> None:
     """The event it asks for closes the window it names, and one a microsecond earlier does not."""
-    ran(text, STORY)
+    run_pipeline(text, STORY)
     following = why_json(say)["next"][0]
     (need,) = following["needs"]
     assert need["source"] == "app"
@@ -140,7 +152,7 @@ def test_the_event_that_why_predicts_closes_the_window(say: Say, text: str) -> N
 
 def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
     clocks = [f"9:{m:02}" for m in range(0, 60, 9)] + ["10:02", "10:05"]
-    ran(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
+    run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", *clocks), "app": rows_at("u2", "9:02")})])
     printed = say("--key", "user=u1")
     assert "    it is cut there, at max_session_duration; until then an earlier row may still move the cut" in printed
     one, two = why_json(say, "--key", "user=u1")["key"]["open"]
@@ -150,7 +162,7 @@ def test_a_session_that_is_cut_at_the_cap_is_marked(say: Say) -> None:
 
 
 def test_a_key_whose_sessions_closed_keeps_a_floor(say: Say) -> None:
-    ran(
+    run_pipeline(
         SESSION,
         [
             RowsInput({"web": rows_at("u1", "9:00", "9:05"), "app": rows_at("u2", "9:00")}),
@@ -171,7 +183,9 @@ def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
     """Sessions that end from a second to hours ahead, on many shards; one is superseded by a longer version of itself."""
     rows = [{"ts": us("9:00") + n * n * 1_000_000, "user": f"u{n}", "price": None} for n in range(60)]
     longer = [{"ts": us("9:00") + 300_000_000, "user": "u0", "price": None}]
-    ran(SESSION, [RowsInput({"web": rows, "app": rows_at("u60", "8:30")}), RowsInput({"web": longer})], shards=5)
+    run_pipeline(
+        SESSION, [RowsInput({"web": rows, "app": rows_at("u60", "8:30")}), RowsInput({"web": longer})], shards=5
+    )
     report = why_json(say)
     assert (report["open_windows"], report["open_keys"]) == (61, 61)
     assert [o["key"]["user"] for o in report["next"]] == ["u60", "u1", "u2", "u3", "u4"]
@@ -181,7 +195,9 @@ def test_why_finds_the_next_windows_to_close_among_many(say: Say) -> None:
 
 
 def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})])
+    run_pipeline(
+        SESSION, [RowsInput({"web": rows_at("u1", "9:00")}), Quiet(50_000), RowsInput({"web": rows_at("u1", "9:01")})]
+    )
     printed = say()
     assert printed[2].startswith("watermark  none yet")
     assert (
@@ -194,12 +210,12 @@ def test_a_source_without_events_holds_the_watermark_until_it_is_idle(say: Say) 
 
 
 def test_a_source_with_rows_holds_the_watermark(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "8:00")})])
+    run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "8:00")})])
     assert say()[3] == 'held by    source "app": it had rows in this epoch'
 
 
 def test_a_source_that_was_idle_and_is_still_behind(say: Say) -> None:
-    ran(
+    run_pipeline(
         SESSION,
         [
             RowsInput({"web": rows_at("u1", "9:00")}),
@@ -218,7 +234,7 @@ def test_a_partition_holds_the_watermark(say: Say) -> None:
     parts = {"web": ("clicks-0", "clicks-1", "clicks-2")}
     web = [*rows_at("u1", "9:30", partition="clicks-0"), *rows_at("u1", "9:10", partition="clicks-1")]
     both = RowsInput({"web": web, "app": rows_at("u2", "9:50")}, parts)
-    ran(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
+    run_pipeline(SESSION, [both, Quiet(30_000), both, Quiet(30_000), both])
     printed = say()
     assert printed[3] == 'held by    source "web", partition clicks-1: it had rows in this epoch'
     assert printed[6:10] == [
@@ -232,7 +248,7 @@ def test_a_partition_holds_the_watermark(say: Say) -> None:
 
 
 def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
-    ran(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
+    run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     printed = say()
     assert printed[3] == "held by    nothing: all sources are idle; it does not move until one has an event"
     assert printed[6].endswith("idle, quiet for 60.0 s")
@@ -243,7 +259,7 @@ def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
 
 def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     closing = SESSION.replace('lateness_ms = "1m"', 'lateness_ms = "1m"\nidle_close_ms = "5m"')
-    ran(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
+    run_pipeline(closing, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     printed = say()
     assert (
         printed[3]
@@ -257,7 +273,7 @@ def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
 
 
 def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     store = FilesStore("state", "law")
     latest = store.open()
     assert say()[1].startswith("runner     process ")
@@ -269,7 +285,7 @@ def test_a_runner_is_named_and_not_disturbed(say: Say) -> None:
 
 def test_why_reports_an_unpublished_epoch(say: Say) -> None:
     script = [RowsInput({"web": rows_at("u1", "9:00"), "app": rows_at("u1", "9:00")})]
-    ran(TUMBLING, script)
+    run_pipeline(TUMBLING, script)
     Path("p.toml").write_text(TUMBLING)
     store = FilesStore("state", "law")
     latest = store.open()
@@ -281,7 +297,7 @@ def test_why_reports_an_unpublished_epoch(say: Say) -> None:
 
 
 def test_without_open_windows_nothing_is_due(say: Say) -> None:
-    ran(TUMBLING, STORY, flush=True)
+    run_pipeline(TUMBLING, STORY, flush=True)
     assert say()[-1] == "no window is open, so nothing is due"
 
 
@@ -313,7 +329,7 @@ def test_state_in_memory_cannot_be_opened(say: Say) -> None:
     ],
 )  # fmt: skip
 def test_why_refuses_the_state_of_another_window(say: Say, old: str, new: str, message: str) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     Path("p.toml").write_text(SESSION.replace(old, new))
     (line,) = say()
     assert line.startswith("1 error: law: the state in epoch 2 was written for another window")
@@ -321,7 +337,7 @@ def test_why_refuses_the_state_of_another_window(say: Say, old: str, new: str, m
 
 
 def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     Path("p.toml").write_text(SESSION)
     before = say()
     Path("p.toml").write_text(SESSION.replace('"10m"', '"11m"'))
@@ -342,13 +358,15 @@ def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> N
 )
 def test_a_wrong_key_is_one_line(say: Say, option: str, message: str) -> None:
     two = SESSION.replace('["user"]', '["user", "n"]')
-    ran(two, [RowsInput({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"})
+    run_pipeline(
+        two, [RowsInput({"web": [{"ts": us("9:00"), "user": "u", "n": 1, "price": None}]})], {**TYPES, "n": "bigint"}
+    )
     assert say("--key", option) == [f"1 error: law: {message}"]
 
 
 def test_why_refuses_a_key_for_a_window_without_keys(say: Say) -> None:
     bare = TUMBLING.replace('group_by = ["user"]\n', "")
-    ran(bare, STORY)
+    run_pipeline(bare, STORY)
     assert say("--key", "user=u1") == [
         "1 error: law: --key: this window has no group_by, so there are no keys; leave it out"
     ]
@@ -374,14 +392,14 @@ def test_why_refuses_a_key_for_a_window_without_keys(say: Say) -> None:
         ("binary", b"\x00\xff", "00ff"),
     ],
 )
-@pytest.mark.parametrize("shape", some([SESSION, TUMBLING]))
+@pytest.mark.parametrize("shape", select_cases([SESSION, TUMBLING]))
 def test_keys_of_every_type_are_found_as_people_write_them(
     say: Say, shape: str, type_: str, value: Any, text: str | None
 ) -> None:
     """The other key is a string whose value holds commas: both orders on the command line, in one option or two."""
     two = shape.replace('["user"]', '["user", "k"]')
     row = {"ts": us("9:00"), "user": "x,y", "k": value, "price": None}
-    ran(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
+    run_pipeline(two, [RowsInput({"web": [row, row | {"user": "z"}]})], {**TYPES, "k": type_})
     key = "k" if text is None else f"k={text}"
     for options in (["--key", f"{key},user=x,y"], ["--key", f"user=x,y,{key}"], ["--key", key, "--key", "user=x,y"]):
         key_report = why_json(say, *options)["key"]
@@ -390,14 +408,14 @@ def test_keys_of_every_type_are_found_as_people_write_them(
 
 
 def test_without_a_count_aggregation_the_number_of_rows_is_unknown(say: Say) -> None:
-    ran(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
+    run_pipeline(SESSION.replace('agg = "count"\nas = "clicks"', 'agg = "min"\ncolumn = "user"\nas = "clicks"'), STORY)
     report = why_json(say, "--key", "user=u1")
     assert {o["rows"] for o in [*report["next"], *report["key"]["open"]]} == {None}
     assert not any("1 row" in line for line in say("--key", "user=u1"))
 
 
 def test_spark_is_not_loaded() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     code = """
 import sys
 sys.argv = ["slackwater", "why", "p.toml", "--key", "user=u1"]
@@ -413,6 +431,6 @@ finally:
 
 
 def test_why_is_a_function_for_programs() -> None:
-    ran(SESSION, STORY)
+    run_pipeline(SESSION, STORY)
     report = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
     assert (report.epoch, report.watermark_us, report.runner) == (2, us("9:01"), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.support.three_stage_pipeline import SCHEMA, TEXT, ran
+from tests.support.three_stage_pipeline import SCHEMA, TEXT, run_pipeline
 from tests.support.why_states import NOON, Say, rows_at, us, why_json
 
 import slackwater as sw
@@ -22,7 +22,7 @@ from slackwater.testing.pipeline import LocalPipeline
 @pytest.fixture(autouse=True)
 def _ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    ran(tmp_path)
+    run_pipeline(tmp_path)
 
 
 ROOT = 'whose watermark is held by source "orders", partition o-1'

@@ -6,7 +6,7 @@ import copy
 import pickle
 
 import pytest
-from tests.support.config_mistakes import named, problems, swap
+from tests.support.config_mistakes import case_id, problems, swap
 from tests.support.configs import ISSUE
 from tests.support.connection_mistakes import (
     ANY_OFFSETS,
@@ -30,7 +30,7 @@ import slackwater as sw
 ENV = {"URL": "postgresql://joe:hunter2@host/db", "PASSWORD": "hunter2"}
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new), **ENV) == lines

@@ -27,7 +27,7 @@ from tests.support.config_mistakes import (
     WINDOW,
     A,
     W,
-    named,
+    case_id,
     problems,
     swap,
 )
@@ -45,7 +45,7 @@ from slackwater.errors import ConfigError
 # fmt: on
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_each_mistake_is_one_line(case: tuple[str, ...]) -> None:
     base, old, new, *lines = case
     assert problems(swap(base, old, new)) == lines

@@ -80,7 +80,7 @@ def start_problems(described: Any) -> list[str]:
     columns = {
         f.name: f for f in (Field("user", "string"), Field("tags", "array<string>"), Field("_event_ts", "timestamp"))
     }
-    with nth_row_operator.registered():
+    with nth_row_operator.register_operator():
         try:
             compile_step(described, {"a": columns})
         except StartError as error:
@@ -92,7 +92,7 @@ def test_a_start_reports_every_mistake_in_the_columns() -> None:
     columns = {
         f.name: f for f in (Field("tags", "array<string>"), Field("__h", "int"), Field("_event_ts", "timestamp"))
     }
-    with nth_row_operator.registered(), pytest.raises(StartError) as caught:
+    with nth_row_operator.register_operator(), pytest.raises(StartError) as caught:
         compile_step(pipeline(), {"a": columns})
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
