@@ -2,7 +2,7 @@
 
     SlackwaterError
     ├── ConfigError          the description of a pipeline is invalid (found before Spark starts); one line per problem
-    ├── StartError           the pipeline cannot start: columns, SQL, a lock, a state that does not fit
+    ├── StartError           the pipeline cannot start: wrong columns or SQL, a held lock, an incompatible state
     │   ├── LockHeldError    another runner holds the lock of the pipeline
     │   └── StateError       the state cannot be used: another fingerprint, another version, damaged
     ├── BadRowError          bad rows under on_error = "fail"
@@ -77,7 +77,7 @@ class StateError(StartError):
 
 
 class BadRowError(SlackwaterError):
-    """There were bad rows, and `on_error = "fail"`."""
+    """Raised when an epoch reads bad rows and `on_error = "fail"`."""
 
 
 class CapExceededError(SlackwaterError):

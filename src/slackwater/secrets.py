@@ -97,7 +97,7 @@ def has_secrets() -> bool:
 
 
 def forget_secrets() -> None:
-    """Forget all registered values, for tests."""
+    """Forget all registered secrets. Used by tests."""
     global _pattern
     _secrets.clear()
     _pattern = None

@@ -110,7 +110,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _print_error(error: SlackwaterError) -> None:
-    """Print an error in one line. On a terminal, also print the address of its documentation."""
+    """Print an error. On a terminal, also print the URL of its documentation."""
     print(f"error: {error}", file=sys.stderr)
     if sys.stderr.isatty():
         print(f"what it means, and what to do: {error.documented}", file=sys.stderr)

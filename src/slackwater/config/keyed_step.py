@@ -1,4 +1,4 @@
-"""Base class of steps that process whole rows by key: the key columns and the event time."""
+"""Base class of steps that process whole rows by key. It declares the key columns and the event time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Limits of the values that a target or a store can hold.
+"""Limits on the values that a target or a store can hold.
 
-They are checked before a commit, because whatever is committed must be writable.
+They are checked before each commit, because the target or store must be able to write everything that is committed.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def final_wait_us(pipeline: Pipeline) -> int:
 
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:
-    """Return the inputs of a stage with their committed clocks; `pipeline` describes only this stage."""
+    """Return the committed clock of each input of a stage, by name. `pipeline` must describe only that stage."""
     step, waits = pipeline.transform.step, final_wait_us(pipeline)
     return {
         s.name: state.clocks.get(s.name, ClockRecord()).clock(

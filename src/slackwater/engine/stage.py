@@ -103,7 +103,7 @@ class StageRunner:
 
     @property
     def inputs(self) -> list[str]:
-        """Return the names of the sources and stages that it reads."""
+        """Return the names of the sources and stages that this stage reads."""
         return [s.name for s in self.pipeline.sources]
 
     # -- an epoch ------------------------------------------------------------------------------------------------
@@ -243,9 +243,9 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         carried: int | None = None,
     ) -> int:
-        """Return the minimum over its sources and upstream stages; it never goes back.
+        """Return the watermark of the stage: the minimum over its sources and upstream stages, but never below `since`.
 
-        Idle sources are ignored if another input is active. `carried`: how far it may go if all inputs are idle.
+        Idle sources are ignored if another input is active. If all are idle, their minimum is at least `carried`.
         """
         limits = [r.watermark_us for r in upstream.values()]
         read = [c for n, c in clocks.items() if n not in upstream]

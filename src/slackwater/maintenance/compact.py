@@ -1,9 +1,9 @@
-"""`slackwater state compact`: rewrites a state without expired rows, as a commit that reads no rows.
+"""`slackwater state compact`: rewrites a state without its expired rows, in a commit that reads no input.
 
     shard 0   [seg 3] [seg 17] [seg 18]     ─▶  [seg 19]        epoch + 1; sources, offsets and watermark unchanged
     shard 1   [seg 5] [seg 18]              ─▶  [seg 19]
 
-It takes the runner's lock. In a database, expired rows are deleted, and a VACUUM makes their space reusable.
+The command takes the runner's lock. In a database, it deletes expired rows and runs VACUUM to make their space reusable.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""A read-only HTTP endpoint for a state, in JSON and Arrow.
+"""A read-only HTTP server that returns the contents of a state as JSON or Arrow.
 
     GET /                                                    a description: pipeline, epoch, columns
     GET /fetch?key=user_id=u7                                windows of a key; several columns: key=user_id=u7&key=region=eu
     GET /find-sessions?key=user_id=u7&earliest_end=TIME&latest_start=TIME
     GET /scan?where=events>100&limit=1000                    windows of all keys
 
-Each accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow`
+Every path accepts `at=EPOCH` to read an earlier commit. `Accept: application/vnd.apache.arrow.stream` or `format=arrow`
 selects Arrow.
 
-Requests run on a few threads, and each reads one commit. Each is limited in time, in the rows and bytes of its
-response, and in what its `where` may contain (`query/condition.py`). `build_routes` returns routes for any ASGI
+Requests run on a few threads, and each reads one commit. Limits apply to the duration of each request, to the rows and
+bytes of its response, and to the content of its `where` (`query/condition.py`). `build_routes` returns routes for any ASGI
 application.
 """
 

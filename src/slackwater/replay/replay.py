@@ -121,7 +121,7 @@ class _SplitLetters:
 
 
 def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Replay bad rows as an ordinary epoch. Letters that are bad again remain letters, with one more attempt."""
+    """Replay bad rows as an ordinary epoch. Rows that fail again remain dead letters, with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
     judged = _split_letters(driver, letters, payload)

@@ -141,7 +141,7 @@ def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
 
 
 def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
-    """Return the event time of a source's rows as SQL. Results of a stage have `_event_ts`."""
+    """Return the SQL expression for the event time of a source's rows."""
     if source.is_stage_output and not all(s.is_stage_output for s in stage_pipeline.sources):
         return quote_column("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)

@@ -74,7 +74,7 @@ def import_client() -> Any:
 
 
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
-    """Return a connection, a channel, and the number of ready messages. A StartError never contains the password."""
+    """Return a connection, a channel, and the number of ready messages. Raises StartError, without the password."""
     address, pika = broker_address(url), import_client()
     try:
         parameters = pika.URLParameters(url)

@@ -163,7 +163,7 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 
 @dataclass(frozen=True)
 class ConnectTables:
-    """A Connect session, plus DataFrames that SQL finds by name in addition to its catalog.
+    """A Connect session, plus DataFrames that its SQL can refer to by name, like tables of the catalog.
 
     Used by `sw.batch`, which runs in the caller's session.
     """

@@ -164,7 +164,7 @@ def _streaming_leaves(frame: DataFrame) -> int:
 
 
 def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """Convert a DataFrame to our own session, which has the SQL views. A Connect DataFrame is returned unchanged."""
+    """Rebind a DataFrame to `session`, which has the SQL views. A Connect DataFrame is returned unchanged."""
     if spark_connect.is_connect(frame):
         return frame
     from pyspark.sql import DataFrame

@@ -71,7 +71,7 @@ class TablePlanner:
         return TableFileBatch(self._source, files, selected[-1].offsets_after, sum(w.lost for w in selected))
 
     def _find_versions(self) -> None:
-        """Append new versions to the pending files. Raises SourceUnavailableError if the table is unavailable."""
+        """Append the files of new table versions to the pending files. Raises SourceUnavailableError."""
         source = self._source
         try:
             if self._is_inside_version:

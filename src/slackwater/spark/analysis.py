@@ -1,4 +1,4 @@
-"""Checks at the start, by Spark's analyser, before any data is read: schemas, event time and SQL.
+"""Start-up checks of schemas, event time and SQL by Spark's analyser, before any data is read.
 
 The SQL of a stage must be row-wise: its output for a row may depend only on that row and on lookups.
 """

@@ -263,7 +263,7 @@ class StateStore(Protocol):
         ...
 
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
-        """Stage lines of text that offsets refer to, and return the name of the list."""
+        """Stage a list of text lines for this epoch, and return the name by which a commit refers to it."""
         ...
 
     def read_list(self, name: str) -> list[str]:

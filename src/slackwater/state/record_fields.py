@@ -209,14 +209,14 @@ class EmissionTable(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class WindowDescription(TypedDict, total=False):
-    """A window as in a config, without SQL."""
+    """The window table of a config, without its SQL."""
 
     aggregations: list[dict[str, Any]]
 
 
 @with_config(ConfigDict(extra="allow"))
 class DescriptionTable(TypedDict, total=False):
-    """A stage as in a config, without SQL, and the types of the columns that it reads.
+    """The config of a stage without its SQL, and the types of the columns that the stage reads.
 
     `assumed` lists keys that states in older formats do not store.
     """

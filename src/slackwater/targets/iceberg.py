@@ -212,9 +212,9 @@ class IcebergTarget:
         superseded: pl.DataFrame | None,
         properties: Mapping[str, str],
     ) -> bool:
-        """Rewrite the files that contain rows with these identities, and add `rows`.
+        """Rewrite the files that contain rows with the identities of `rows` or `superseded`, and add `rows`.
 
-        Return False if there is no such file.
+        Return False, without writing, if no file contains such a row.
         """
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
 

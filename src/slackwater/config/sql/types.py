@@ -16,7 +16,7 @@ def base_type(type_: str) -> str:
 
 
 def event_time_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
-    """Yield why a column of this type cannot be the event time: the key at fault, and the fact."""
+    """Yield each reason why a column of this type cannot be the event time, as (config key, message)."""
     if type_ in INTEGERS:
         if unit is None:
             yield "event_time_unit", f'is {type_}; set event_time_unit to "s", "ms", "us" or "ns"'

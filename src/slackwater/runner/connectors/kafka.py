@@ -139,7 +139,10 @@ class KafkaConnector(Connector[KafkaConnection]):
         return bool(KafkaBroker(self.connection).partitions(f"pattern:{re.escape(spec.topic or '')}", key))
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Read every committed letter of the topic, from its start to the end that each partition had at the beginning."""
+        """Yield all committed dead letters of the topic in chunks, up to the current end of each partition.
+
+        `letter_filter` is not applied.
+        """
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
         topic = spec.topic or ""

@@ -153,7 +153,7 @@ def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compar
 
 
 def from_file(path: Path) -> ProtoFiles:
-    """Load a descriptor set, or a .proto file with its imports from the same folder. Raises OSError, ValueError."""
+    """Load a descriptor set, or a .proto file with its imports from the same folder. Raises OSError or ValueError."""
     if path.suffix == ".proto":
         path.read_bytes()  # raises a clear error if the file does not exist
         return ProtoFiles(_compile(path.parent, path.name))

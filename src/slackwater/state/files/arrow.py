@@ -42,7 +42,7 @@ def _encode(frame: pl.DataFrame, sink: Any) -> None:
 
 
 class _CountingWriter:
-    """A file that tracks the size and checksum of what is written to it, without copying the buffers of columns."""
+    """A file that tracks the size and checksum of what is written to it, without copying column buffers."""
 
     closed = False
 

@@ -278,7 +278,7 @@ class FilesStore:
     def _confirm(self, doing: str) -> None:
         """Raise FencedError if another runner holds the state.
 
-        `doing` tells the user what this runner must not do.
+        `doing` describes the forbidden action in the error message.
         """
         if self._lock is not None:
             self._lock.confirm(doing)

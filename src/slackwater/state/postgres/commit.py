@@ -32,7 +32,7 @@ Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
 class RefusedError(Exception):
-    """Raised if the target, which shares the transaction, rejected the rows."""
+    """Raised when a target that shares the transaction rejects the rows."""
 
 
 def separate_refusals(publish: Publish) -> Publish:

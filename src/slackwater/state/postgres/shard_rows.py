@@ -138,7 +138,7 @@ class PostgresShard:
 
 
 def _number_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Number the rows of each unit by position; `rows` is sorted by unit.
+    """Number the rows of each unit by position. `rows` must be sorted by unit.
 
     (unit, ordinal) is the primary key of the table.
     """

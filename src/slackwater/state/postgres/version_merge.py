@@ -1,12 +1,12 @@
-"""Merging of staged versions into the state: the newest version of each unit, within the caller's transaction.
+"""Merges the newest staged version of each unit into the state, within the caller's transaction.
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
               token b  unit 7  v 3
     record    [state] [a] [b]                       [state]
 
-A commit of many rows only lists their tokens and leaves the state table unchanged. Readers overlay the newer versions.
-So a unit that changes in eight epochs is written to the table only once.
+A commit with many rows only records the tokens of the staged rows and leaves the state table unchanged. Readers overlay
+the newer versions. A unit that changes in eight epochs is therefore written to the table only once.
 """
 
 from __future__ import annotations

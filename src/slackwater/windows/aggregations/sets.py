@@ -13,7 +13,7 @@ from slackwater.windows.aggregations.kind import AggregationKind, as_lists, chec
 
 
 class _Values(AggregationKind):
-    """Base of the aggregations that store the distinct values; the accumulator is `set`."""
+    """Base class of aggregations that store distinct values. The accumulator has one part, `set`."""
 
     @property
     def parts(self) -> Mapping[str, pl.DataType]:
