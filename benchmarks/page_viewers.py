@@ -31,9 +31,9 @@ import psutil
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.callbacks import Callbacks
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Driver
+from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.stage import StageRunner
 from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
@@ -82,7 +82,7 @@ class Pipeline:
             [stage],
             store,
             dict.fromkeys(pipeline.per_target, target),
-            Callbacks(lambda: time.time_ns() // 1000),
+            DriverCallbacks(lambda: time.time_ns() // 1000),
         )
         self.driver.start(store.open(), 2, {}, uuid.uuid4().hex)
         self._dice, self._id, self._number, self._at = np.random.default_rng(1), uuid.uuid4().hex, 0, BEGIN

@@ -26,7 +26,7 @@ from benchmarks.data import generate
 from benchmarks.figures import machine, summarize_runs
 from benchmarks.worker_process import run_worker
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.stage import StageRunner
 from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
@@ -56,7 +56,7 @@ def million(directory: str, sessions: int) -> None:
     logic = compile_window(pipeline, {"user": Field("user", "string"), "v": Field("v", "bigint")})
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
-    hooks = Callbacks(lambda: clock)
+    hooks = DriverCallbacks(lambda: clock)
     stage = StageRunner(name, stage_pipeline, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
     driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})

@@ -69,7 +69,7 @@ class _Run:
     def __init__(self, home: Path, shards: int, partitions: int) -> None:
         import slackwater as sw
         from slackwater.core.schema import Field
-        from slackwater.engine.driver import Callbacks, Driver
+        from slackwater.engine.driver import Driver, DriverCallbacks
         from slackwater.engine.protocol import SourceStats
         from slackwater.engine.stage import StageRunner
         from slackwater.metrics import Metrics
@@ -130,7 +130,7 @@ class _Run:
 
         engine = simulated_cluster.PaperEngine(operator, meter, KEYS // shards, delta, heard)
         self.metrics = Metrics()
-        hooks = Callbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
+        hooks = DriverCallbacks(lambda: _NOW_US, on_status=self._status, faults=self)  # type: ignore[arg-type]
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(name, stage_pipeline, operator, self.store, engine, hooks.faults.in_worker)
         (target,) = pipeline.per_target

@@ -27,7 +27,7 @@ from tests.support.topics import read_messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
@@ -239,7 +239,9 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         target = PostgresTarget(url, "public.out", TargetTable("p", tuple(logic.output), logic.identity, "s"))
         target.open()
         store = PostgresStore(url, "public", "p")
-        run = driver_of(pipeline, logic, store, target, LocalEngine(logic, ["a"]), Callbacks(lambda: 0, faults=faults))
+        run = driver_of(
+            pipeline, logic, store, target, LocalEngine(logic, ["a"]), DriverCallbacks(lambda: 0, faults=faults)
+        )
         run.start(store.open(), 1, {}, "s")
         return run
 

@@ -15,7 +15,7 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Callbacks
+from slackwater.engine.driver import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
@@ -91,7 +91,7 @@ class Started:
             self.store,
             self.target,
             LocalEngine(logic, ["a"]),
-            Callbacks(lambda: 4 * 10**15),
+            DriverCallbacks(lambda: 4 * 10**15),
             self.letters,
         )
         try:

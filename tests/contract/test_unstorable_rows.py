@@ -19,7 +19,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import YEARS, ValueLimits
-from slackwater.engine.driver import Callbacks
+from slackwater.engine.driver import DriverCallbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling
 from slackwater.operators import storability
@@ -118,7 +118,7 @@ class Runner:
         )
         engine = LocalEngine(self.logic, self.sources, self.pipeline.tracks_origin, max_future_ms=3 * 10**14)
         self.driver = driver_of(
-            self.pipeline, self.logic, store, self.target, engine, Callbacks(lambda: 4 * 10**15), self.letters
+            self.pipeline, self.logic, store, self.target, engine, DriverCallbacks(lambda: 4 * 10**15), self.letters
         )
         self.driver.start(store.open(), 1, {}, "s")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.stage import StageRunner
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
@@ -26,7 +26,7 @@ def commit_of(epoch: int, **fields: Any) -> Commit:
 
 
 def driver_of(
-    pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: Callbacks, letters: Any = None
+    pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: DriverCallbacks, letters: Any = None
 ) -> Driver:
     """A driver of a pipeline whose only stage has this logic."""
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()

@@ -11,7 +11,7 @@ from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.observer import PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.compile import compile_window
@@ -62,7 +62,7 @@ class FailingTarget:
 def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", pending: Any = None) -> Driver:
     pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
-    hooks = Callbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
+    hooks = DriverCallbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
     opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
     latest = opened.store.open()
     try:

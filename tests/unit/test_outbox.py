@@ -13,7 +13,7 @@ from tests.support.states import driver_of
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine import outbox
-from slackwater.engine.driver import Callbacks
+from slackwater.engine.driver import DriverCallbacks
 from slackwater.errors import StartError
 from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.compile import compile_window
@@ -113,7 +113,12 @@ def commit_unpublished(home: Path, **destination: Any) -> None:
 def start(home: Path, target: Any) -> None:
     store = FilesStore(home, "law")
     run = driver_of(
-        build_pipeline(SESSION, ["a"]), LOGIC, store, target, LocalEngine(LOGIC, ["a"]), Callbacks(lambda: START_US)
+        build_pipeline(SESSION, ["a"]),
+        LOGIC,
+        store,
+        target,
+        LocalEngine(LOGIC, ["a"]),
+        DriverCallbacks(lambda: START_US),
     )
     try:
         run.start(store.open(), 1, {}, "s")

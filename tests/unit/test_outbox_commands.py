@@ -14,7 +14,7 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
@@ -66,7 +66,7 @@ def start_driver(file: Path) -> Driver:
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
-    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), Callbacks(lambda: 4 * 10**15))
+    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), DriverCallbacks(lambda: 4 * 10**15))
     driver = driver_of(pipeline, logic, store, *parts, create_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)

@@ -17,7 +17,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.offsets import Offsets
 from slackwater.core.value_limits import find_value_limits
 from slackwater.engine import idle_stages, next_commit
-from slackwater.engine.callbacks import Callbacks as Callbacks
+from slackwater.engine.driver_callbacks import DriverCallbacks as DriverCallbacks
 from slackwater.engine.idle_tick import IdleTick
 from slackwater.engine.protocol import IngestOutcome
 from slackwater.engine.publishing import Publisher, bind_targets
@@ -51,7 +51,7 @@ class Driver:
         stages: Sequence[StageRunner],
         store: StateStore,
         targets: Mapping[str, TargetWriter],
-        hooks: Callbacks,
+        hooks: DriverCallbacks,
         letters: TargetWriter | None = None,
         unavailable: Mapping[str, StartError] | None = None,
         held_markers: Mapping[str, TargetMarker | None] | None = None,

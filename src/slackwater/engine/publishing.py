@@ -18,7 +18,7 @@ import polars as pl
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine import outbox
-from slackwater.engine.callbacks import Callbacks
+from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.observer import PendingPublish
 from slackwater.engine.timer import Timer
 from slackwater.errors import PublishError, StartError
@@ -75,7 +75,7 @@ class Publisher:
     bindings: Mapping[str, TargetBinding]
     store: StateStore
     letters: TargetWriter | None
-    hooks: Callbacks
+    hooks: DriverCallbacks
     unavailable: Mapping[str, StartError] = field(default_factory=dict)
     held_markers: Mapping[str, TargetMarker | None] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import next_commit
-from slackwater.engine.callbacks import Callbacks
+from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.publishing import Publisher
 from slackwater.engine.stage import StageOutput, StageRunner
 from slackwater.engine.timer import Timer
@@ -29,7 +29,7 @@ class Startup:
     pipeline: Pipeline
     store: StateStore
     publishing: Publisher
-    hooks: Callbacks
+    hooks: DriverCallbacks
 
     def run(
         self,

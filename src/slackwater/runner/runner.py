@@ -20,7 +20,7 @@ from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
@@ -143,7 +143,7 @@ class Runner:
         steps = bind_all(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         self._warn_about_config(schemas, stored_columns)
-        hooks = Callbacks(
+        hooks = DriverCallbacks(
             lambda: time.time_ns() // 1000,
             self.reporter.committed,
             notice,

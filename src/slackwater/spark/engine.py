@@ -38,10 +38,10 @@ from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, Batch, spark_error_reason
 from slackwater.spark import analysis, shard_columns
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
+from slackwater.spark.first_row_hints import FirstRowHints
 from slackwater.spark.preaggregation import PreaggregationPolicy
 from slackwater.spark.rejected_rows import RejectedRowHandler
 from slackwater.spark.row_plan import LETTER_NUMBER, RowPlan, TimedRows
-from slackwater.spark.schema_hints import SchemaHints
 from slackwater.spark.source_statistics import (
     FILE,
     FINGERPRINT,
@@ -75,7 +75,7 @@ class SparkEngine:
 
     rows: RowPlan
     refresh: Callable[[], None] = field(default=lambda: None)
-    hints: SchemaHints = field(init=False)
+    hints: FirstRowHints = field(init=False)
     statistics: StatisticsCollector = field(default_factory=StatisticsCollector)
     batch_sizer: ArrowBatchSizer = field(default_factory=ArrowBatchSizer)
     preaggregation: PreaggregationPolicy = field(default_factory=PreaggregationPolicy)
@@ -84,7 +84,7 @@ class SparkEngine:
         """Register modules of user-defined aggregations by value, so that workers need not import them."""
         from pyspark import cloudpickle
 
-        self.hints = SchemaHints(self.session, self.pipeline, self.rows.times)
+        self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
         for agg in shard_columns.worker_aggregations(self.logic):
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]

@@ -21,7 +21,7 @@ from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable
 from slackwater.operators.reports import LetterFile
 from slackwater.operators.window_base import WindowOperator
 from slackwater.sources.base import CORRUPT
-from slackwater.spark import decode_hints, epoch_sql
+from slackwater.spark import bad_row_reasons, epoch_sql
 from slackwater.spark.row_plan import RowPlan, TimedRows
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.spark.workers import late_task, letters_task, run_on_partitions
@@ -131,12 +131,12 @@ class RejectedRowHandler:
         )
         text = CORRUPT if CORRUPT in timed.columns else "CAST(NULL AS STRING)"
         parts = (
-            f"substring(to_json(struct({row})), 1, {decode_hints.READ}) AS row",
-            f"substring({text}, 1, {decode_hints.READ}) AS text",
+            f"substring(to_json(struct({row})), 1, {bad_row_reasons.READ}) AS row",
+            f"substring({text}, 1, {bad_row_reasons.READ}) AS text",
             f"length({text}) AS length",
             f"{'false' if '_offset' in timed.columns else 'true'} AS of_file",
         )
         samples = bad.selectExpr("__bad", *parts, f"{place} AS place").limit(3).collect()
-        spec = decode_hints.find_source(self.rows.pipeline, name)
+        spec = bad_row_reasons.find_source(self.rows.pipeline, name)
         column = self.rows.pipeline.transform.step.event_time_column
-        return decode_hints.describe_samples(spec, column, [r.asDict() for r in samples])
+        return bad_row_reasons.describe_bad_rows(spec, column, [r.asDict() for r in samples])

@@ -24,7 +24,7 @@ from slackwater.config.sql.parser import STATEMENTS
 from slackwater.config.sql.query import resolve_query
 from slackwater.config.sql.reads import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
 from slackwater.sources import spark_connect
-from slackwater.spark import expressions, plan_grouping_check, plan_nodes
+from slackwater.spark import expressions, plan_nodes, window_grouping_check
 from slackwater.spark.plan_nodes import Node
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def find_forbidden_parts(
     root = plan_nodes.parse_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
-        plan_grouping_check.derived_ids(nodes, plan_grouping_check.column_ids(view, bounds.names))
+        window_grouping_check.with_renamed_ids(nodes, window_grouping_check.expression_ids(view, bounds.names))
         if view is not None
         else frozenset[int]()
     )
-    reader = _PlanWalker(lambda node: plan_grouping_check.groups_by_any(node.fields, grouping_columns))
+    reader = _PlanWalker(lambda node: window_grouping_check.groups_by_columns(node.fields, grouping_columns))
     reader.check(root)
     if not reader.forbidden and not reader.groups_by_bound and not plan.deterministic():
         reader.forbidden.add(_UNDETERMINED)

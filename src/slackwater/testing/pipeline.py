@@ -21,7 +21,7 @@ from slackwater.core.time import duration_ms
 from slackwater.core.value_limits import ANYTHING
 from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.driver import Callbacks, Driver
+from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.stage import StageRunner
 from slackwater.errors import ConfigError, StartError
@@ -343,7 +343,7 @@ class LocalPipeline:
 
     def _start_driver(self) -> None:
         pipeline, faults = self.pipeline, self._faults
-        hooks = Callbacks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
+        hooks = DriverCallbacks(lambda: self.now_us, on_status=self._result.statuses.append, faults=faults)
         store = self._store() if self._store else FilesStore(self._directory, pipeline.name)
         stages = [
             StageRunner(

@@ -8,10 +8,10 @@ import polars as pl
 from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
 from slackwater.windows.key_order import order_by_unit
-from slackwater.windows.pane_revisions import pane_notes, with_notes
 from slackwater.windows.panes import PaneLogic, first_window, is_overlapping, last_closed, last_window, pane_us
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
+from slackwater.windows.window_revisions import read_revision_notes, with_revision_notes
 
 
 def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
@@ -115,7 +115,7 @@ def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
 
 def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
     """Add to each pane its notes on its windows; `index` is the pane of each row of `spread`."""
-    notes = pane_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    notes = read_revision_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():
         return spread
@@ -147,9 +147,9 @@ def _record_emissions(
     )
     if is_overlapping(logic):
         gone = last_closed(logic, logic.horizon(watermark))
-        notes = pane_notes(units, first, logic.hop_us)
+        notes = read_revision_notes(units, first, logic.hop_us)
         notes = pl.concat([notes, emissions.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
-        units = with_notes(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)
+        units = with_revision_notes(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)
     else:
         rev = units["__rev"].to_numpy().copy()
         rev[emissions["__row"].to_numpy()] = emissions["__rev"].to_numpy()

@@ -32,9 +32,9 @@ from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.logic import WindowLogic
-from slackwater.windows.pane_revisions import NOT_EMITTED, clear_holds, note_late_start
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
+from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, note_missed_emissions
 
 
 @dataclass(frozen=True)
@@ -225,11 +225,11 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     if not noting:
         return merged
     fresh = both["__new"].to_numpy()[order]
-    merged = clear_holds(merged, np.logical_or.reduceat(fresh, heads))
+    merged = mark_panes_changed(merged, np.logical_or.reduceat(fresh, heads))
     if logic.updates:
         return merged
     first, begun = first_window(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
-    return note_late_start(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
+    return note_missed_emissions(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
 def is_overlapping(logic: PaneLogic) -> bool:

@@ -41,7 +41,7 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     return ""
 
 
-def describe_samples(source: Source | None, column: str, samples: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe bad rows: the reason, the value, the row as JSON, its location and advice.
 
     Args:

@@ -30,7 +30,7 @@ log = logging.getLogger("slackwater")
 
 
 @dataclass
-class SchemaHints:
+class FirstRowHints:
     """Hints about the first rows of each source. `times`: the SQL of the event time, by source."""
 
     session: SparkSession

@@ -25,7 +25,7 @@ def node_kind(node: Node) -> str:
     return str(node.get("class", "")).rsplit(".", 1)[-1]
 
 
-def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
+def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
     """Return the expression ids of these columns of a view."""
     folded_names = {name.casefold() for name in names}
     output = view._jdf.queryExecution().analyzed().output()
@@ -33,7 +33,7 @@ def column_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
     return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in folded_names)
 
 
-def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
+def with_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
     """Return the ids of these columns and of all their renames within a plan."""
     if not columns or any(node_kind(node) == "Union" for node in nodes):
         return frozenset()
@@ -48,7 +48,7 @@ def derived_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int
     return frozenset(derived)
 
 
-def groups_by_any(node: Node, columns: frozenset[int]) -> bool:
+def groups_by_columns(node: Node, columns: frozenset[int]) -> bool:
     """Return whether a node groups or partitions by one of these columns."""
     grouped = node.get(_BY.get(node_kind(node), ""), [])
     return any(

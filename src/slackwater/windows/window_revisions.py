@@ -25,10 +25,10 @@ from slackwater.windows.state_rows import Int64s
 _NTH, _REVISION = 1 << 40, 1 << 1
 NOT_EMITTED = -1  # the revision of a window that was not emitted at its close, because all its rows came later
 
-NOTES = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
+NOTE_COLUMNS = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
 
-def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+def read_revision_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Read the notes of panes: `__row` (position of the pane), `__start` (of the window), `__rev` and `__holds`.
 
     `first` is the start of the earliest window of each pane, and `hop` the distance between windows, in µs.
@@ -36,11 +36,11 @@ def pane_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     row = np.repeat(np.arange(panes.height), panes["__out"].list.len().to_numpy())
     note = panes["__out"].explode().drop_nulls().to_numpy()
     columns = (row, first[row] + note // _NTH * hop, note % _NTH // _REVISION - 1, note % _REVISION == 1)
-    return pl.DataFrame(dict(zip(NOTES, columns, strict=True)), schema=NOTES)
+    return pl.DataFrame(dict(zip(NOTE_COLUMNS, columns, strict=True)), schema=NOTE_COLUMNS)
 
 
-def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Replace the notes of panes; `notes` has the columns that `pane_notes` returns.
+def with_revision_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """Replace the notes of panes; `notes` has the columns that `read_revision_notes` returns.
 
     If a window has several notes, the largest revision wins.
     """
@@ -59,13 +59,13 @@ def with_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int
     return panes.with_columns(lists["__out"])
 
 
-def clear_holds(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
+def mark_panes_changed(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
     """Clear `holds` in all notes of the `touched` panes: after new rows, the target does not hold them unchanged."""
     undone = pl.col("__out") - pl.col("__out") % _REVISION
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
 
-def note_late_start(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
+def note_missed_emissions(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
     """Note in each `new` pane the windows that closed before the pane was created.
 
     `closed` is the start of the last closed window.
@@ -77,4 +77,6 @@ def note_late_start(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int,
     row = np.repeat(positions, times)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
     rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": NOT_EMITTED, "__holds": False}
-    return with_notes(panes, pl.concat([pane_notes(panes, first, hop), pl.DataFrame(rows, schema=NOTES)]), first, hop)
+    return with_revision_notes(
+        panes, pl.concat([read_revision_notes(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)]), first, hop
+    )

@@ -11,7 +11,7 @@ from slackwater.engine.status import Status
 
 
 @dataclass
-class Callbacks:
+class DriverCallbacks:
     """What a driver reports to its caller, and what it needs from it. `clock_us` returns the wall clock in µs UTC."""
 
     clock_us: Callable[[], int]
