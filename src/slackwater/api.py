@@ -192,7 +192,9 @@ def streaming_pipeline(**settings: Any) -> Callable[[Callable[[], Any]], Registe
         registered = Registered(function, pipeline(**arguments))
         if registered.pipeline.name in pipelines:
             raise ConfigError(
-                [f"{registered.pipeline.name}: name: a pipeline of this name is already registered; choose another"]
+                [
+                    f"{registered.pipeline.name}: name: a pipeline with this name is already registered; choose another name"
+                ]
             )
         pipelines[registered.pipeline.name] = registered
         return registered

@@ -304,7 +304,7 @@ def state_text(pipeline: Pipeline) -> str:
     """Describe the location of the state."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
-        return "state in memory, gone with the process"
+        return "state in memory, lost when the process ends"
     if store.kind == "files":
         return f'state in {"files" if is_local(store.path or "") else "objects"} at "{absolute_path(store.path)}"'
     return f'state in Postgres, schema "{store.schema_}"'

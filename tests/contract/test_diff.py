@@ -376,7 +376,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
     (two / "b.json").write_text("")
     for where, by, message in (
         (readable, [], "files and tables alone do not define which columns identify a row; name them with --by"),
-        (readable, ["--by", "usr"], 'there is no column "usr"; there are: user, window_start'),
+        (readable, ["--by", "usr"], 'there is no column "usr"; available: user, window_start'),
         (str(tmp_path / "none"), [], "there is no such file or directory; expected files"),
         (str(tmp_path / "empty"), [], "found none, expected files of one kind: .parquet"),
         (str(two), [], "found csv and json, expected files of one kind"),

@@ -268,7 +268,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
 
 def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any) -> None:
     with pytest.raises(
-        StartError, match="p: dead letters go to the console, which stores none; name another connection"
+        StartError, match="p: dead letters go to the console, which does not store them; use another connection"
     ):
         letter_summary(toml.load(config("console")))
     file = config("parquet")

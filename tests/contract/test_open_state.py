@@ -187,7 +187,7 @@ def test_which_state_is_meant(place: Place) -> None:
     other = place.store("other")
     other.open()
     if isinstance(other, PostgresStore):
-        with pytest.raises(StartError, match='"othr" has no state there; there are: law'):
+        with pytest.raises(StartError, match='"othr" has no state there; available: law'):
             sw.open_state(place.where, "othr")
         return
     with pytest.raises(StartError, match="several pipelines have their state there: law, other; name one of them"):
@@ -375,9 +375,9 @@ def test_over_http(place: Place) -> None:
             for answer in (get("/scan?format=arrow"), get("/scan", Accept=ARROW)):
                 assert pa.ipc.open_stream(answer).read_all().num_rows == 3
             for path, status, message in (
-                ("/nowhere", 404, "there is no /nowhere; there are: /, /fetch"),
+                ("/nowhere", 404, "there is no /nowhere; available: /, /fetch"),
                 ("/fetch?key=usr=c", 400, '"usr" is not a key of this window'),
-                ("/fetch?kee=user=c", 400, '"kee" is not known here; there are: key, at, format'),
+                ("/fetch?kee=user=c", 400, '"kee" is not known here; available: key, at, format'),
                 ("/scan?limit=many", 400, 'limit: found "many", expected a whole number'),
                 ("/scan?limit=-1", 400, 'limit: found "-1", expected a whole number from 0 to'),
                 ("/scan?at=9", 503, "epoch 9 is not kept"),

@@ -174,7 +174,7 @@ path = "{state}"
         (['{"events": {"clicks": {"0": -1}}}'], "clicks-0: found -1, expected an offset: a whole number from 0"),
         (['{"events": {"clicks": {"0": true}}}'], "clicks-0: found true, expected an offset"),
         (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
-        (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; there are: 0, 1'),
+        (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; available: 0, 1'),
         (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?'),
         (["events=2026-03-01T12:00:00Z"], "only a broker knows that offset; give the pipeline's TOML file as WHERE"),
     ],

@@ -128,7 +128,7 @@ COUNTS = sw.Window(
         ("SELECT user, _event_ts FROM source WHERE _event_ts > TIMESTAMP 'now'", "it uses TIMESTAMP 'now'"),
         ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "DATE 'today' and the like"),
         ("DESCRIBE source", "DESCRIBE is a statement, expected a query: SELECT … FROM source"),
-        ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; there are: user, ts, _event_ts"),
+        ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; available: user, ts, _event_ts"),
         ("SELECT user FROM source", 'does not select "_event_ts"'),
     ],
 )

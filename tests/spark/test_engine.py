@@ -243,7 +243,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
                 'test: source "events": event_time_column "tss" is neither a column nor a valid expression',
             ),
             ({"window": simple(event_time_column="i")}, 'event_time_column "i" is int; set event_time_unit'),
-            ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "there are: user, i, ts, _event_ts"),
+            ({"transform_sql": "SELECT usr, _event_ts FROM source"}, "available: user, i, ts, _event_ts"),
             ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
             (
                 {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},

@@ -339,7 +339,7 @@ def test_what_is_missing_is_said_in_one_line(runner: Runner, topic: Make, monkey
     monkeypatch.setattr(kafka_broker, "SECONDS", 3)
     events = topic(1)
     with pytest.raises(
-        sw.SlackwaterError, match=r'^source "events": there is no topic "nope" at .*; there are: .*'
+        sw.SlackwaterError, match=r'^source "events": there is no topic "nope" at .*; available: .*'
     ) as e:
         runner.run(source=events.source(query="nope"), window=minutes())
     assert "\n" not in str(e.value)

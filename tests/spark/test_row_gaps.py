@@ -109,7 +109,7 @@ def test_their_letters_hold_what_came(runner: Runner) -> None:
     [
         (
             "nothing",
-            'source "events": gap "nothing" is neither a duration nor a valid expression over the row .*there are: user',
+            'source "events": gap "nothing" is neither a duration nor a valid expression over the row .*available: user',
         ),
         (
             "kind = 'x'",

@@ -69,9 +69,7 @@ NOT_NEGATIVE = 'a duration of 0 or more ("30s", "5m", "2h" or milliseconds)'
 NEVER = "complete mode is not supported: a result that never closes needs all rows forever"
 FORMATS = '"json" or "csv" or "parquet" or "text"'
 KINDS = " or ".join(f'"{kind}"' for kind in CONNECTIONS)
-INJECTED = (
-    'declares "_event_ts", which Slackwater adds; rename the column, or use it with event_time_column = "_event_ts"'
-)
+INJECTED = 'declares "_event_ts", a column that Slackwater adds itself; rename it, or use it with event_time_column = "_event_ts"'
 NO_KEY = 'missing or empty; a session window needs at least one key, as in ["user_id"]'
 
 

@@ -76,7 +76,7 @@ CASES: list[tuple[str, str, *tuple[str, ...]]] = [  # what is changed to what: t
     ('right_source = "payments"', 'right_source = "zz"', f'{J}.right_source: found "zz", which is not a source; expected one of orders, payments'),
     ('right_source = "payments"', 'right_source = "orders"',
      f'{J}.right_source: found "orders", which is also left_source; for a self-join, describe two [[sources]] with the same query and different names'),
-    (PAYMENTS, "", "sources: found 1, expected 2: those that left_source and right_source name"),
+    (PAYMENTS, "", "sources: found 1, expected 2: one for left_source and one for right_source"),
     (PAYMENTS, PAYMENTS + PAYMENTS.replace("payments", "refunds"),
      'sources[2]: "refunds" is not a side of the join; remove it, or read it in another pipeline'),
     # -- keys

@@ -430,7 +430,7 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"evnts": []}, 'there is no source "evnts"; there are: in'),
+        ({"evnts": []}, 'there is no source "evnts"; available: in'),
         (["broken"], "only Spark can read: give session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has another value'),
     ],

@@ -45,7 +45,10 @@ def test_check_adds_notes_for_the_user(slackwater: Command) -> None:
     outcome = slackwater("check", write(TUMBLING))
     assert (outcome.code, outcome.err) == (0, "")
     first, second = outcome.out.splitlines()
-    assert first == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory, gone with the process"
+    assert (
+        first
+        == "p.toml: ok — tumbling window over 1 source, 2 aggregations, state in memory, lost when the process ends"
+    )
     assert second.startswith("p.toml: note: STATE IS IN MEMORY")
 
 

@@ -45,7 +45,7 @@ def test_times_that_no_unit_explains_are_left_alone() -> None:
 
 
 def test_a_name_is_found_whatever_its_case() -> None:
-    assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('there are: User_ID, b; did you mean "User_ID"?')
+    assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('available: User_ID, b; did you mean "User_ID"?')
     assert "did you mean" not in missing_text("s", "user_id", 7, ["x"])
     look = FirstRowCounts(["a", "b"])
     look.add(600, {"a": 1, "b": 0})

@@ -95,7 +95,7 @@ def test_one_stage(say: Say) -> None:
 def test_a_missing_stage_or_key(say: Say) -> None:
     assert say("--stage", "minute") == [
         '1 error: law: --stage: found "minute", which is not a stage of the state in epoch 1; did you mean "minutes"?; '
-        "there are: sessions, minutes, seen"
+        "available: sessions, minutes, seen"
     ]
     assert say("--key", "usr=u1") == [
         "1 error: law: --key: no stage has windows with such keys; keys by stage: sessions: user; minutes: user; seen: none"

@@ -145,7 +145,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
         own_time = connection is not None and CONNECTORS[connection.kind].has_timestamp
         if (processing or named or own_time) and "_event_ts" in columns:
             use = "" if own_time else ', or use it with event_time_column = "_event_ts"'
-            yield f"sources[{i}].schema", f'declares "_event_ts", which Slackwater adds; rename the column{use}'
+            yield f"sources[{i}].schema", f'declares "_event_ts", a column that Slackwater adds itself; rename it{use}'
         files_keys = (
             source.format is not None or "format" in source._wrong
         )  # for an unknown connection, its keys decide
@@ -190,7 +190,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     yield (
         f"transform.window.{key}",
         f"{format_value(getattr(window, key))} rewrites windows, but {target_text} only adds "
-        "rows, so earlier rows of a window would remain unmarked; set emit_metadata = true (_revision and _emit_reason distinguish them), "
+        "rows, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true (_revision and _emit_reason distinguish them), "
         'use emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 
@@ -208,7 +208,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
         yield (
             "transform.window.late_data",
             f'"standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
-            'the late rows would replace the window they missed; use "reopen" to correct it, or "dlq"',
+            'the late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"',
         )
 
 

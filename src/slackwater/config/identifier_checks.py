@@ -110,7 +110,7 @@ def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator
                 f"found {format_value(name)} with {size} bytes; {why}, where column names have at most {most} bytes; choose a shorter one",
             )
         elif not name:
-            yield key, f"found {format_value(name)}; {why}, where column names have at least one character"
+            yield key, f"found {format_value(name)}; {why}, where a column name must not be empty"
 
 
 def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem]:
@@ -123,7 +123,7 @@ def _postgres_problems(key: str, identifier: str, name: str) -> Iterator[Problem
     elif not name or "\0" in name:
         yield (
             key,
-            f"{identifier} is named {format_value(name)}; Postgres names have at least one character, and no U+0000",
+            f"{identifier} is named {format_value(name)}; a Postgres name must not be empty or contain U+0000",
         )
     elif identifier == "the schema" and name.startswith("pg_"):
         yield (

@@ -25,7 +25,7 @@ def check_join(values: Values) -> Iterator[Problem]:
     if join is None or not sources:
         return
     if len(sources) == 1:
-        yield "sources", "found 1, expected 2: those that left_source and right_source name"
+        yield "sources", "found 1, expected 2: one for left_source and one for right_source"
         return
     names = [s.name for s in sources if s.name]
     named_sources = {

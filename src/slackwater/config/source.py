@@ -280,7 +280,10 @@ class Source(Spec):
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
             if column.casefold() in metadata_columns(kind):
-                yield "schema", f"declares {format_value(column.casefold())}, which Slackwater adds; rename the column"
+                yield (
+                    "schema",
+                    f"declares {format_value(column.casefold())}, a column that Slackwater adds itself; rename it",
+                )
         if payload != "json" and kind in cls.KINDS_BY_KEY["payload_format"] and values.get("schema_") is not None:
             yield (
                 "schema",

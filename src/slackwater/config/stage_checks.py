@@ -140,7 +140,10 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
                 )
         if sides and stage.from_ and set(stage.from_) != set(sides):
             listed = " and ".join(map(format_value, sides))
-            yield f"stages[{number}].from", f"not needed: not needed: a join reads its sides, {listed}; remove it"
+            yield (
+                f"stages[{number}].from",
+                f"not needed: a join reads left_source and right_source ({listed}); remove it",
+            )
         for name, times in Counter(stage.from_).items():
             if times > 1:
                 yield f"stages[{number}].from", f"{format_value(name)} is listed {times} times; list it once"
@@ -172,7 +175,10 @@ def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
         for name, lookup in stage.lookups.items():
             other = lookups.setdefault(name.casefold(), lookup)
             if other != lookup:
-                yield f"stages[{number}].lookups.{name}", "another stage has a lookup of this name; choose another name"
+                yield (
+                    f"stages[{number}].lookups.{name}",
+                    "another stage has a lookup with this name; choose another name",
+                )
 
 
 def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:

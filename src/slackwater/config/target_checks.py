@@ -47,7 +47,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         if value is not None:
             yield (
                 f"dead_letter.{key}",
-                "applies only to [[targets]]; [dead_letter] gets the dead letters of all stages; remove it",
+                "applies only to [[targets]]; [dead_letter] receives the dead letters of all stages; remove it",
             )
 
 

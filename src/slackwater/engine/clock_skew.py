@@ -56,8 +56,8 @@ class ClockSkewWarnings:
         record = before.clocks.get(name)
         location = f", read from {record.newest_at}" if record is not None and record.newest_at else ""
         log.warning(
-            '%s: epoch %d: most rows are late, %d of %d, because the watermark is at %s: source "%s" has %s as its '
-            "newest event time%s; %s",
+            "%s: epoch %d: most rows are late (%d of %d), because the watermark is at %s: the newest event time of "
+            'source "%s" is %s%s; %s',
             self.pipeline.name,
             epoch,
             self.late,

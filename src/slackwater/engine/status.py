@@ -140,7 +140,9 @@ class Status:
         console.
         """
         if self.config is None:
-            raise StartError(f"{self.pipeline}: found the status of an epoch, expected the status that a run returns")
+            raise StartError(
+                f"{self.pipeline}: results() needs the status that run() returned, not the status of an epoch"
+            )
         frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.config, target)
         return frame
 

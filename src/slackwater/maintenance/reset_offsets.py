@@ -167,4 +167,4 @@ def _check_partitions(
         for part in parts:
             if part not in topics[topic]:
                 partitions = ", ".join(sorted(topics[topic], key=int))
-                raise StartError(f'{where}: topic "{topic}" has no partition {part}; there are: {partitions}')
+                raise StartError(f'{where}: topic "{topic}" has no partition {part}; available: {partitions}')

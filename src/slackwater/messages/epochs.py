@@ -76,7 +76,7 @@ FAMILIES: Sequence[MessageFamily] = (
         ("EpochError",),
         "The connection to the database was lost during a commit.",
         "Start again: the runner looks for the commit, and repeats the epoch only if the commit does not exist.",
-        ("it is unknown whether", "checks whether it was committed"),
+        ("it is unknown whether", "checks whether the epoch was committed"),
     ),
     MessageFamily(
         "The demo failed",

@@ -206,7 +206,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "[transform](configuration.md#transform).",
         (
             "must be row-wise",
-            "^(?!.*(no column|not known here)).*; there are: ",
+            "^(?!.*(no column|not known here|is not kept)).*; available: ",
             "valid expression",
             "same columns from every source",
             "expected milliseconds, an interval",

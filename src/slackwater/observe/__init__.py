@@ -48,5 +48,5 @@ def _module(extra: str, option: str, library: str) -> Any:
         if (error.name or "").startswith("slackwater"):
             raise
         raise StartError(
-            f"{option} needs {library}, and there is no module {error.name}; install it: pip install 'slackwater[{extra}]'"
+            f"{option} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'"
         ) from None

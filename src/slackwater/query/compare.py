@@ -90,7 +90,7 @@ def compare_outputs(
         for column in by:
             if column not in side.rows.columns:
                 raise StartError(
-                    f'{side.label}: there is no column "{column}"; there are: {", ".join(side.rows.columns)}'
+                    f'{side.label}: there is no column "{column}"; available: {", ".join(side.rows.columns)}'
                 )
     rows_a, rows_b = (_latest_revisions(side.rows, by) for side in (a, b))
     columns = [c for c in rows_a.columns if c in rows_b.columns and c not in ignore]

@@ -149,7 +149,7 @@ def filter_frame(frame: pl.DataFrame, condition: pl.Expr, slices: int = 100_000)
         try:
             yield part.filter(condition)
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            raise _condition_error(f"{_first_line(error)}; there are: {', '.join(frame.columns)}", "") from None
+            raise _condition_error(f"{_first_line(error)}; available: {', '.join(frame.columns)}", "") from None
 
 
 def _condition_error(

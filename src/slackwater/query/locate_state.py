@@ -160,6 +160,6 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them")
     if name not in names:
         raise StartError(
-            f'{place}: "{name}" has no state there{suggestion(name, names) or f"; there are: {names_text}"}'
+            f'{place}: "{name}" has no state there{suggestion(name, names) or f"; available: {names_text}"}'
         )
     return name

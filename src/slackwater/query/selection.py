@@ -31,7 +31,7 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     for name in selected:
         if name not in frame.columns:
             raise StartError(
-                f"columns: {format_value(name)} is not a column of the result{suggestion_or_list(name, frame.columns)}; there are: "
+                f"columns: {format_value(name)} is not a column of the result{suggestion_or_list(name, frame.columns)}; available: "
                 f"{', '.join(frame.columns)}"
             )
     return frame.select(selected) if selected else frame

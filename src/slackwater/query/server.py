@@ -181,7 +181,7 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == HTTPStatus.NOT_FOUND:
         return _error_response(
-            HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; there are: {', '.join(_HANDLERS)}"
+            HTTPStatus.NOT_FOUND, f"there is no {request.url.path[:200]}; available: {', '.join(_HANDLERS)}"
         )
     return _error_response(HTTPStatus(error.status_code), error.detail)
 
@@ -190,7 +190,7 @@ def _check_parameters(parameters: Query, *names: str) -> None:
     unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
         raise StartError(
-            f"{format_value(unknown[0])} is not known here; there are: {', '.join((*names, 'at', 'format'))}"
+            f"{format_value(unknown[0])} is not known here; available: {', '.join((*names, 'at', 'format'))}"
         )
 
 

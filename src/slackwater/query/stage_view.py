@@ -19,7 +19,7 @@ def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     if name not in names:
         raise StartError(
             f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
-            f"{suggestion_or_list(name, names)}; there are: {', '.join(names)}"
+            f"{suggestion_or_list(name, names)}; available: {', '.join(names)}"
         )
     return names.index(name)
 

@@ -127,7 +127,7 @@ class StateView(NotebookRepr):
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
-            raise StartError(f"where: found the {type(where).__name__} {where!r}, expected SQL or a Polars expression")
+            raise StartError(f"where: found {where!r} ({type(where).__name__}), expected SQL or a Polars expression")
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._open_snapshot() as (snapshot, logic):
             empty = _windows(snapshot, logic, logic.empty_state())
@@ -285,7 +285,7 @@ def _to_micros(value: Time, name: str) -> int:
         us = operator.index(value)  # also accepts integers of NumPy
     except TypeError:
         expected = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
-        raise StartError(f"{name}: found the {type(value).__name__} {value!r}, expected {expected}") from None
+        raise StartError(f"{name}: found {value!r} ({type(value).__name__}), expected {expected}") from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 
 

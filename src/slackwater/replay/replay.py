@@ -222,7 +222,7 @@ def check_late(driver: Driver) -> None:
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
             f'{driver.pipeline.name}: there are letters of late rows, but late_data = "{driver.pipeline.transform.step.late_data}" does not '
-            'track the origin of a row; set it back to "dlq" or "reopen", or choose others by --reason'
+            'track the origin of a row; set it back to "dlq" or "reopen", or select others with --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
     marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
@@ -334,15 +334,15 @@ def _(operator: SessionOperator) -> pl.Expr:
 def _(operator: IntervalJoinOperator) -> pl.Expr:
     raise StartError(
         f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
-        "send them again, or choose others by --reason"
+        "send them again, or select others with --reason"
     )
 
 
 @_all_late_together.register
 def _(operator: ImmediateOperator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: no row is late in a pipeline without windows and joins: these letters belong to another one; choose "
-        "others by --reason"
+        f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
+        "pipeline; select others with --reason"
     )
 
 

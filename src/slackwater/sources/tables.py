@@ -209,7 +209,7 @@ class TableSource(Seekable):
 
     def version_gone_error(self, problem: str) -> EpochError:
         return EpochError(
-            f"{self.where}: {problem}; this epoch was not committed, because rows would be lost: restore it, or skip "
+            f"{self.where}: {problem}; this epoch was not committed, because rows would be lost: restore what is missing, or skip "
             f"to new rows with `slackwater state reset … --offsets {self.name}=latest`, and {self.log.retention_advice}"
         )
 

@@ -71,7 +71,7 @@ def time_expression(
     except Exception as error:
         raise StartError(
             f'{where}: event_time_column "{text}" is neither a column nor a valid expression ({_error_reason(error)}); '
-            f"there are: {', '.join(columns)}"
+            f"available: {', '.join(columns)}"
         ) from None
     if text not in columns:
         _check_row_wise(session, empty_frame(session, frame), text, f'{where}: event_time_column "{text}"')
@@ -134,7 +134,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         except StartError:
             raise
         except Exception as error:
-            raise StartError(f"{where}: {_error_reason(error)}; there are: {', '.join(rows.columns)}") from None
+            raise StartError(f"{where}: {_error_reason(error)}; available: {', '.join(rows.columns)}") from None
         from_text = (
             row_wise_check.find_forbidden_parts_in_text(out, sql, rows, bounds)
             if spark_connect.is_connect(session)
@@ -213,7 +213,7 @@ def end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputP
         type_ = out.selectExpr(f"({window.gap_ms}) AS g").schema.fields[0].dataType.simpleString()
     except Exception as error:
         raise StartError(
-            f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); there are: {', '.join(out.columns)}"
+            f"{where} is neither a duration nor a valid expression over the row ({_error_reason(error)}); available: {', '.join(out.columns)}"
         ) from None
     bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(input_path)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)

@@ -52,7 +52,7 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
     )
     hint = f'; did you mean "{similar}"?' if similar else ""
     more = f" and {len(sorted_names) - _SHOWN} more" if len(sorted_names) > _SHOWN else ""
-    listed = f"; there are: {', '.join(sorted_names[:_SHOWN])}{more}" if sorted_names else ""
+    listed = f"; available: {', '.join(sorted_names[:_SHOWN])}{more}" if sorted_names else ""
     return (
         f'source "{source}": the column "{column}" of its schema is in none of its first {plural(rows, "row")}, so it is NULL in '
         f"all of them{listed}{hint}"

@@ -151,7 +151,7 @@ class LocalPipeline:
         for name in (rows_by_source := rows if isinstance(rows, Mapping) else {self._only_source(): rows}):
             if name not in self.source_names:
                 names_text = ", ".join(self.source_names)
-                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; there are: {names_text}'])
+                raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; available: {names_text}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
             from slackwater.testing.sql_frontend import InputRows

@@ -161,7 +161,7 @@ def test_dead_letter_takes_no_stage() -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=r"dead_letter\.from: applies only to \[\[targets\]\]; \[dead_letter\] gets the dead letters of all stages",
+        match=r"dead_letter\.from: applies only to \[\[targets\]\]; \[dead_letter\] receives the dead letters of all stages",
     ):
         toml.loads(text)
 

@@ -34,7 +34,7 @@ BEYOND = {
     r"a row is in duration_ms / hop_ms windows": "two values are compared",
     r"expected as many as left_keys": "two lists are compared",
     r"is already the name of|is a column of emit_metadata|is the name of the session's id|a name other than that of": "names are compared",
-    r"is the same name as|declared twice|which Slackwater adds|are called": "names are compared",
+    r"is the same name as|declared twice|that Slackwater adds itself|are called": "names are compared",
     r"which is not a connection|which is not a source|which is also left_source": "a name refers to another table",
     r"(applies only to connections|needs a connection) of kind|of kind \"\w+\"; |\"merge\" replaces rows": "the kind is in another table",
     r"sources\[0\].format: missing": "whether files are read is in another table",

@@ -25,4 +25,6 @@ class ConsoleConnector(Connector[ConsoleConnection]):
         return ConsoleTarget()
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        raise StartError(f"{pipeline}: dead letters go to the console, which stores none; name another connection")
+        raise StartError(
+            f"{pipeline}: dead letters go to the console, which does not store them; use another connection"
+        )

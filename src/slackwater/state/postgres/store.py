@@ -311,7 +311,7 @@ class PostgresStore:
         except psycopg.Error as again:
             raise EpochError(
                 f"epoch {commit.epoch}: the connection to Postgres was lost twice ({client.error_reason(again)}); the "
-                "next start checks whether it was committed"
+                "next start checks whether the epoch was committed"
             ) from None
 
     def _transact(self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID) -> Commit:
