@@ -8,14 +8,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from slackwater import errors
+from slackwater.config.message_format import value_mismatch
+from slackwater.core.humanize import mismatch
 from slackwater.messages import WARNING, MessageFamily, find_family
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "slackwater"
 CLASSES = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.SlackwaterError)}
 VALUE = "…"  # stands for what the message is about
+_MISMATCHES = (mismatch.__name__, value_mismatch.__name__)  # their calls stand for the text that they format
 _SAYS = re.compile(r"; |expected|found |missing|is not |cannot|must ")  # how mistakes of a config are told
 
 
@@ -42,9 +46,20 @@ def shown(node: ast.expr) -> str:
         return re.sub(f"{VALUE}+", VALUE, "".join(map(shown, node.values)))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return re.sub(f"{VALUE}+", VALUE, shown(node.left) + shown(node.right))
+    if isinstance(node, ast.FormattedValue):
+        return shown(node.value) if is_mismatch(node.value) else VALUE
+    if is_mismatch(node):
+        actual, expected = node.args
+        actual_text = VALUE if _name(node) == value_mismatch.__name__ else shown(actual)
+        return re.sub(f"{VALUE}+", VALUE, mismatch(actual_text, shown(expected)))
     if isinstance(node, ast.List) and len(node.elts) == 1:
         return shown(node.elts[0])
     return VALUE
+
+
+def is_mismatch(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Return whether a node calls a function that formats "found …, expected …"."""
+    return isinstance(node, ast.Call) and _name(node) in _MISMATCHES
 
 
 def messages() -> list[Message]:
@@ -84,6 +99,7 @@ def mistakes() -> dict[str, list[str]]:
         if path.stem in ("connector_info", "json_schema", "key_docs", "late_row_replay", "state_size"):
             continue
         functions = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
+        functions = [f for f in functions if f.name not in _MISMATCHES]
         texts = dict.fromkeys(t.strip(" :") for f in functions for t in _texts(f) if len(t) > 14 and _SAYS.search(t))
         if texts:
             name = path.stem if path.parent.name == "config" else path.parent.name
@@ -95,8 +111,10 @@ def _texts(node: ast.AST) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
             continue  # a docstring
-        if isinstance(child, ast.JoinedStr | ast.BinOp) or (
-            isinstance(child, ast.Constant) and isinstance(child.value, str)
+        if (
+            isinstance(child, ast.JoinedStr | ast.BinOp)
+            or is_mismatch(child)
+            or (isinstance(child, ast.Constant) and isinstance(child.value, str))
         ):
             text = shown(child)
             if "\n" not in text:

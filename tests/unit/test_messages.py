@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from docgen import pictures, reference
-from docgen.message_sources import CLASSES, ROOT, SOURCES, Message, messages, mistakes, shown
+from docgen.message_sources import CLASSES, ROOT, SOURCES, Message, is_mismatch, messages, mistakes, shown
 from tests.support.doc_pages import anchors
 
 from slackwater.cli import main as cli
@@ -62,7 +62,10 @@ def test_every_family_has_a_unique_heading_and_a_message() -> None:
 
 def test_the_page_of_frequent_errors_quotes_what_is_printed() -> None:
     trees = [ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")]
-    texts = "\n".join(shown(n) for tree in trees for n in ast.walk(tree) if isinstance(n, ast.JoinedStr | ast.Constant))
+    nodes = [n for tree in trees for n in ast.walk(tree)]
+    texts = "\n".join(
+        shown(n) for n in nodes if isinstance(n, ast.JoinedStr | ast.BinOp | ast.Constant) or is_mismatch(n)
+    )
     rows = [line for line in (ROOT / "docs" / "errors.md").read_text().splitlines() if line.startswith("| `")]
     quotes = [quote for row in rows for quote in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
     assert len(quotes) > 15

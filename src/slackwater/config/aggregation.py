@@ -19,6 +19,7 @@ from slackwater.config.value_parsers import (
     parse_text,
     with_schema,
 )
+from slackwater.core.humanize import mismatch
 
 AGGREGATES = (
     *("count", "sum", "min", "max", "avg", "first", "last", "count_distinct"),
@@ -93,8 +94,8 @@ def _agg(value: Any) -> Any:
         return value
     try:
         return _aggregate(value)
-    except InvalidValueError as mismatch:
-        expected, mark, hint = str(mismatch).partition(";")
+    except InvalidValueError as error:
+        expected, mark, hint = str(error).partition(";")
         if isinstance(value, str) and (meant := _MEANT.get(value.casefold())):
             mark, hint = ";", f" did you mean {meant}?"
         raise InvalidValueError(f"{expected} {_PATH}{mark}{hint}") from None
@@ -265,7 +266,7 @@ class Aggregation(Spec):
             if missing(key):
                 yield key, f"missing; {format_value(agg)} {why}"
         if agg == "approx_quantile" and values.get("k", QUANTILE_K) < 8:
-            yield "k", f"found {values['k']}, expected a whole number of at least 8 and at most 65535"
+            yield "k", mismatch(values["k"], "a whole number of at least 8 and at most 65535")
         if agg != "count_distinct":
             return
         if values.get("mode") == "exact":

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slackwater import secrets
-from slackwater.config.message_format import MissingEnv, format_value, show_key, suggestion_or_list
+from slackwater.config.message_format import MissingEnv, format_value, show_key, suggestion_or_list, value_mismatch
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidTableError,
@@ -149,7 +149,8 @@ class IcebergConnection(Connection):
             if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
                 yield (
                     "options",
-                    f"warehouse: found {format_value(warehouse)}, expected an absolute path or a URL, so that every reader finds it",
+                    "warehouse: "
+                    + value_mismatch(warehouse, "an absolute path or a URL, so that every reader finds it"),
                 )
         if find_spec("pyiceberg") is None:
             yield (
@@ -279,9 +280,9 @@ def parse_connections(value: Any) -> dict[str, Connection]:
     for name, table in value.items():
         try:
             connections[name] = parse_connection(table)
-        except InvalidValueError as mismatch:
+        except InvalidValueError as error:
             connections[name] = None
-            problems.append(f": {show_key(name)}: found {format_value(table)}, expected {mismatch}")
+            problems.append(f": {show_key(name)}: {value_mismatch(table, error)}")
         except InvalidTableError as error:
             connections[name] = None
             problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]

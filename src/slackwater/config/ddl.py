@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from slackwater.config.message_format import format_value, suggestion
+from slackwater.core.humanize import mismatch
 
 _SIMPLE = {
     **{name: name for name in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string")},
@@ -137,7 +138,7 @@ class DdlParser:
     def number(self, construct: str, most: int) -> int:
         token = self.peek()
         if not token.text.isdecimal() or int(token.text[:6]) > most:
-            raise DdlError(f"{construct}: found {self.found_text()}, expected a whole number of at most {most}")
+            raise DdlError(f"{construct}: " + mismatch(self.found_text(), f"a whole number of at most {most}"))
         self.position += 1
         return int(token.text)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
-from slackwater.config.message_format import format_value
+from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec import Problem, Values
 
 if TYPE_CHECKING:
@@ -60,17 +60,11 @@ def check_target_identifiers(values: Values, connections: Mapping[str, Any], pat
         and "topic" not in target._wrong
         and (not _TOPIC.fullmatch(target.topic) or target.topic in (".", ".."))
     ):
-        yield (
-            f"{path}.topic",
-            f'found {format_value(target.topic)}, expected at most 249 letters, digits, ".", "_" and "-"',
-        )
+        yield f"{path}.topic", value_mismatch(target.topic, 'at most 249 letters, digits, ".", "_" and "-"')
     if connection.kind == "iceberg" and target.table and "table" not in target._wrong:
         parts = target.table.split(".")
         if len(parts) < 2 or not all(parts):
-            yield (
-                f"{path}.table",
-                f'found {format_value(target.table)}, expected a table in a namespace, as in "shop.sessions"',
-            )
+            yield f"{path}.table", value_mismatch(target.table, 'a table in a namespace, as in "shop.sessions"')
     if target.path and "\0" in target.path:
         yield f"{path}.path", "contains U+0000, which is not allowed in a file name; remove it"
     if window is not None:

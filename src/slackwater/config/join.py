@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.message_format import format_value, show_duration, suggestion_or_list
+from slackwater.config.message_format import format_value, show_duration, suggestion_or_list, value_mismatch
 from slackwater.config.spec import Problem, Values
 from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
 from slackwater.config.value_parsers import (
@@ -26,6 +26,7 @@ from slackwater.config.value_parsers import (
     parse_texts,
     with_schema,
 )
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
 EVENT_TIME = "_event_ts"
@@ -217,7 +218,9 @@ class Join(StepSpec):
         if left_keys and right_keys and len(left_keys) != len(right_keys):
             yield (
                 "right_keys",
-                f"found {format_value(right_keys)}, expected as many as left_keys ({format_value(left_keys)}): they are compared in this order",
+                value_mismatch(
+                    right_keys, f"as many as left_keys ({format_value(left_keys)}): they are compared in this order"
+                ),
             )
 
     @classmethod
@@ -246,7 +249,7 @@ class Join(StepSpec):
         if lower is not None and upper is not None and lower > upper:
             yield (
                 "lower_ms",
-                f"found {show_duration(lower)}, expected at most upper_ms ({show_duration(upper)}): nothing could match",
+                mismatch(show_duration(lower), f"at most upper_ms ({show_duration(upper)}): nothing could match"),
             )
 
     @classmethod

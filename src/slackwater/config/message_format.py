@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Self
 
+from slackwater.core.humanize import mismatch
 from slackwater.core.time import duration_text
 
 
@@ -77,6 +78,11 @@ def format_value(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 512:
         return "a number beyond 64 bits"  # Python itself refuses to print one of 5,000 digits
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
+
+
+def value_mismatch(value: object, expected: object) -> str:
+    """Format a wrong value with `format_value`, and what the message expects: `found "x", expected a table`."""
+    return mismatch(format_value(value), expected)
 
 
 def quote_text(value: str) -> str:

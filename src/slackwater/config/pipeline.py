@@ -24,7 +24,7 @@ from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, group
 from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
 from slackwater.config.join_checks import check_append_only, check_join
 from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
 from slackwater.config.source import Lookup, Source, StageOutputRef
 from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.stage_checks import check_stages, iterate_steps
@@ -38,6 +38,7 @@ from slackwater.config.value_parsers import (
     parse_text,
     settings_parser,
 )
+from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import ConfigError, StartError
 
@@ -298,15 +299,12 @@ class Pipeline(Spec, NotebookRepr):
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
         if name is not None and not re.fullmatch(NAME, name):
-            yield (
-                "name",
-                f'found {format_value(name)}, expected letters, digits, ".", "_" and "-" (it names a directory)',
-            )
+            yield "name", value_mismatch(name, 'letters, digits, ".", "_" and "-" (it names a directory)')
         elif name is not None and len(name) > LONGEST_NAME:
-            yield "name", f"found {len(name)} characters, expected at most {LONGEST_NAME} (it names a directory)"
+            yield "name", mismatch(f"{len(name)} characters", f"at most {LONGEST_NAME} (it names a directory)")
         formerly = values.get("formerly")
         if formerly is not None and (not re.fullmatch(NAME, formerly) or formerly == name):
-            yield "formerly", f"found {format_value(formerly)}, expected the previous name of the pipeline"
+            yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
         yield from check_names(values.get("sources", ()))

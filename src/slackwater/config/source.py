@@ -15,7 +15,7 @@ from slackwater.config import ddl
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.connector_info import CONNECTORS, kinds_of_keys, metadata_columns
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
-from slackwater.config.message_format import EnvString, format_value, show_key
+from slackwater.config.message_format import EnvString, format_value, show_key, value_mismatch
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     Duration,
@@ -30,6 +30,7 @@ from slackwater.config.value_parsers import (
     reader_options,
     with_schema,
 )
+from slackwater.core.humanize import mismatch
 
 FORMATS = ("json", "csv", "parquet", "text")
 PAYLOADS = ("json", "avro", "json_schema", "protobuf", "raw")
@@ -63,15 +64,13 @@ def parse_offsets(value: Any) -> Any:
     for topic, parts in value.items():
         key = f": {show_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
-            problems.append(f"{key}: found {format_value(parts)}, expected offsets by partition ({{ 0 = 1200 }})")
+            problems.append(f"{key}: {value_mismatch(parts, 'offsets by partition ({ 0 = 1200 })')}")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
-                problems.append(
-                    f"{key}.{show_key(part)}: found {format_value(str(part))}, expected the number of a partition"
-                )
+                problems.append(f"{key}.{show_key(part)}: {value_mismatch(str(part), 'the number of a partition')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
-                problems.append(f"{key}.{part}: found {format_value(offset)}, expected a whole number of at least 0")
+                problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number of at least 0')}")
             else:
                 offsets.setdefault(str(topic), {})[str(part)] = offset
     if problems:
@@ -251,7 +250,7 @@ class Source(Spec):
             yield "format", f"missing; expected {' or '.join(format_value(f) for f in FORMATS)}"
         without = CONNECTORS[kind].start.no_offsets_reason
         if without and isinstance(values.get("starting_offsets"), Mapping):
-            yield "starting_offsets", f'found offsets, expected "earliest" or "latest"; {without}'
+            yield "starting_offsets", mismatch("offsets", f'"earliest" or "latest"; {without}')
         if values.get("starting_offsets") is not None and values.get("starting_version") is not None:
             yield (
                 "starting_version",

@@ -16,10 +16,10 @@ from slackwater.config.message_format import (
     EnvDuration,
     EnvString,
     MissingEnv,
-    format_value,
     show_key,
     suggestion,
     suggestion_or_list,
+    value_mismatch,
 )
 from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, ValueParser, with_schema
 from slackwater.errors import ConfigError
@@ -103,7 +103,7 @@ class Spec(BaseModel):
                 problems.append(f"{prefix}{key}: is available in Python only; {cls.PYTHON_ONLY[key]}")
             values, wrong = cls.read(data, file, path, problems)
         elif not isinstance(data, MissingEnv):
-            problems.append(f"{file}: {path}: found {format_value(data)}, expected a table")
+            problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")
         partial = cls.model_construct(**{**blank, **values})
         partial._wrong = frozenset(wrong)
         return partial  # type: ignore[return-value]  # the plugin loses Self here
@@ -139,20 +139,20 @@ class Spec(BaseModel):
                 if written.get(key) in duration_keys(cls) and isinstance(value, int) and not isinstance(value, bool):
                     wrong.add(key)
                     unit = 'a duration with its unit ("30s", "5m", "2h")'
-                    problems.append(f"{at_key}: found {format_value(value)}, expected {unit}; {key} takes milliseconds")
+                    problems.append(f"{at_key}: " + value_mismatch(value, f"{unit}; {key} takes milliseconds"))
                     continue
                 if isinstance(value, MissingEnv):
                     wrong.add(key)
                     continue
                 try:
                     values[cls.ATTRIBUTES.get(key, key)] = cls.PARSERS[key](value)
-                except InvalidValueError as mismatch:
+                except InvalidValueError as error:
                     wrong.add(key)
                     later = cls.unsupported_value(key, value)
-                    expected = str(mismatch)
+                    expected = str(error)
                     if written.get(key) in duration_keys(cls):
                         expected = expected.replace(" or milliseconds)", ")")
-                    problems.append(f"{at_key}: " + (later or f"found {format_value(value)}, expected {expected}"))
+                    problems.append(f"{at_key}: " + (later or value_mismatch(value, expected)))
                 except InvalidTableError as nested:
                     wrong.add(key)
                     values[cls.ATTRIBUTES.get(key, key)] = nested.draft

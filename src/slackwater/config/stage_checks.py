@@ -12,6 +12,7 @@ from slackwater.config.spec import Problem, Values
 from slackwater.config.step_spec import MOST_STAGES
 from slackwater.config.target_checks import published_stages
 from slackwater.config.transform import Stage
+from slackwater.core.humanize import mismatch
 
 
 def iterate_steps(values: Values) -> Iterator[Values]:
@@ -41,7 +42,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield "stages", "found 1, expected at least 2; write a single stage as [transform]"
         return
     if len(stages) > MOST_STAGES:
-        yield "stages", f"found {len(stages)}, expected at most {MOST_STAGES}"
+        yield "stages", mismatch(len(stages), f"at most {MOST_STAGES}")
         return
     if "stages" in wrong:
         return

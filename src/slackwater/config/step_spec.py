@@ -16,6 +16,7 @@ from slackwater.config.value_parsers import (
     parse_text,
     with_schema,
 )
+from slackwater.core.humanize import mismatch
 
 MOST_STAGES = 16  # per pipeline
 
@@ -105,8 +106,10 @@ class StepSpec(Spec):
         if close is not None and "source_idleness_ms" not in wrong and close < idleness:
             yield (
                 "idle_close_ms",
-                f"found {show_duration(close)}, expected at least source_idleness_ms ({show_duration(idleness)}): "
-                "a source that is quiet for less is not idle",
+                mismatch(
+                    show_duration(close),
+                    f"at least source_idleness_ms ({show_duration(idleness)}): a source that is quiet for less is not idle",
+                ),
             )
 
 

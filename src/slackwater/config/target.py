@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.message_format import format_value
+from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec import Problem, Spec, Values
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.value_parsers import (
@@ -247,7 +247,7 @@ def url_problems(path: str, content: str) -> Iterator[Problem]:
     if not is_url or scheme == "file":
         return
     if scheme not in OBJECTS:
-        yield "path", f'found {format_value(path)}, expected a directory, or a URL: "s3://…", "gs://…", "abfss://…"'
+        yield "path", value_mismatch(path, 'a directory, or a URL: "s3://…", "gs://…", "abfss://…"')
     elif find_spec("obstore") is None:
         needs = f"{content} in an object store need{'s' if content == 'state' else ''} the package obstore, which is not installed"
         yield "path", f"{needs}; pip install 'slackwater[objects]'"

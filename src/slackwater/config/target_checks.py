@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.checks import resolve_connection, targets_with_keys
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
 from slackwater.config.spec import Problem, Values
+from slackwater.core.humanize import mismatch
 
 if TYPE_CHECKING:
     from slackwater.config.target import Target
@@ -32,7 +33,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield "targets", "empty; describe at least one in [[targets]], or a single one in [target]"
         return
     if len(targets) > MOST_TARGETS:
-        yield "targets", f"found {len(targets)}, expected at most {MOST_TARGETS}"
+        yield "targets", mismatch(len(targets), f"at most {MOST_TARGETS}")
         return
     if "target" not in values and not targets:
         if not {"target", "targets"} & wrong:
@@ -54,10 +55,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
 def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
     for path, target in placed:
         if target.name is not None and "name" not in target._wrong and not re.fullmatch(TARGET_NAME, target.name):
-            yield (
-                f"{path}.name",
-                f'found {format_value(target.name)}, expected at most 100 letters, digits, ".", "_" and "-"',
-            )
+            yield f"{path}.name", value_mismatch(target.name, 'at most 100 letters, digits, ".", "_" and "-"')
     for name, times in Counter(t.name for _, t in placed if t.name is not None).items():
         if times > 1:
             yield "targets", f"{times} targets are called {format_value(name)}; give each its own name"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.join import Join
-from slackwater.config.message_format import format_value, show_key
+from slackwater.config.message_format import format_value, show_key, value_mismatch
 from slackwater.config.source import Lookup
 from slackwater.config.spec import Problem, Spec, Values, table_parser
 from slackwater.config.stateless_step import ROWS
@@ -40,9 +40,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
         if name.casefold() == "source":
             problems.append(f": {name}: this is the name of the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(
-                f': {show_key(name)}: found {format_value(name)}, expected a name of letters, digits and "_"'
-            )
+            problems.append(f": {show_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
         elif seen.setdefault(name.casefold(), name) != name:
             problems.append(
                 f": {name}: is the same name as {format_value(seen[name.casefold()])} in SQL; choose another name"

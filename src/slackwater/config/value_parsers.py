@@ -16,6 +16,7 @@ from slackwater.config.message_format import (
     quote_text,
     show_key,
     suggestion,
+    value_mismatch,
 )
 from slackwater.core.time import duration_ms
 from slackwater.errors import ConfigError
@@ -161,7 +162,7 @@ def settings_parser(expected: str) -> ValueParser:
             if isinstance(setting, Mapping) and setting:
                 advice = f"; a key with dots needs quotes: {quote_text(_dotted_key(str(key), setting))}"
             problems.append(
-                f": {show_key(key)}: found {format_value(setting)}, expected a string, a number, true or false{advice}"
+                f": {show_key(key)}: " + value_mismatch(setting, f"a string, a number, true or false{advice}")
             )
         if problems:
             raise InvalidTableError(problems, settings)

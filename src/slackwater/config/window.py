@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.message_format import EnvString, format_value, show_duration
+from slackwater.config.message_format import EnvString, format_value, show_duration, value_mismatch
 from slackwater.config.spec import Problem, Values, table_list_parser
 from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
 from slackwater.config.value_parsers import (
@@ -22,6 +22,7 @@ from slackwater.config.value_parsers import (
     parse_texts,
     with_schema,
 )
+from slackwater.core.humanize import mismatch
 from slackwater.core.time import duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows forever"
@@ -225,7 +226,7 @@ class Window(StepSpec):
             if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (
                     "max_session_duration_ms",
-                    f"found {show_duration(cap)}, expected more than gap_ms ({show_duration(gap)})",
+                    mismatch(show_duration(cap), f"more than gap_ms ({show_duration(gap)})"),
                 )
             if not values.get("group_by") and "group_by" not in wrong:
                 yield (
@@ -241,30 +242,30 @@ class Window(StepSpec):
         if kind == "hopping" and length is not None and hop is not None and hop > length:
             yield (
                 "hop_ms",
-                f"found {show_duration(hop)}, expected at most duration_ms ({show_duration(length)}); rows between windows would be lost",
+                mismatch(
+                    show_duration(hop),
+                    f"at most duration_ms ({show_duration(length)}); rows between windows would be lost",
+                ),
             )
         elif kind == "hopping" and length is not None and hop is not None and hop * MOST_WINDOWS < length:
             yield (
                 "hop_ms",
-                f"found {show_duration(hop)}, expected at least {show_duration(-(-length // MOST_WINDOWS))}: a row is in duration_ms / "
-                f"hop_ms windows, here {length // hop:,}, and at most {MOST_WINDOWS:,} are supported",
+                mismatch(
+                    show_duration(hop),
+                    f"at least {show_duration(-(-length // MOST_WINDOWS))}: a row is in duration_ms / "
+                    f"hop_ms windows, here {length // hop:,}, and at most {MOST_WINDOWS:,} are supported",
+                ),
             )
         step, offset = (hop if kind == "hopping" else length), values.get("offset_ms", 0)
         if step is not None and abs(offset) >= step:
             name = "hop_ms" if kind == "hopping" else "duration_ms"
-            yield (
-                "offset_ms",
-                f"found {show_duration(offset)}, expected less than {name} ({show_duration(step)}) either way",
-            )
+            yield "offset_ms", mismatch(show_duration(offset), f"less than {name} ({show_duration(step)}) either way")
 
     @classmethod
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:
         start, end = (values.get(f"window_{side}_column", f"window_{side}") for side in ("start", "end"))
         if start.casefold() == end.casefold():
-            yield (
-                "window_end_column",
-                f"found {format_value(end)}, expected a name other than that of window_start_column",
-            )
+            yield "window_end_column", value_mismatch(end, "a name other than that of window_start_column")
         for key, name in (("window_start_column", start), ("window_end_column", end)):
             if name.casefold() == "_event_ts":
                 yield key, '"_event_ts" is the event time; choose another name'

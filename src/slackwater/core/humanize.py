@@ -1,4 +1,4 @@
-"""Formatting of counts with their nouns, and of durations, for messages."""
+"""Formatting of counts with their nouns, of durations and of wrong values, for messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ _UNITS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second
 def plural(count: int, word: str, many: str | None = None) -> str:
     """Format a count with its noun: `1 row`, `2,000 rows`. `many` is the plural if it is not formed with an s."""
     return f"{count:,} {word if count == 1 else many or f'{word}s'}"
+
+
+def mismatch(actual: object, expected: object) -> str:
+    """Format a wrong value and what the message expects: `found 3, expected at most 2`. Advice may follow in `expected`."""
+    return f"found {actual}, expected {expected}"
 
 
 def format_duration(ms: int) -> str:
