@@ -73,7 +73,7 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
 def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
     """Yield the lines that describe a dead letter.
 
-    `line`: its line in the file. `why`: the value that caused it, if the text shows that.
+    `line`: the line number of the row in its file. `why`: the value that made the row bad, if known.
     """
     place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"

@@ -25,7 +25,7 @@ _MOST_KEYS = 8  # how many keys to try
 
 @dataclass(frozen=True)
 class InitOptions:
-    """The options of the command; None for those that were not specified."""
+    """The options of `slackwater init`; None for those that were not specified."""
 
     file: Path
     source: str | None = None

@@ -15,7 +15,7 @@ UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
 def locate_letters(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
-    """Return the line of each letter (None if unknown), and the value that caused it."""
+    """Return the line of each dead letter (None if unknown), and the value that caused it."""
     sources = {s.name: s for s in pipeline.sources}
     places = [
         (sources.get(letter["source"]), local_name(letter["file"]) if letter["file"] else None, _record(letter))

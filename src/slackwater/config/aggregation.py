@@ -233,7 +233,10 @@ class Aggregation(Spec):
         return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
-        """Return the columns that it reads in addition to `column`; for a user-defined one, in the order of its inputs."""
+        """Return the columns other than `column` that the aggregation reads.
+
+        User-defined ones keep the order of their inputs.
+        """
         if self.builtin:
             return (self.by,) if self.by else ()
         return tuple(self.columns[name] for name in self.aggregator().inputs)

@@ -10,7 +10,7 @@ from slackwater.config.spec import Spec, duration_keys
 
 
 def bare_milliseconds(pipeline: Pipeline) -> Iterator[tuple[str, str, int]]:
-    """Yield such durations of steps and sources: the key, the key that takes a unit, and the milliseconds."""
+    """Yield each duration below one second without a unit, as (key, key that takes a unit, milliseconds)."""
     specs: list[tuple[str, Spec]] = [(f"sources[{i}]", source) for i, source in enumerate(pipeline.sources)]
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         step = stage_pipeline.transform.step

@@ -1,6 +1,7 @@
 """Checks across a whole pipeline. They also handle drafts, which contain whatever could be read of invalid parts.
 
-Each check yields (key, what is wrong). Keys that were already reported (`_wrong` of a draft) are not checked again.
+Each check yields problems as (key, description). Keys that were already reported (`_wrong` of a draft) are not checked
+again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def resolve_connection(reference: object, connections: Mapping[str, Connection])
 
 
 def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
-    """Yield sources with equal names. Names identify sources in the state, in watermarks and in metrics."""
+    """Yield a problem for sources with equal names.
+
+    Names identify sources in the state, in watermarks and in metrics.
+    """
     names = [s.name for s in sources if s.name and "name" not in s._wrong]
     for name, times in Counter(names).items():
         if times > 1:
@@ -57,7 +61,7 @@ def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
 
 
 def check_connections(values: Values) -> Iterator[Problem]:
-    """Yield references to connections that do not exist or do not support their use."""
+    """Yield a problem for each reference to a connection that does not exist or does not support this use."""
     connections: Mapping[str, Any] = values.get("connections", {})  # None: exists, but is itself invalid
     readers = [(f"sources[{i}]", s) for i, s in enumerate(values.get("sources", ())) if s.dataframe is None]
     stages = values.get("stages") or ()
@@ -122,7 +126,7 @@ def _unknown_connection(key: str, reference: object, connections: Mapping[str, A
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
-    """Yield sources without an event time, and columns that conflict with `_event_ts`."""
+    """Yield a problem for each source without an event time, and each column that conflicts with `_event_ts`."""
     step = draft_step(values)
     if step is None:
         return
@@ -173,7 +177,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
 
 
 def check_corrections(values: Values) -> Iterator[Problem]:
-    """Yield windows that are emitted again to an append-only target without emit_metadata."""
+    """Yield a problem if windows are emitted again to an append-only target without emit_metadata."""
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or {"emit", "emit_metadata", "late_data"} & window._wrong:
@@ -196,7 +200,10 @@ def check_corrections(values: Values) -> Iterator[Problem]:
 
 
 def check_standalone(values: Values) -> Iterator[Problem]:
-    """Yield late_data = "standalone" with a target that replaces rows: late rows would share their window's identity."""
+    """Yield a problem for late_data = "standalone" if the target replaces rows.
+
+    Late rows would have the identity of their window.
+    """
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")
     if window is None or target is None or window.late_data != "standalone":
@@ -213,7 +220,7 @@ def check_standalone(values: Values) -> Iterator[Problem]:
 
 
 def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a missing state store (which sessions and joins need), and guarantees that need a durable one."""
+    """Yield a problem if sessions or joins lack a state store, or if a guarantee needs a durable one."""
     step = draft_step(values)
     if step is None or "state_store" in wrong:
         return
@@ -242,7 +249,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a missing [dead_letter], or one that nothing would be written to."""
+    """Yield a problem if [dead_letter] is missing, or if nothing would be written to it."""
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:
         return

@@ -124,7 +124,7 @@ class DdlParser:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these. Return whether it was."""
+        """Consume the next token if it is one of these tokens. Return whether one was consumed."""
         token = self.peek()
         if token.kind in ("word", "mark") and token.text.lower() in texts:
             self.position += 1

@@ -20,7 +20,7 @@ def _join(values: Values) -> Join | None:
 
 
 def check_join(values: Values) -> Iterator[Problem]:
-    """Yield sources of a join that do not exist, and sources that the join does not read."""
+    """Yield a problem for each source of a join that does not exist, and each source that the join does not read."""
     join, sources = _join(values), values.get("sources", ())
     if join is None or not sources:
         return
@@ -48,7 +48,10 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
-    """Yield mode = "merge" for joined rows or rows of SQL alone. Such rows have no identity and cannot replace others."""
+    """Yield a problem for mode = "merge" with joined rows or rows of SQL alone.
+
+    Such rows have no identity and cannot replace others.
+    """
     target: Target | None = values.get("target")
     transform = values.get("transform")
     if transform is None or transform.window is not None or target is None or target.mode != "merge":

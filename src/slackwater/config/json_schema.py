@@ -80,7 +80,7 @@ def _duration_text(least: int | None) -> Schema:
 
 
 def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
-    """Return the parsers of a table's keys; for a connection, those of all kinds, which its rules tell apart."""
+    """Return the parsers of a table's keys. For a connection, merge the parsers of all kinds of connection."""
     if spec is not Connection:
         return {key: kind for key, kind in spec.PARSERS.items() if key not in spec.PYTHON_ONLY}
     parsers: dict[str, Any] = {}

@@ -62,7 +62,10 @@ class BareMilliseconds(int):
 
 
 def format_value(value: object) -> str:
-    """Format a value in one line, as the user wrote it. Values from the environment appear as the config spells them."""
+    """Format a value on one line, as the user wrote it.
+
+    A value from the environment appears as the config spells it.
+    """
     if isinstance(value, EnvString | EnvDuration):
         return quote_text(value.raw)
     if isinstance(value, bool):
@@ -108,6 +111,6 @@ def suggestion(word: str, candidates: Iterable[str]) -> str:
 
 
 def suggestion_or_list(word: str, candidates: Iterable[str]) -> str:
-    """Return the suggestion of `suggestion`, or the list of candidates if none is similar."""
+    """Return the result of `suggestion`, or the list of candidates if none is similar."""
     words = sorted(candidates)
     return suggestion(word, words) or (f"; expected one of {', '.join(words)}" if words else "")

@@ -238,7 +238,7 @@ class Source(Spec):
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """Yield keys that do not fit a connection of this kind."""
+        """Yield a problem for each key that does not fit this kind of connection."""
         for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key.rstrip("_") not in wrong:
                 named = " or ".join(format_value(k) for k in kinds)

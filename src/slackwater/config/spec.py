@@ -1,4 +1,4 @@
-"""Base class of all specs: immutable values that validate themselves and report each mistake in one line.
+"""Base class of all specs: immutable values that validate themselves and report each mistake on one line.
 
 A line is `<file or class>: <key>: <fact>; <what to do>`. All problems of a config are collected before any is raised.
 """

@@ -80,7 +80,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
 
 
 def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """Yield former names that several stages claim or that a stage still has.
+    """Yield a problem for each former name that several stages claim or that a stage still has.
 
     The result would depend on the order of starts.
     """
@@ -115,7 +115,7 @@ def _reads(values: Values) -> dict[str, tuple[str, ...]]:
 
 
 def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator[Problem]:
-    """Yield inputs of stages that are neither a source nor an earlier stage."""
+    """Yield a problem for each input of a stage that is neither a source nor an earlier stage."""
     every = [s.name for s in stages]
     for number, stage in enumerate(stages):
         above = [*sources, *every[:number]]
@@ -153,7 +153,7 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
 def _unread_inputs(
     stages: Sequence[Stage], sources: Sequence[str], read: Mapping[str, Sequence[str]], shown: Sequence[str]
 ) -> Iterator[Problem]:
-    """Yield sources and stages that nothing reads."""
+    """Yield a problem for each source and stage that nothing reads."""
     readers = {name for inputs in read.values() for name in inputs}
     for number, name in enumerate(sources):
         if name not in readers:
@@ -170,7 +170,7 @@ def _unread_inputs(
 
 
 def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
-    """Yield different lookups that share a name: a lookup is one view for the whole pipeline."""
+    """Yield a problem for different lookups that share a name: a lookup is one view for the whole pipeline."""
     lookups: dict[str, Lookup] = {}
     for number, stage in enumerate(stages):
         for name, lookup in stage.lookups.items():
@@ -183,7 +183,10 @@ def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
 
 
 def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
-    """Yield settings that change emitted results, for a stage that others read: readers cannot take a result back."""
+    """Yield a problem for settings that change emitted results, for a stage that others read.
+
+    The stages that read a result cannot undo it.
+    """
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data
     if late == "reopen" and not (window is not None and window.emit == "final"):

@@ -130,7 +130,7 @@ class Target(Spec):
 
     @classmethod
     def check_kind(cls, kind: str, values: Mapping[str, Any], wrong: frozenset[str]) -> Iterator[Problem]:
-        """Yield keys that do not fit a connection of this kind."""
+        """Yield a problem for each key that does not fit this kind of connection."""
         needed, target_text = cls.REQUIRED_BY_KIND.get(kind, ("", ""))
         missing = bool(needed) and values.get(needed) is None and needed not in wrong
         for key, kinds in cls.KINDS_BY_KEY.items():

@@ -62,7 +62,7 @@ def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 
 def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield targets whose stage does not exist. `stage_checks` checks that each stage is read."""
+    """Yield a problem for each target whose stage does not exist. `stage_checks` checks that each stage is read."""
     stages: Sequence[Any] = values.get("stages", ())  # of type `config.transform.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
@@ -84,7 +84,7 @@ def published_stages(values: Values) -> tuple[str, ...]:
 
 
 def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield targets that write to the same location as another. Each would treat the other's rows as its own."""
+    """Yield a problem for targets that write to the same location. Each would treat the other's rows as its own."""
     seen: dict[object, str] = {}
     for path, target in placed:
         connection = resolve_connection(target.connection, connections) if target.connection is not None else None

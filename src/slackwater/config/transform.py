@@ -110,7 +110,7 @@ class Transform(Spec):
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql
 
     def sql_key(self, source: str) -> str:
-        """Return the config key of that SQL."""
+        """Return the config key of the SQL for the rows of a source."""
         if self.join is None:
             return "transform.sql"
         return f"{Join.CONFIG_PATH}.{'left' if source == self.join.left_source else 'right'}_sql"

@@ -225,9 +225,10 @@ class Driver:
         self._conclude(commit, outcomes, reports, timer, context.clock_us)
 
     def _flush_points(self, furthest: int) -> dict[str, int]:
-        """Return the watermark of each stage after a flush: a stage is never behind the stages that read it.
+        """Return the watermark of each stage after a flush. A stage is never behind the stages that read it.
 
-        A stage is ahead of its readers by how far its results may be behind its own watermark, as for joins.
+        If results can be behind the stage's own watermark, as for joins, the stage is ahead of its readers by that
+        much.
         """
         points: dict[str, int] = {}
         for stage in reversed(self.stages):

@@ -93,7 +93,7 @@ class Publisher:
         return limits
 
     def with_targets(self, commit: Commit) -> Commit:
-        """Record the destinations of its output in the commit. From then on it can only be published there."""
+        """Record the destinations of the output in the commit. From then on, the output can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
         letters = destinations.dead_letter_location(self.pipeline)
         return destinations.with_targets(commit, targets, letters, self.held_markers)

@@ -257,7 +257,7 @@ class StageRunner:
         return max(since, min(limits))
 
     def _is_idle(self, clocks: Mapping[str, SourceClock], upstream: Mapping[str, StageOutput]) -> bool:
-        """Return whether all sources of its rows are idle."""
+        """Return whether all inputs of the stage are idle."""
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:

@@ -38,13 +38,13 @@ from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
 def read_earlier_settings(state: StageState) -> dict[str, Any]:
-    """Return what a state remembers of earlier configs."""
+    """Return the effects of earlier configs that a state stores."""
     return {"gone_us": state.gone_us, "rows_from_us": state.rows_from_us, "revised": state.revised}
 
 
 @singledispatch
 def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
-    """Return the operator with what a state remembers of earlier configs."""
+    """Return the operator with the effects of earlier configs that a state stores."""
     raise_unregistered(operator, "slackwater.evolution.migrate.restore_earlier_settings")
 
 
@@ -60,7 +60,7 @@ def _(operator: Operator, state: StageState) -> Operator:
 
 @singledispatch
 def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
-    """Return the operator as it continues a state that was migrated to it."""
+    """Return the operator adapted to continue a state that was migrated to it."""
     raise_unregistered(operator, "slackwater.evolution.migrate.adopt_migrated_state")
 
 

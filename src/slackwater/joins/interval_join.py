@@ -66,7 +66,10 @@ class NewRows:
 
 
 class RowsPerKeyExceededError(Exception):
-    """Raised if a key has more rows than allowed: (side, rows, key as text)."""
+    """Raised when a key has more rows than allowed.
+
+    Its arguments are the side, the number of rows, and the key as text.
+    """
 
     def __init__(self, side: JoinSide, rows: int, key: str) -> None:
         super().__init__(f"{plural(rows, 'row')} of {key}")

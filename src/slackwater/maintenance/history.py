@@ -32,7 +32,7 @@ class CommitSummary:
 def commit_history(store: StateStore) -> list[CommitSummary]:
     """Return the commits that are kept, oldest first, without damaged ones. Takes no lock.
 
-    Raises StartError, StateError.
+    Raises StartError or StateError.
     """
     summaries, commits = list[CommitSummary](), retained_commits(store)
     for number, commit in enumerate(commits):

@@ -43,7 +43,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
 
     `pipeline`: the config, for resolving words with the broker.
 
-    Raises StartError, EpochError.
+    Raises StartError or EpochError.
     """
     for name, source in commit.sources.items():
         if source.offsets is None and commit.clocks[name].rows:

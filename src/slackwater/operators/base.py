@@ -274,7 +274,7 @@ class ShardTask:
 
 
 def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-    """Replace the tag with a row's source or partition (`__src`) by a flag whether that is idle (`__idle`)."""
+    """Replace a row's source or partition tag (`__src`) with a flag that is true if that source is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")

@@ -1,4 +1,4 @@
-"""Base of operators that store values per key and emit rows in the epoch that reads them.
+"""Base class of operators that store values per key and emit rows in the epoch that reads them.
 
 rows of a shard, by key and time ─┐                    ┌─▶ emitted rows: output
                                   ├─▶ advance (pure) ──┤

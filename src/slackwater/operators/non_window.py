@@ -1,4 +1,4 @@
-"""Base of all operators other than windows.
+"""Base class of all operators other than windows.
 
 Each row is emitted exactly once: when it is read, or when the watermark passes it.
 

@@ -48,14 +48,17 @@ class StorabilityCheck(NamedTuple):
 
 
 def unstorable_sql(operator: Operator, which: int, capacity: ValueLimits) -> str | None:
-    """Return Spark SQL for why a row cannot be stored; None if every row can be. `which` is the side of a join."""
+    """Return Spark SQL for the reason why a row cannot be stored; None if every row can be stored.
+
+    `which` is the side of a join.
+    """
     tests = list(_checks(operator, which, capacity))
     cases = " ".join(f"WHEN {t.sql} THEN '{t.reason}'" for t in tests)
     return f"CASE {cases} END" if tests else None
 
 
 def unstorable_reason(operator: Operator, which: int, capacity: ValueLimits, rows: pl.DataFrame) -> pl.Series | None:
-    """Return why each row of a frame (with `ts`) cannot be stored; None if every row can be."""
+    """Return the reason why each row of a frame (with `ts`) cannot be stored; None if every row can be stored."""
     tests = list(_checks(operator, which, capacity))
     if not tests:
         return None

@@ -1,4 +1,4 @@
-"""Common base of tumbling, hopping and session windows on a shard: due rows, reports and limits.
+"""Common base class of tumbling, hopping and session windows on a shard: due rows, reports and limits.
 
 A task is deterministic and may run twice. It reads files that a commit references and writes files with new names.
 These take effect only when the driver commits a record that references them.
@@ -62,7 +62,7 @@ class WindowOperator(WindowLogic):
     @property
     @abstractmethod
     def last_instant_us(self) -> int:
-        """Return how long (µs) before its end a window is open for the last time."""
+        """Return the time (µs) from the last instant at which a window is open to its end."""
 
     @property
     def reasons(self) -> Sequence[str]:

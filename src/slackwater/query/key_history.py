@@ -63,7 +63,7 @@ def read_key_history(
 
 
 def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
-    """Return the spellings of a key in dead letters, one for each stage's key types. Raises StartError, StateError."""
+    """Return a key as dead letters spell it, once for each stage's key types. Raises StartError or StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(
@@ -110,7 +110,7 @@ def _with_key_history(
 def _late_rows(
     pipeline: Pipeline, stage: str, key: str, limit: int
 ) -> tuple[tuple[LateRowReport, ...], bool, str | None]:
-    """Return the newest late rows, whether more exist, and why they cannot be read, if so."""
+    """Return the newest late rows, whether more exist, and the reason if they cannot be read."""
     stage_pipeline = pipeline.stage_pipelines.get(stage, pipeline)
     if all(s.is_stage_output for s in stage_pipeline.sources):
         return (), False, None  # the results of a stage are never late for its readers

@@ -9,7 +9,7 @@ from slackwater.state.runs import KILLED
 
 
 def failure_text(store: StateStore, pipeline: str) -> str | None:
-    """Describe the failure of the last run in one line.
+    """Describe the failure of the last run on one line.
 
     None if it ended normally, if a runner is active, or if no run is recorded.
     """

@@ -27,7 +27,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
-    Raises StartError, ConfigError.
+    Raises StartError or ConfigError.
     """
     if isinstance(where, Pipeline):
         return _store_of_config(where)
@@ -44,7 +44,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
 def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list[str]:
     """Return the names of the pipelines whose state is at this location. See `locate_store`.
 
-    Raises StartError, ConfigError.
+    Raises StartError or ConfigError.
     """
     if isinstance(where, str | Path) and Path(where).suffix == ".toml" and not Path(where).is_dir():
         where = toml.load(where)

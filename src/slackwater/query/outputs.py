@@ -64,7 +64,7 @@ class ResultOutput:
 
 
 def read_output_at(where: str) -> ResultOutput:
-    """Read the rows at a location (see the module docstring). Raises StartError, StateError, ConfigError."""
+    """Read the rows at a location (see the module docstring). Raises StartError, StateError or ConfigError."""
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
     if _URL.match(where):

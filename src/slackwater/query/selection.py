@@ -48,5 +48,5 @@ def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
 
 
 def _one_line(error: BaseException) -> str:
-    """Return the message of an error in one line."""
+    """Return the message of an error as one line."""
     return " ".join(str(error).split("\n\nResolved plan")[0].split())[:300] or type(error).__name__

@@ -53,7 +53,7 @@ def _json_number(value: Any) -> Any:
 
 
 def plain_json(value: Any) -> str:
-    """Format a list or struct as JSON in one line."""
+    """Format a list or struct as JSON on one line."""
     return json.dumps(value, default=format_value, ensure_ascii=False)
 
 

@@ -54,7 +54,7 @@ def open_state(state: str | Path | Pipeline, pipeline: str | None = None, *, sch
         pipeline: The name of the pipeline. It is required if several pipelines have their state there.
         schema: The schema of the tables in a database.
 
-    Raises StartError, StateError, ConfigError.
+    Raises StartError, StateError or ConfigError.
     """
     return StateView(locate_store(state, pipeline, schema))
 

@@ -186,8 +186,7 @@ class StageReport:
         through: The stages between this stage and the holder, nearest first.
         idle_close_us: After all sources have been silent for this long, the watermark advances with the clock.
         open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still
-            separate
-            are counted separately.
+            separate are counted separately.
         open_keys: The number of keys with open windows, if the commit records it.
         next: The windows that close first.
         key: The report of a key, if one was requested.

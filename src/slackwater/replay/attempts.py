@@ -39,7 +39,7 @@ _SCHEMA = {"epoch": pl.Int64(), "__id": pl.Int64(), "__done": pl.Int64(), "__tri
 
 @dataclass(frozen=True)
 class AttemptLedger:
-    """For each letter (`epoch`, `__id`): `__done`, the number of equal letters that were applied, and `__tries`."""
+    """The attempts by dead letter (`epoch`, `__id`): `__done`, the number of equal letters applied, and `__tries`."""
 
     entries: pl.DataFrame
 
@@ -53,7 +53,7 @@ class AttemptLedger:
         return cls(sums.select(pl.col(n).cast(t) for n, t in _SCHEMA.items()))
 
     def with_attempts(self, letters: pl.DataFrame) -> pl.DataFrame:
-        """Add `__id`, `__applied` and `__tries` to letters, keeping their order.
+        """Add `__id`, `__applied` and `__tries` to dead letters, keeping their order.
 
         Equal letters of a file represent as many equal rows of that file, so they are applied one by one. Equal letters
         of a record in a topic are applied together.
@@ -64,7 +64,7 @@ class AttemptLedger:
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
 
     def count_by_reason(self, chunks: Iterable[pl.DataFrame]) -> pl.DataFrame:
-        """Count letters that arrive in chunks; equal letters may be in different chunks.
+        """Count dead letters that arrive in chunks; equal letters may be in different chunks.
 
         Returns, by reason and source, the number of `letters`, how many were `applied`, the `tries` of the others, and
         the `first` and `last` event time.
@@ -89,7 +89,7 @@ class AttemptLedger:
         return done.select(pl.col(n).cast(t) for n, t in _COUNTED.items())
 
     def update_attempts(self, tried: pl.DataFrame, applied: Iterable[pl.DataFrame]) -> list[str]:
-        """Return the lines of the next list: `tried` letters have one more attempt, and `applied` ones are removed."""
+        """Return the lines of the next list. `tried` dead letters have one more attempt; `applied` ones are removed."""
         more = tried.select(_PLACE).unique().with_columns(pl.lit(1, pl.Int64).alias("__tries"))
         now = pl.concat([self.entries.select(*_PLACE, "__tries"), more]).group_by(_PLACE).agg(pl.col("__tries").sum())
         for letters in applied:
@@ -99,7 +99,7 @@ class AttemptLedger:
 
 
 def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame:
-    """Count equal letters."""
+    """Count equal dead letters."""
     return (
         letters.with_columns(pl.col("offset").is_not_null().alias("__once"))
         .group_by(identity)
@@ -112,12 +112,12 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
 
 
 def add_ids(letters: pl.DataFrame) -> pl.DataFrame:
-    """Add `__id` to letters."""
+    """Add `__id` to dead letters."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 
 
 def applied_lines(letters: pl.DataFrame) -> list[str]:
-    """Return the lines of a list that records these letters as applied."""
+    """Return the lines of a list that records these dead letters as applied."""
     counts = letters.group_by(_PLACE, maintain_order=True).len()
     return [" ".join(map(str, row)) for row in counts.iter_rows()]
 

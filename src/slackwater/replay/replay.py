@@ -1,13 +1,12 @@
 """Replay dead letters through the pipeline.
 
-    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch, without letters that are bad
-    again
+    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch of the rows that are now usable
                                └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
                                                  target: stored windows ─┘
 
-Either epoch is a commit like any other, with staged output, and it lists its letters. After a crash it is published,
-and no letter is applied twice. Letters never move a watermark. A letter that cannot be applied remains a letter, and
-the commit counts the attempt (see `replay.attempts`).
+Both kinds of epoch are ordinary commits with staged output, and they list the dead letters that they apply. After a
+crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark. If
+a dead letter cannot be applied, it stays pending, and the commit counts the attempt (see `replay.attempts`).
 """
 
 from __future__ import annotations
@@ -68,10 +67,10 @@ class ReplayResult:
 
 
 def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
-    """Return the letters (columns of LETTER) that no commit lists as applied, with `__id`, and the number of others.
+    """Return the dead letters that no commit lists as applied, with `__id`, and the number of others.
 
-    Letters with the fewest attempts come first, and among these the oldest, so that unreadable letters do not block
-    others.
+    The frame has the columns of LETTER. Letters with the fewest attempts come first, and among these the oldest, so
+    that unreadable letters do not block others.
     """
     judged = ledger.with_attempts(letters)
     todo = judged.filter(~pl.col("__applied")).drop("__applied")
@@ -80,7 +79,7 @@ def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.Da
 
 
 def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
-    """Return the first pending letters, about `limit` of them; equal letters stay together."""
+    """Return the first pending dead letters, about `limit` of them; equal letters stay together."""
     if limit is None:
         return letters
     same = ["epoch", "__id"]
@@ -88,7 +87,7 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
 
 
 def late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
-    """Return how many letters of late rows a replay would process."""
+    """Return how many dead letters of late rows a replay would process."""
     return _take_oldest(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
@@ -97,7 +96,7 @@ def _ledger(driver: Driver) -> AttemptLedger:
 
 
 def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
-    """Write the lists of letters that the next epoch applies, and of those tried in vain.
+    """Write the list of dead letters that the next epoch applies, and the list of those that could not be applied.
 
     The epoch's commit references them.
     """
@@ -154,7 +153,7 @@ def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | Non
 
 
 def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the letters to read, with `__letter`, and the number of every letter.
+    """Return the dead letters to read, with `__letter`, and the number of every letter.
 
     A record of a topic is read once, no matter how many letters it has.
     """
@@ -164,9 +163,9 @@ def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
 
 def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
-    """Read the letters again, as an epoch would, and separate those that are bad again.
+    """Read the dead letters again, as an epoch would, and separate those that are still bad rows.
 
-    Equal letters are treated alike.
+    Equal letters have the same outcome.
     """
     read, numbers = _number_letters(letters)
     rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
@@ -189,12 +188,12 @@ def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _
 
 
 def _keeps_late_rows(driver: Driver) -> bool:
-    """Return whether a late row becomes a letter or a separate result, rather than being dropped."""
+    """Return whether a late row becomes a dead letter or a separate result, rather than being dropped."""
     return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
 def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
-    """Keep letters that `late_data = "drop"` would drop as late.
+    """Keep dead letters that `late_data = "drop"` would drop as late.
 
     Such a row might still join an open session. So if any row would be dropped, all letters before the watermark are
     kept.
@@ -272,7 +271,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
 def _match_rows(
     driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows that letters represent, and the letters that have rows. `__group`: same origin and event time.
+    """Return the rows of dead letters, and the letters that have rows. `__group`: same origin and event time.
 
     The SQL may turn one source row into several late rows, each with its own letter. Therefore each origin passes
     through the SQL once, and the resulting rows are matched with the letters by event time.
@@ -349,7 +348,7 @@ def _(operator: ImmediateOperator) -> pl.Expr:
 def _count_copies(all_late: pl.Expr) -> pl.Expr:
     """Return how often each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
 
-    Equal rows of a file have equal letters. A record of a topic is read once, no matter how many letters it has.
+    Equal rows of a file have equal dead letters. A record of a topic is read once, no matter how many letters it has.
     """
     letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
     even = (rows > 0) & (letters % rows.clip(1) == 0)
@@ -371,7 +370,7 @@ def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
 def replay_letters(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
-    """Apply pending letters, at most `limit`, in the order of `pending_letters`. `dry`: only report."""
+    """Apply pending dead letters, at most `limit`, in the order of `pending_letters`. `dry`: only report."""
     todo, before = pending_letters(letters, _ledger(driver))
     todo = _take_oldest(todo, limit)
     is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)

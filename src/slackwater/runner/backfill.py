@@ -86,8 +86,7 @@ def run_backfill(
         partial: also write windows that start before the range and extend into it, and windows that are not over yet.
         into: another path, table or topic to write to.
         slack_ms: how far the time of a Kafka record may be from its event time. By default the lateness plus the
-            allowed
-            lateness.
+            allowed lateness.
         stop: an event that ends the backfill after the epoch in progress.
 
     Raises:

@@ -16,7 +16,7 @@ SCHEMA = {f.name: f.polars for f in LETTER}
 
 @dataclass(frozen=True)
 class LetterFilter:
-    """A selection of letters and their columns. None means no restriction."""
+    """A selection of dead letters and their columns. None means no restriction."""
 
     columns: Sequence[str] = tuple(SCHEMA)
     reason: str | None = None
@@ -25,7 +25,7 @@ class LetterFilter:
     limit: int | None = None  # only this many of the newest letters
 
     def apply(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
-        """Return the selected letters of a frame, newest first."""
+        """Return the selected dead letters of a frame, newest first."""
         frame = frame.filter(pl.col("pipeline") == pipeline)
         for name, value in (("reason", self.reason), ("source", self.source)):
             frame = frame if value is None else frame.filter(pl.col(name) == value)

@@ -21,7 +21,7 @@ from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
 def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
-    """Return the newest letters of a pipeline that match the filter. Raises StartError if they cannot be read."""
+    """Return the newest dead letters of a pipeline that match the filter. Raises StartError if they cannot be read."""
     letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
     for frame in _read_frames(pipeline, letter_filter):
         letters = letter_filter.apply(pl.concat([letters, frame]), pipeline.name)
@@ -29,7 +29,7 @@ def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFr
 
 
 def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
-    """Add `__applied` and `__tries` to letters, from the state of the pipeline. The letters must have all columns.
+    """Add `__applied` and `__tries` to dead letters, from the state of the pipeline. The letters must have all columns.
 
     Equal letters of a file represent as many rows. Which of them were applied is unknown, and irrelevant.
     """
@@ -37,7 +37,10 @@ def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
 
 
 def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
-    """Read from the state which letters were replayed and how often. Takes no lock. Raises StateError, StartError."""
+    """Read from the state which dead letters were replayed, and how often. Takes no lock.
+
+    Raises StateError or StartError.
+    """
     from slackwater.runner.components import create_store
 
     if pipeline.state_store is None or not pipeline.state_store.durable:
@@ -49,7 +52,7 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
 
 
 def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
-    """Count the letters by reason and source, one chunk at a time.
+    """Count the dead letters by reason and source, one chunk at a time.
 
     The columns are the number of letters, how many are `open` and `applied`, the tries of open ones, and the first and
     last event time.

@@ -80,7 +80,7 @@ def replay_dead_letters(
 
 
 def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFrame], limit: int | None) -> None:
-    """Raise StartError, before Spark starts, if there are letters of late rows but the target cannot be corrected."""
+    """Raise StartError, before Spark starts, if dead letters of late rows exist but the target cannot be corrected."""
     refusal = late_row_replay.find_replay_obstacle(pipeline)
     if refusal is None:
         return

@@ -1,7 +1,7 @@
 """Run epochs one at a time, as planned by `EpochLoop` or by Spark's streaming query.
 
 run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
-tick: an epoch without rows              └─▶ on failure: an error in one line
+tick: an epoch without rows              └─▶ on failure: an error on one line
 """
 
 from __future__ import annotations

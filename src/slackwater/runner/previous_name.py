@@ -37,7 +37,7 @@ def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
 def continue_previous_state(pipeline: Pipeline, store: StateStore) -> str | None:
     """Rename the state from the pipeline's previous name to its current name.
 
-    Return a line about the rename; None if there is no such state. Raises StateError, LockHeldError.
+    Return a line about the rename; None if there is no such state. Raises StateError or LockHeldError.
     """
     previous = previous_pipeline(pipeline, store)
     if previous is None:

@@ -89,8 +89,7 @@ def run(
         rebuild: start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the positions of the config.
         former_output: what to do if this run creates a new state, but an append-only target holds rows of an
-            earlier state.
-            "aside" moves its files away, "keep" adds rows to them, None fails the start.
+            earlier state. "aside" moves its files away, "keep" adds rows to them, None fails the start.
         observers: called from the beginning to the end of the run; see `slackwater.observe`.
         background: return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
             warnings are logged, unless there is an `on_notice`.

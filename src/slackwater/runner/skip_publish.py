@@ -123,7 +123,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
     """Lock the store, and yield it with its latest commit, which is the pending epoch.
 
-    Raises StartError, LockHeldError.
+    Raises StartError or LockHeldError.
     """
     store = create_store(pipeline)
     if store.stored_record() is None:
@@ -168,7 +168,7 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
-    """Write rows and letters under separate markers, so that a repetition after a crash does not write twice."""
+    """Write rows and dead letters under separate markers, so that a repetition after a crash does not write twice."""
     of_rows, of_letters = set_aside_target(pipeline, commit.state_id), create_letter_writer(pipeline, commit.state_id)
     assert of_rows is not None
     assert of_letters is not None

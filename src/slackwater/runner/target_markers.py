@@ -2,17 +2,7 @@
 
 latest commit ─▶ read the marker of each target ─▶ the expected one ─▶ continue
                                                 ─▶ another one ─┬─ fail, and list what the user can do
-                                                                ├─
-                                                                "aside":
-                                                                move
-                                                                files
-                                                                away
-                                                                that
-                                                                are
-                                                                newer
-                                                                than
-                                                                the
-                                                                state
+                                                                ├─ "aside": move away files newer than the state
                                                                 └─ "keep": continue the state under a new lineage
 """
 

@@ -90,7 +90,7 @@ def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: flo
 
 
 class SourceUnavailableError(Exception):
-    """Raised if a source does not respond, so its unread input is unknown. This does not make the source idle.
+    """Raised when a source does not respond, so that its unread input is unknown. This does not make the source idle.
 
     `cause`: the error that says why.
     """

@@ -116,9 +116,9 @@ def pubsub_options(
     """Return the reader of a Pub/Sub subscription, which begins at the oldest unacknowledged message.
 
     Pub/Sub Lite takes a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` with the
-    name.
-    Its event time is `publish_timestamp`. Pub/Sub itself, on Databricks only, takes `project` and `topic` with the
-    name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises ConfigError that lists every mistake.
+    name. Its event time is `publish_timestamp`. Pub/Sub itself, on Databricks only, takes `project` and `topic` with
+    the name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises ConfigError that lists every
+    mistake.
     """
     problems: list[str] = []
     _check_whole("max_records_per_batch", max_records_per_batch, problems)

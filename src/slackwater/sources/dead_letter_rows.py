@@ -22,7 +22,7 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
 
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
-    """Return letters in the form in which Spark reads records from a topic.
+    """Return dead letters in the form in which Spark reads records from a topic.
 
     A record's timestamp is its letter's event time.
     """
@@ -39,14 +39,14 @@ def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
 
 
 def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
-    """Return the letters whose rows could be decoded, with the columns of `schema` and `extra_columns`."""
+    """Return the dead letters whose rows could be decoded, with the columns of `schema` and `extra_columns`."""
     F = spark_connect.sql_functions(letters)  # noqa: N806
     decoded = letters.where("reason <> 'undecodable'")
     return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
 
 
 def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
-    """Return all letters as rows.
+    """Return all dead letters as rows.
 
     JSON or CSV lines that could not be decoded are parsed as they would be in their file.
     """

@@ -1,7 +1,8 @@
 """Read the log of a Delta table: its versions, and the files that each version adds and removes.
 
-    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}  {"remove": …}
-    {"metaData": …}
+    _delta_log/00000000000000000012.json   {"add": {"path", "partitionValues", "dataChange"}}
+                                           {"remove": …}
+                                           {"metaData": …}
 
 A run only requests the next file of the log. If there is nothing new, that is a single request.
 """
@@ -201,7 +202,7 @@ class DeltaLog:
 
 
 def delta_error_reason(error: BaseException, options: Mapping[str, str]) -> str:
-    """Return the library's error in one line, without the values of secret storage options."""
+    """Return the library's error as one line, without the values of secret storage options."""
     text = mask_secrets(" ".join(str(error).split()) or type(error).__name__)
     for name, value in options.items():
         if value and any(part in name.lower() for part in ("key", "secret", "token", "password", "credential")):

@@ -142,7 +142,7 @@ class FilesPlanner:
         return now
 
     def _new_files(self) -> list[FileEntry]:
-        """List the new files, in the order in which they are read. Raises EpochError, ExhaustedError."""
+        """List the new files, in the order in which they are read. Raises EpochError or ExhaustedError."""
         try:
             new = {path for path in self._listing.files() if path not in self._seen_paths}
         except ValueError as error:

@@ -28,7 +28,7 @@ class IcebergLog:
     Args:
         name: The name of the table.
         load: Loads the current table from its catalog; None if it does not exist.
-        reason: Formats a PyIceberg error in one line, without secrets.
+        reason: Formats a PyIceberg error as one line, without secrets.
     """
 
     retention_advice = "keep snapshots longer (history.expire.max-snapshot-age-ms)"

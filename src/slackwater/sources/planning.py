@@ -1,7 +1,6 @@
 """Plan the next epoch without Spark: list files, request offsets from brokers, request versions from tables.
 
-    offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, offsets after
-    them
+    offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
                               its position, in memory; only a commit makes it durable
 
 A source has a planner if it can report its input without Spark. If any source of a pipeline cannot, a Spark streaming

@@ -84,7 +84,7 @@ class TableSnapshot:
 
 
 class VersionGoneError(Exception):
-    """Raised if a version is needed but no longer exists. The text says why."""
+    """Raised when a version is needed but no longer exists. The message says why."""
 
 
 class TableLog(Protocol):
@@ -124,7 +124,7 @@ class TableLog(Protocol):
         ...
 
     def error_reason(self, error: BaseException) -> str:
-        """Return the library's error in one line, without secrets."""
+        """Return the library's error as one line, without secrets."""
         ...
 
 

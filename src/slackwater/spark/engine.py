@@ -1,7 +1,6 @@
 """The engine that runs the shard tasks of an epoch as Spark jobs.
 
-rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ preaggregation, if chosen ─▶ shuffle by key ─▶ mapInArrow: one task
-per shard
+rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ preaggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
 A batch with an event time in the far future is processed a second time, with such rows as bad rows. Bad rows, rows that

@@ -1,10 +1,9 @@
 """An archive of Spark's classes, loaded and verified, which makes later JVM starts faster.
 
-    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB, made by `slackwater
-    prepare`
+    ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB
 
-It is Java's dynamic class-data sharing (CDS). If there is no archive, or if it was made by another Java or for other
-jars, the JVM silently reads the jars instead.
+`slackwater prepare` creates it with Java's dynamic class-data sharing (CDS). If there is no archive, or if it was made
+by another Java or for other jars, the JVM silently reads the jars instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Carry `_origin` through the user's SQL, so that the origin of late rows is known.
 
     SELECT user, _event_ts FROM source            ─▶  SELECT user, _event_ts, _origin FROM source
-    SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin FROM (SELECT user, _origin
-    FROM source) AS s
+    SELECT * FROM (SELECT user FROM source) AS s  ─▶  SELECT * EXCEPT (_origin), _origin
+                                                      FROM (SELECT user, _origin FROM source) AS s
 
 `sqlglot` parses the SQL to find each SELECT that reads `source`, directly, through a CTE or through a derived table.
 `_origin` is inserted before the FROM of each. The rest of the text is unchanged. Spark's analyser checks the result.
@@ -24,7 +24,7 @@ _MARK = "__slackwater_select_"
 
 
 class OriginError(Exception):
-    """Raised if `_origin` cannot be inserted into a query. The text says why, as a clause."""
+    """Raised when `_origin` cannot be inserted into a query. The message is a clause that says why."""
 
 
 def mentions_origin(sql: str) -> bool:

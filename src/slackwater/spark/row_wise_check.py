@@ -5,8 +5,9 @@ An allow list decides. Any other plan node or expression is rejected.
     Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: read and output in the same epoch
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
-classic: checks every node and expression of the analysed plan, as JSON Connect: only gets the plan as text, in which a
-literal may look like an expression. So nodes are checked in the text, and expressions by the parser that `check` uses.
+Classic Spark returns the analysed plan as JSON, so every node and expression is checked. Spark Connect returns it only
+as text, in which a literal may look like an expression. There, nodes are checked in the text, and expressions are
+checked by the parser that `check` uses.
 """
 
 from __future__ import annotations

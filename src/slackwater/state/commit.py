@@ -53,7 +53,7 @@ def _encode_offsets(offsets: Offsets | None) -> Mapping[str, Any] | None:
 
 
 class CommitModel(BaseModel):
-    """Base of all parts of a commit record: immutable, and unknown fields are rejected."""
+    """Base class of all parts of a commit record. Instances are immutable, and unknown fields are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -17,7 +17,10 @@ from slackwater.state.protocol import StateStore
 
 @contextmanager
 def edit_state(store: StateStore) -> Iterator[Commit]:
-    """Lock a state and yield its latest commit. Raises StartError if there is no state, LockHeldError, StateError."""
+    """Lock a state and yield its latest commit.
+
+    Raises StartError if there is no state, and LockHeldError or StateError.
+    """
     if store.stored_record() is None:  # `open` would create one
         raise missing_state_error()
     latest = store.open()

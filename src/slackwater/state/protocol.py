@@ -165,7 +165,7 @@ class ShardState(Protocol):
         ...
 
     def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the buffers by the rows of these changes, like `replace_rows`."""
+        """Replace the contents of the buffers with the rows of these changes, as `replace_rows` does for units."""
         ...
 
 
@@ -195,7 +195,7 @@ class StateStore(Protocol):
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         """Open the latest commit for reading; None if there is no state. It remains readable within the block.
 
-        This takes no lock, does not block a runner and changes nothing. Raises StartError, StateError. `epoch`: an
+        This takes no lock, does not block a runner and changes nothing. Raises StartError or StateError. `epoch`: an
         earlier commit, if it is still kept (see `epochs`).
         """
         ...

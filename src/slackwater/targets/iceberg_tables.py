@@ -223,7 +223,7 @@ def read_all(table: Table) -> pl.DataFrame:
 
 
 def iceberg_error_reason(error: BaseException) -> str:
-    """Return the library's error in one line, without secrets of the connection."""
+    """Return the library's error as one line, without secrets of the connection."""
     while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
         error = inner  # HTTP clients nest errors
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,7 +1,6 @@
 """A Kafka topic: every row is one message. With exactly_once, an epoch and its marker are one transaction.
 
-    begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all of it or
-    none
+    begin ─ row ─ row ─ row ─ marker ─ commit       readers with isolation.level = read_committed see all or none
             └──── topic ────┘ └ _slackwater_epochs: key "writer|topic", value the epoch; compacted
 
 The key of a message is the identity of its row, so that a compacted topic keeps one record per window. A superseded row
@@ -331,7 +330,7 @@ class KafkaTarget:
         )
 
     def _reason(self, error: KafkaException) -> str:
-        """Return an error in one line, without the values of secret settings."""
+        """Return an error as one line, without the values of secret settings."""
         inner = kafka_error(error)
         text = inner.str()
         if inner.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):

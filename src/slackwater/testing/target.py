@@ -75,7 +75,7 @@ class MemoryTarget:
 
     @property
     def table(self) -> pl.DataFrame:
-        """Return its rows after all replacements."""
+        """Return the rows of the target after all replacements."""
         table = pl.DataFrame(schema=self._schema)
         for rows, gone in self._changes:
             for changed in () if not self._identity else (rows, gone):

@@ -1,6 +1,7 @@
 """Cache of the latest page model of each pipeline: built once per commit and shared by all viewers.
 
 epochs() ──▶ a new commit? ──▶ load_model ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
+
 The store is polled at most every LOOK_S, and only while there are viewers. After building a model, there is a pause in
 proportion to its cost.
 """

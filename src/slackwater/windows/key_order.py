@@ -36,8 +36,7 @@ def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple
 
 
 def order_by_key(hashes: Int64s, keys: pl.DataFrame, start: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Return the order of rows by (hash, key, start, last), the hashes in that order, and the first position of each
-    key.
+    """Return the order of rows by (hash, key, start, last), the hashes in that order, and where each key begins.
 
     The last element of the third array is the number of rows. As in `sorted_by_key`, keys are only compared if hashes
     collide.

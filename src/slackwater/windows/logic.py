@@ -77,11 +77,11 @@ class WindowLogic(KeyedStateLogic):
 
     @property
     def earlier_settings(self) -> Mapping[str, Any]:
-        """Return what must be remembered of earlier configs. It is stored with the state; `with_earlier_settings` restores it."""
+        """Return the effects of earlier configs to store with the state; `with_earlier_settings` restores them."""
         return {"gone_us": self.gone_us}
 
     def with_earlier_settings(self, earlier: Mapping[str, Any]) -> Self:
-        """Return the window with what a state remembers of earlier configs; unrelated entries of `earlier` are ignored."""
+        """Return the window with the effects of earlier configs that a state stores. Unrelated entries are ignored."""
         return replace(self, **{name: earlier[name] for name in self.earlier_settings})
 
     def continue_from(self, former: Self, watermark: int) -> Self:

@@ -30,11 +30,10 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 def ingest_intervals(
     logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units; `runs` defines which rows are
-    late.
+    """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
-    `watermark` is the one that the previous epoch committed. `room` is the number of keys that may still open a session
-    in this shard (`drop_new_groups`); None for no limit.
+    `session_kernel.runs` defines which rows are late. `watermark` is the one that the previous epoch committed. `room`
+    is the number of keys that may still open a session in this shard (`drop_new_groups`); None for no limit.
     """
     times = logic.times(watermark)
     session_input = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)

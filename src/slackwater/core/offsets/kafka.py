@@ -20,7 +20,7 @@ _IDS = "#ids"  # key in the stored form, next to the topics: no topic has this n
 
 
 def group_by_topic(offsets: Mapping[tuple[str, int], V]) -> dict[str, dict[str, V]]:
-    """Group values by topic that are keyed by (topic, partition), in the form that Spark writes."""
+    """Group values that are keyed by (topic, partition) by topic, in the form that Spark writes."""
     topics: dict[str, dict[str, V]] = {}
     for (topic, partition), offset in offsets.items():
         topics.setdefault(topic, {})[str(partition)] = offset

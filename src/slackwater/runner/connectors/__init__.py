@@ -1,4 +1,7 @@
-"""The connectors: one class per kind of system, which creates sources and targets, checks them and reads letters."""
+"""The connectors.
+
+Each kind of system has one class, which creates and checks sources and targets and reads dead letters.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Connector(Generic[C]):
         return None
 
     def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
-        """Read the dead letters of a pipeline, one frame at a time."""
+        """Yield the dead letters of a pipeline, one frame at a time."""
         self._unsupported("keep dead letters")
 
     def _unsupported(self, operation: str) -> NoReturn:

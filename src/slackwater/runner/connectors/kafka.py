@@ -180,7 +180,7 @@ class KafkaConnector(Connector[KafkaConnection]):
 def letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
-    """Convert a Kafka message written by `targets.kafka_rows.LetterRows` to a letter.
+    """Convert a Kafka message written by `targets.kafka_rows.LetterRows` to a dead letter.
 
     The headers of the original record come first, then those of the letter.
     """

@@ -27,8 +27,7 @@ class ProtobufDecoder:
         files: A serialised FileDescriptorSet.
         message: The full name of the message.
         prefixes: The byte prefixes that may precede a message: a frame with a schema id and the message indexes.
-            None if
-            there is no prefix.
+            None if there is no prefix.
         body: The column with the bytes.
     """
 

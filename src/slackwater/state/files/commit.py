@@ -85,10 +85,10 @@ class CommitLog:
         return commit
 
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
-        """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError, EpochError.
+        """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError or EpochError.
 
-        `writer` is a token of the runner. It tells a commit of this runner whose response was lost from one of another
-        runner.
+        `writer` is a token of the runner. It distinguishes a commit of this runner, whose response was lost, from a
+        commit of another runner.
         """
         text, storage = commit.model_dump_json(), self.storage
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()

@@ -58,7 +58,7 @@ class Lease:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
-        """Take the lease, and wait for an old one to expire. Raises LockHeldError, StateError, EpochError."""
+        """Take the lease, and wait for an old one to expire. Raises LockHeldError, StateError or EpochError."""
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
@@ -103,7 +103,10 @@ class Lease:
         return json.dumps(fields | _machine()).encode()
 
     def renew(self) -> None:
-        """Renew the lease, or notice that another runner holds it. If neither is certain, raises the client's error."""
+        """Renew the lease, or record that another runner holds it.
+
+        Raises the client's error if the outcome is unknown.
+        """
         with self._renewing:
             if self._lost or self._ended.is_set():
                 return

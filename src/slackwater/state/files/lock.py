@@ -52,7 +52,7 @@ class Flock:
 
 
 def take_lock(path: Path) -> Flock:
-    """Lock this file and its directory, and write the process into the file. Raises LockHeldError, StateError."""
+    """Lock this file and its directory, and write the process into the file. Raises LockHeldError or StateError."""
     file = _open_lock_file(path)
     end = time.monotonic() + LOCK_S
     if not _try_lock(file.fileno(), end):

@@ -159,7 +159,7 @@ class ObjectClient:
             return None
 
     def get(self, file: str, size: int | None = None) -> StoredObject:
-        """Read an object, in ranges if `size` in bytes is large. Raises FileNotFoundError, StateError."""
+        """Read an object, in ranges if `size` in bytes is large. Raises FileNotFoundError or StateError."""
         try:
             if size is not None and size > 2 * PART:
                 starts = range(0, size, PART)
@@ -240,7 +240,7 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be deleted", StateError) from None
 
     def copy(self, file: str, to: str) -> None:
-        """Copy an object within the store. Raises FileNotFoundError, StateError."""
+        """Copy an object within the store. Raises FileNotFoundError or StateError."""
         self.requests["put"] += 1
         try:
             self._retry(lambda: self._obs.copy(self._store, file, to))

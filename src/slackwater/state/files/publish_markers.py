@@ -133,5 +133,5 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
 
 
 def save_run(marker: MarkerFile, run: Run) -> None:
-    """Add a run to the history, or replace its entry. Raises EpochError, StateError."""
+    """Add a run to the history, or replace its entry. Raises EpochError or StateError."""
     marker.write(encode_runs(with_run(read_runs(marker, held=True), run)).encode())

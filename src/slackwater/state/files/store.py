@@ -117,7 +117,7 @@ class FilesStore:
     def claim(self) -> None:
         """Create the directory if necessary and take its lock, without reading the state.
 
-        Raises LockHeldError, StateError.
+        Raises LockHeldError or StateError.
         """
         self.storage.prepare()
         self._lock = self.storage.lock()

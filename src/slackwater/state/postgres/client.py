@@ -265,7 +265,7 @@ def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
 
 @contextmanager
 def borrow_connection(url: str, label: str) -> Iterator[psycopg.Connection[Any]]:
-    """Borrow an idle connection like one of `open_connection`, or open one.
+    """Borrow an idle connection, or open one as `open_connection` does.
 
     The caller must not leave a transaction open.
     """

@@ -1,4 +1,4 @@
-"""Database errors reported in one line that names the state store."""
+"""Database errors reported on one line that names the state store."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
 
 
 def pipeline_names(url: str, schema: str) -> list[str]:
-    """Return the pipelines with a state in a schema. Raises StartError, StateError."""
+    """Return the pipelines with a state in a schema. Raises StartError or StateError."""
     try:
         with closing(client.open_connection(url, "state store")) as db:
             table = TableNames(schema, "").pipelines

@@ -38,7 +38,7 @@ class StateGrowth:
 
 
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
-    """Build the block from the commits that are kept, oldest first."""
+    """Build the block "How large is the state?" from the commits that are kept, oldest first."""
     return StateGrowth(
         tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in commits),
         tuple(_spread(stage) for stage in commits[-1].stages),

@@ -14,7 +14,7 @@ from slackwater.ui.format import format_number, format_span, format_time
 
 @dataclass(frozen=True)
 class Header:
-    """The block.
+    """The header block of the page.
 
     Args:
         stage: the stage being shown; None for the whole pipeline.

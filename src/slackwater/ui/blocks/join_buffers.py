@@ -83,7 +83,10 @@ class BufferSide:
 
 @dataclass(frozen=True)
 class JoinBuffers:
-    """The block. `width_us`: width of the bins on both sides; `pairs`: pairs emitted over the life of the pipeline."""
+    """The block "Joins".
+
+    `width_us`: width of the bins on both sides; `pairs`: pairs emitted over the life of the pipeline.
+    """
 
     watermark_us: int | None
     width_us: int
@@ -92,7 +95,7 @@ class JoinBuffers:
 
 
 def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | None:
-    """Build the block from a snapshot of one stage; return None if it is not a join.
+    """Build the block "Joins" from a snapshot of one stage; return None if it is not a join.
 
     `sources`: the inputs of the left and the right side. Raises StateError.
     """

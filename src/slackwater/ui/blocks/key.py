@@ -49,7 +49,7 @@ class KeyWindow:
 
 @dataclass(frozen=True)
 class KeyView:
-    """The block.
+    """The block "One key".
 
     Args:
         of_sessions: whether the windows are sessions.
@@ -69,7 +69,10 @@ class KeyView:
 def build_key(
     snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
 ) -> KeyView:
-    """Build the block from a snapshot of one stage. Raises StartError for a wrong key, or a stage without windows."""
+    """Build the block "One key" from a snapshot of one stage.
+
+    Raises StartError for a wrong key, or a stage without windows.
+    """
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so it has no page for a key")

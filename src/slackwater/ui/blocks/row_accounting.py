@@ -51,7 +51,9 @@ class EpochRows:
 
 @dataclass(frozen=True)
 class RowAccounting:
-    """The block. `total`, `letters`, `late` and `emitted` cover the life of the pipeline; the last three are by reason.
+    """The block "Where did every row go?".
+
+    `total`, `letters`, `late` and `emitted` cover the life of the pipeline; the last three are by reason.
 
     Args:
         unaccounted: the largest unaccounted count, whether in total or in an epoch.
@@ -72,7 +74,10 @@ class RowAccounting:
 def build_accounting(
     commits: Sequence[Commit], lateness: LatenessStats = NOTHING, advice: str | None = None
 ) -> RowAccounting:
-    """Build the block from the commits that are kept, oldest first. `lateness` and `advice` come from `why`."""
+    """Build the row-accounting block from the commits that are kept, oldest first.
+
+    `lateness` and `advice` come from `why`.
+    """
     latest = next_commit.total_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
     applied = min(latest.replayed_late, total.late)

@@ -43,14 +43,17 @@ class PastRun:
 
 @dataclass(frozen=True)
 class Runs:
-    """The block. `runs`: newest first. `failure`: the latest run, if it failed or was killed and no runner is active."""
+    """The block "How did its runs go?".
+
+    `runs`: newest first. `failure`: the latest run, if it failed or was killed and no runner is active.
+    """
 
     runs: tuple[PastRun, ...]
     failure: PastRun | None
 
 
 def build_runs(recorded: Sequence[Run], runner: str | None, epoch: int) -> Runs:
-    """Build the block from the recorded runs (oldest first), the active runner, and the latest epoch."""
+    """Build the block of runs from the recorded runs (oldest first), the active runner, and the latest epoch."""
     nexts: list[Run | None] = [*recorded[1:], None]
     past_runs = [
         _past(run, epoch if next_run is None else next_run.epoch, next_run is None and runner is not None)

@@ -36,7 +36,7 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block. Rates are over the commits that are kept, and None if unknown.
+    """The block "Does it keep up?". Rates are over the commits that are kept, and None if unknown.
 
     The time begins with the first of these commits. If that is the pipeline's first commit, it begins with the work on
     that commit, and its rows count. So a run that read everything in one epoch also has a rate.
@@ -63,7 +63,7 @@ class Throughput:
 
 
 def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now_us: int) -> Throughput:
-    """Build the block from the commits that are kept, oldest first."""
+    """Build the block "Does it keep up?" from the commits that are kept, oldest first."""
     laps = tuple(_epoch_timing(m, *_neighbours(commits, n)) for n, m in enumerate(commits))
     first, last = commits[0], commits[-1]
     rows = _rows(last) - _rows(first)

@@ -50,7 +50,7 @@ class CloseBin:
 
 @dataclass(frozen=True)
 class UpcomingCloses:
-    """The block.
+    """The block "What closes next?".
 
     Args:
         what: "sessions" or "keys in windows". For hopping windows, the count of keys is an upper bound.
@@ -83,7 +83,10 @@ def count_windows(count: int, noun: str) -> str:
 
 
 def build_closes(snapshot: Snapshot) -> UpcomingCloses | None:
-    """Build the block from a snapshot of one stage; return None if it has no windows. Raises StateError."""
+    """Build the block "What closes next?" from a snapshot of one stage; return None if it has no windows.
+
+    Raises StateError.
+    """
     last = snapshot.commit.stages[-1]
     closes = _closing_times(restore_operator(snapshot.commit, -1), snapshot)
     if closes is None:

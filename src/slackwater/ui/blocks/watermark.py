@@ -44,7 +44,7 @@ class LagPoint:
 
 @dataclass(frozen=True)
 class WatermarkBlock:
-    """The block. `behind`: the lag at each commit that is kept."""
+    """The block "Who holds the watermark?". `behind`: the lag at each commit that is kept."""
 
     watermark_us: int | None
     lanes: tuple[WatermarkLane, ...]
@@ -52,7 +52,7 @@ class WatermarkBlock:
 
 
 def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBlock:
-    """Build the block from a report and the commits that are kept, oldest first; for one stage or for all sources."""
+    """Build the watermark block of one stage, or of all sources, from a report and the kept commits, oldest first."""
     return WatermarkBlock(
         _watermark(report, commits),
         tuple(_lane(c, report) for c in shown_clocks(report)),

@@ -111,7 +111,7 @@ class LegacyFloatTotal(SumKind):
 
 
 class _Moments(AggregationKind):
-    """Common base of var and stddev."""
+    """Common base class of var and stddev."""
 
     number = True
 

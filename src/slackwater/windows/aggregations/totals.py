@@ -57,7 +57,7 @@ class Count(AggregationKind):
 
 
 class SumKind(AggregationKind):
-    """Base of sum and avg; the accumulators are `n` and a total, which is 0 if there are no values."""
+    """Base class of sum and avg. The accumulators are `n` and a total, which is 0 if there are no values."""
 
     number = True
 
