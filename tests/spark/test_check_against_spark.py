@@ -12,7 +12,7 @@ from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipe
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError
 from slackwater.runner import components, stage_binding
-from slackwater.sources.lookups import Lookups
+from slackwater.sources.lookup_views import LookupViews
 from slackwater.spark.session import private_session
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ def bind(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         session = private_session(spark, 2)
-        Lookups(session, pipeline().transform.lookups, lambda line: None).load()
+        LookupViews(session, pipeline().transform.lookups, lambda line: None).load()
 
         def start(spec: Pipeline) -> None:
             sources = [components.create_source(session, spec, i, None) for i in range(len(spec.sources))]

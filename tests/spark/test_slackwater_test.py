@@ -16,7 +16,7 @@ from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.cli.init import InitOptions, init_file
 from slackwater.cli.test import test_path as run_path
-from slackwater.testing.case_runner import CaseResult, CaseTest
+from slackwater.testing.case_runner import CaseResult, LoadedCase
 
 pytestmark = pytest.mark.spark
 
@@ -95,7 +95,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def outcome_of(file: Path, spark: Any) -> CaseResult:
-    return CaseTest.read(file).run(spark)
+    return LoadedCase.read(file).run(spark)
 
 
 def test_a_file_runs_with_crash_restart_and_files(spark: Any, home: Path, capsys: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted
+from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import SessionLogic
 from slackwater.windows.results import IngestResult, ResultCounts

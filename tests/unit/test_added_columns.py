@@ -9,7 +9,7 @@ from tests.support.states import commit_of
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.evolution import added_columns, destinations
+from slackwater.evolution import added_columns, target_locations
 from slackwater.state.commit import Commit, TargetDestination
 
 CONFIG = """name = "p"
@@ -62,7 +62,7 @@ def commit_with_columns(pipeline: Pipeline, columns: tuple[str, ...] | None, pla
     """Build a commit whose targets were last written with these columns."""
     destinations_by_target = {}
     for name, narrowed in pipeline.per_target.items():
-        location = (place, None, None) if place else destinations.target_location(narrowed.target)
+        location = (place, None, None) if place else target_locations.target_location(narrowed.target)
         destinations_by_target[name] = TargetDestination(
             stage=str(narrowed.target.from_), writer=narrowed.writer, place=location, columns=columns
         )
@@ -74,7 +74,7 @@ def test_a_target_gets_the_added_columns_of_a_source_with_schema_changes(pipelin
     assert added_columns.added_target_columns(pipeline, commit_with_columns(pipeline, ("k",)), NOW) == {
         "one": {"c": "bigint"}
     }
-    (change,) = added_columns.target_changes(pipeline, commit_with_columns(pipeline, ("k",)), NOW)
+    (change,) = added_columns.added_column_changes(pipeline, commit_with_columns(pipeline, ("k",)), NOW)
     assert change.line.startswith(
         'target "one" columns: state has none, the result has new: "c" (bigint): a table without it'
     )

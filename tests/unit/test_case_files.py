@@ -19,10 +19,10 @@ import slackwater as sw
 from slackwater.config import json_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.testing import LocalPipeline, case_file, pipeline
-from slackwater.testing.case_runner import CaseResult, CaseTest
+from slackwater.testing.case_runner import CaseResult, LoadedCase
 from slackwater.testing.difference import compare_rows, equal_values
+from slackwater.testing.expectation_update import update_case
 from slackwater.testing.pipeline import LocalResult
-from slackwater.testing.update import update_case
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 PIPELINE = """
@@ -98,7 +98,7 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
 def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, message: str) -> None:
     file = write_case(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
-        CaseTest.read(file)
+        LoadedCase.read(file)
     (line,) = raised.value.problems
     assert line.startswith(f"{file}: ") and message in line
 
@@ -109,7 +109,7 @@ def test_a_mistake_in_the_config_is_reported_with_its_file(tmp_path: Path) -> No
     with pytest.raises(
         ConfigError, match=r'clicks\.toml: transform\.window\.gruop_by: unknown key; did you mean "group_by"'
     ):
-        CaseTest.read(file)
+        LoadedCase.read(file)
 
 
 def test_the_schema_accepts_valid_files_and_refuses_unknown_keys(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_several_targets_have_to_be_named(tmp_path: Path) -> None:
     file = write_case(tmp_path, "[[steps]]\nrows = []\n[expect]\nrows = []\nstages.vists = []")
     (tmp_path / "clicks.toml").write_text(SEVERAL)
     with pytest.raises(ConfigError) as raised:
-        CaseTest.read(file)
+        LoadedCase.read(file)
     assert list(raised.value.problems) == [
         f"{file}: expect.rows: names no target; write rows.visits or one of rows.hours",
         f'{file}: expect.stages.vists: is not a stage of the pipeline; did you mean "visits"?',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slackwater.core.arrays import distinct_values, run_starts
+from slackwater.core.sorted_arrays import distinct_values, run_starts
 from slackwater.joins.match import sort_order
 
 

@@ -22,7 +22,7 @@ def test_path(path: Path, update: bool = False) -> int:
     paths, tests, wrong = case_file.find_cases(path), [], 0
     for file in paths:
         try:
-            tests.append(case_runner.CaseTest.read(file))
+            tests.append(case_runner.LoadedCase.read(file))
         except ConfigError as error:
             wrong += 1
             print(mask_secrets(f"WRONG   {file}"))
@@ -37,7 +37,7 @@ def test_path(path: Path, update: bool = False) -> int:
                 outcome = test.run(session)
                 took = f"({outcome.seconds:.2f} s)"
                 if not outcome.ok and update and outcome.failed is None:
-                    from slackwater.testing.update import update_case as rewrite
+                    from slackwater.testing.expectation_update import update_case as rewrite
 
                     rewrite(test.path, outcome)
                     updated += 1

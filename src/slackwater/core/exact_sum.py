@@ -18,8 +18,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.jit import compiled
+from slackwater.core.sorted_arrays import Int64s
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

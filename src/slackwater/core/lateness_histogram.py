@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.humanize import plural
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.core.time import duration_text
 
 FIRST_US = 125_000

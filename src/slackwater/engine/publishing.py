@@ -22,7 +22,7 @@ from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.observer import PendingPublish
 from slackwater.engine.timer import Timer
 from slackwater.errors import PublishError, StartError
-from slackwater.evolution import added_columns, destinations
+from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
 from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMarker
@@ -57,7 +57,7 @@ def bind_targets(
     bindings = {}
     for name, sub_pipeline in pipeline.per_target.items():
         stage = str(sub_pipeline.target.from_)
-        location, writer = destinations.target_location(sub_pipeline.target), sub_pipeline.writer
+        location, writer = target_locations.target_location(sub_pipeline.target), sub_pipeline.writer
         bindings[name] = TargetBinding(stage, operators[stage], targets[name], location, writer)
     return bindings
 
@@ -68,7 +68,7 @@ class Publisher:
 
     `unavailable`: targets that could not be opened, with the error.
 
-    `held_markers`: see `destinations.with_targets`.
+    `held_markers`: see `target_locations.with_targets`.
     """
 
     pipeline: Pipeline
@@ -95,8 +95,8 @@ class Publisher:
     def with_targets(self, commit: Commit) -> Commit:
         """Record the destinations of the output in the commit. From then on, the output can only be published there."""
         targets = {name: binding.destination for name, binding in self.bindings.items()}
-        letters = destinations.dead_letter_location(self.pipeline)
-        return destinations.with_targets(commit, targets, letters, self.held_markers)
+        letters = target_locations.dead_letter_location(self.pipeline)
+        return target_locations.with_targets(commit, targets, letters, self.held_markers)
 
     # -- a start -------------------------------------------------------------------------------------------------
 
@@ -114,10 +114,12 @@ class Publisher:
             latest.missing(self.store.delivered_targets()),
         )
         growing = added_columns.targets_accepting_columns(self.pipeline)
-        changed = destinations.changed_destinations(latest, stages, now.targets, now.letters_to, missing, growing)
+        changed = target_locations.changed_pending_targets(
+            latest, stages, now.targets, now.letters_to, missing, growing
+        )
         if changed:
-            raise StartError(f"{self.pipeline.name}: {destinations.describe_pending(latest.epoch, changed)}")
-        latest = destinations.with_current_names(latest, stages, list(self.bindings))
+            raise StartError(f"{self.pipeline.name}: {target_locations.describe_pending(latest.epoch, changed)}")
+        latest = target_locations.with_current_names(latest, stages, list(self.bindings))
         self.hooks.on_notice("info", f"publishing epoch {latest.epoch}, which was committed and not yet published")
         self.publish_pending(latest)
         self.check_available()

@@ -15,7 +15,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
-from slackwater.evolution import destinations
+from slackwater.evolution import target_locations
 from slackwater.evolution.difference import COMPATIBLE, KeyChange
 from slackwater.state.commit import Commit, StageState
 
@@ -66,8 +66,8 @@ def added_target_columns(
     """
     if commit is None or not commit.targets:
         return {}
-    now, added = destinations.configured_targets(pipeline), {}
-    before = destinations.with_current_names(commit, pipeline.former_names, list(now)).targets
+    now, added = target_locations.configured_targets(pipeline), {}
+    before = target_locations.with_current_names(commit, pipeline.former_names, list(now)).targets
     for name in targets_accepting_columns(pipeline) & now.keys() & before.keys():
         was, columns = before[name], results.get(now[name].stage, {})
         if was.columns is not None and was.place == now[name].place:
@@ -75,7 +75,7 @@ def added_target_columns(
     return {name: added[name] for name in now if added.get(name)}
 
 
-def target_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
+def added_column_changes(pipeline: Pipeline, commit: Commit, results: Mapping[str, Types]) -> Iterator[KeyChange]:
     """Yield the changes for the columns that a start adds to targets."""
     for name, new in added_target_columns(pipeline, commit, results).items():
         label = "target" if len(pipeline.per_target) == 1 else f'target "{name}"'

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from slackwater.config.paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
-from slackwater.evolution import added_columns, commit_from_config, destinations
+from slackwater.evolution import added_columns, commit_from_config, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name
 from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, ConfigComparison, KeyChange
 from slackwater.evolution.stage_matching import StageMatch, match_stages
@@ -57,13 +57,13 @@ def compare_config(
             name: {f.name: f.type for f in step.output}
             for name, step in zip(pipeline.stage_pipelines, steps, strict=True)
         }
-        changes += added_columns.target_changes(pipeline, commit, results)
+        changes += added_columns.added_column_changes(pipeline, commit, results)
     return ConfigComparison(
         pipeline.name,
         commit.epoch,
         kind,
         tuple(changes),
-        destinations.describe_blocked_change(pipeline, commit, missing),
+        target_locations.describe_blocked_change(pipeline, commit, missing),
     )
 
 
@@ -156,7 +156,7 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
         yield KeyChange(
             "shards", commit.shards, new_shards, MIGRATED, f"{rows:,} state rows are spread over {new_shards}"
         )
-    for label, before, after, how in destinations.target_changes(pipeline, commit):
+    for label, before, after, how in target_locations.describe_target_changes(pipeline, commit):
         yield KeyChange(label, before, after, COMPATIBLE, how)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from slackwater.evolution.destinations import TargetLocation
+from slackwater.evolution.target_locations import TargetLocation
 from slackwater.state.commit import LETTERS, Commit, TargetMarker
 
 AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
@@ -82,7 +82,7 @@ def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
 
-def branch_off(
+def start_branch(
     commit: Commit, branch: str, held: Mapping[str, TargetMarker | None], missing: Collection[str]
 ) -> Commit:
     """Return the commit as the first one of a branch, which is a different state for the targets.
@@ -102,7 +102,7 @@ def branch_off(
     return branched.model_copy(update={"targets": targets, "letters_marks": markers(LETTERS)})
 
 
-def skip_targets(commit: Commit, names: Collection[str]) -> Commit:
+def with_skipped_targets(commit: Commit, names: Collection[str]) -> Commit:
     """Return the commit for targets that will never get their parts: they keep the marker from before it."""
     commit_markers = (commit.marker,)
 

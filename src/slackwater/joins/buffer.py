@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.joins.match import SortedRows
 
 OUTLINE = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__matched": pl.Boolean()}

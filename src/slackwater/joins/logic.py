@@ -16,8 +16,8 @@ from functools import cached_property
 
 import polars as pl
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
 
 LEFT, RIGHT = 0, 1
 HIDDEN = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__id": pl.Int64(), "__matched": pl.Boolean()}

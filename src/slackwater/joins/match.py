@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s
+from slackwater.core.sorted_arrays import Int64s
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.joins.buffer import row_references
 from slackwater.joins.logic import JoinSide
 from slackwater.operators.base import Operator

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field, field_of
+from slackwater.core.sorted_arrays import distinct_values
 from slackwater.core.value_limits import YEARS
 from slackwater.operators.base import ShardTask, StageCounts
 from slackwater.operators.immediate import ImmediateOperator

@@ -9,8 +9,8 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle

@@ -15,10 +15,10 @@ import polars as pl
 
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.arrays import Int64s, distinct_values
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.schema import INTEGERS, Field
+from slackwater.core.sorted_arrays import Int64s, distinct_values
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import commit_from_config
 from slackwater.evolution.operator_from_state import restore_operator

@@ -118,14 +118,14 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each difference between a Postgres table and the pipeline's output."""
     from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_all
-    from slackwater.sources.lookups import Lookups
+    from slackwater.sources.lookup_views import LookupViews
     from slackwater.spark import session
     from slackwater.targets.postgres import PostgresTarget
 
     private_session = session.private_session(
         session.start_session(spark_settings(pipeline, lambda level, line: None)), 1
     )
-    Lookups(private_session, pipeline.lookups, lambda line: None).load()
+    LookupViews(private_session, pipeline.lookups, lambda line: None).load()
     sources = [create_source(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]
     operators = {name: step.operator for name, step in bind_all(pipeline, private_session, sources).items()}
     latest = None

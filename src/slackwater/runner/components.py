@@ -110,7 +110,7 @@ def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter
     )
 
 
-def set_aside_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
+def create_skipped_rows_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
     """Return the target for rows of `outbox skip`: the dead letters, written under a separate marker."""
     if pipeline.dead_letter is None:
         return None

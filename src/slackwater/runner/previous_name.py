@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import destinations
+from slackwater.evolution import target_locations
 from slackwater.runner import target_markers
 from slackwater.runner.components import create_store
 from slackwater.runner.connectors import connector_for
@@ -86,7 +86,7 @@ def _is_durable(pipeline: Pipeline) -> bool:
 def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[tuple[str, str]]:
     """Yield other pipelines with a state in this store that write to one of this pipeline's targets, with that target."""
     locations = {
-        destinations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
+        target_locations.target_location(target_pipeline.target) for target_pipeline in pipeline.per_target.values()
     }
     for other in store.pipelines():
         if other == pipeline.name or _BACKFILL in other:
@@ -96,7 +96,7 @@ def _states_with_same_target(pipeline: Pipeline, store: StateStore) -> Iterator[
         for target in targets.values():
             location = tuple(target.get("place", ()))
             if location in locations and any(location):
-                yield other, f'"{destinations.location_name(location)}"'
+                yield other, f'"{target_locations.location_name(location)}"'
                 break
 
 

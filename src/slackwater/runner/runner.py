@@ -36,7 +36,7 @@ from slackwater.runner.components import (
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.stage_binding import bind_all, create_stage_runners
 from slackwater.sources import planning, spark_connect
-from slackwater.sources.lookups import Lookups
+from slackwater.sources.lookup_views import LookupViews
 from slackwater.sources.streaming_plan import SourceSet
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
@@ -130,7 +130,7 @@ class Runner:
             target=_warm_up_workers, args=(private_session, shards, pipeline), daemon=True
         )
         warm_up_thread.start()
-        lookups = Lookups(private_session, pipeline.lookups, lambda line: notice("warning", line))
+        lookups = LookupViews(private_session, pipeline.lookups, lambda line: notice("warning", line))
         lookups.load()
         stored_columns = {n: s.columns for n, s in latest.sources.items()} if latest else {}
         sources = [

@@ -21,10 +21,10 @@ from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError
-from slackwater.evolution.target_markers import skip_targets
+from slackwater.evolution.target_markers import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_markers
-from slackwater.runner.components import create_letter_writer, create_store, set_aside_target
+from slackwater.runner.components import create_letter_writer, create_skipped_rows_target, create_store
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
@@ -101,7 +101,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             location = _write_files(to, pipeline, commit, pending, letters)
         skipped = [name for name in commit.missing(store.delivered_targets()) if name != LETTERS or to is not None]
         # the targets keep their markers: the next start expects these
-        remaining_commit = skip_targets(commit, skipped)
+        remaining_commit = with_skipped_targets(commit, skipped)
         store.commit(next_maintenance_commit(remaining_commit, time.time_ns() // 1000))
         store.mark_published(epoch)
         if store.published_epoch() < epoch:
@@ -169,7 +169,10 @@ def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.Data
 
 def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, letters: pl.DataFrame | None) -> str:
     """Write rows and dead letters under separate markers, so that a repetition after a crash does not write twice."""
-    of_rows, of_letters = set_aside_target(pipeline, commit.state_id), create_letter_writer(pipeline, commit.state_id)
+    of_rows, of_letters = (
+        create_skipped_rows_target(pipeline, commit.state_id),
+        create_letter_writer(pipeline, commit.state_id),
+    )
     assert of_rows is not None
     assert of_letters is not None
     rows = [

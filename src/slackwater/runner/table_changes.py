@@ -127,4 +127,4 @@ def _downstream_changes(
             changes.append(
                 added_columns.join_change(f"stages[{n}]." if pipeline.stages else "", state, new_columns[name])
             )
-    return [*changes, *added_columns.target_changes(pipeline, commit, new_columns)], unknown
+    return [*changes, *added_columns.added_column_changes(pipeline, commit, new_columns)], unknown

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError, StateError
-from slackwater.evolution import destinations
+from slackwater.evolution import target_locations
 from slackwater.evolution.target_markers import (
     AHEAD,
     BEHIND,
     ExpectedMarkers,
-    branch_off,
     expected_markers,
     find_mismatch,
+    start_branch,
 )
 from slackwater.runner import previous_output
 from slackwater.runner.connectors import connector_for
@@ -92,11 +92,11 @@ def list_checked_targets(
         missing: names of targets that may lack the output of the commit.
         exact: False if a target does not receive every epoch, as in a backfill.
     """
-    current = destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
+    current = target_locations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     current_names = dict(zip(commit.targets, current.targets, strict=True))
     missing_names = {current_names.get(name, name) for name in missing}
     for name, title, spec, own_writer, stage in _target_specs(pipeline):
-        location, record = destinations.target_location(spec), current.targets.get(name)
+        location, record = target_locations.target_location(spec), current.targets.get(name)
         # after a rename, the target has the marker of the previous name until it receives rows
         previous_writer = own_writer if record is None or record.place != location else record.writer
         for writer in dict.fromkeys((own_writer, previous_writer)):
@@ -146,11 +146,11 @@ def read_unrecorded_markers(pipeline: Pipeline, commit: Commit | None) -> dict[s
     current = (
         None
         if commit is None
-        else destinations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
+        else target_locations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))
     )
     markers: dict[str, TargetMarker | None] = {}
     for name, _, spec, writer, _ in _target_specs(pipeline):
-        location = destinations.target_location(spec)
+        location = target_locations.target_location(spec)
         if current is not None:
             record = current.targets.get(name)
             is_named = record is not None and (record.writer, record.place) == (writer, location)
@@ -243,7 +243,7 @@ def resolve_mismatches(
             )
     else:
         raise refusal
-    return branch_off(commit, uuid.uuid4().hex, markers, missing), lines
+    return start_branch(commit, uuid.uuid4().hex, markers, missing), lines
 
 
 def _put_newer_aside(mismatch: MarkerMismatch) -> str:

@@ -69,7 +69,7 @@ def _difference_title(key: str) -> str:
 
 
 @dataclass(frozen=True)
-class CaseTest:
+class LoadedCase:
     """A loaded test with the config under test."""
 
     __test__ = False  # keeps pytest from collecting this class
@@ -79,7 +79,7 @@ class CaseTest:
     pipeline: Pipeline
 
     @classmethod
-    def read(cls, path: Path) -> CaseTest:
+    def read(cls, path: Path) -> LoadedCase:
         """Load a test and its config. Raises ConfigError with all problems of either."""
         from slackwater.config import sql_check
 
@@ -292,4 +292,4 @@ def spark_session(pipelines: Sequence[Pipeline] = ()) -> SparkSession:
         return session.start_session({k: str(v) for k, v in settings.items()})
 
 
-__all__ = ["CaseResult", "CaseTest", "quiet_logs", "row_as_toml", "spark_session"]
+__all__ = ["CaseResult", "LoadedCase", "quiet_logs", "row_as_toml", "spark_session"]

@@ -23,7 +23,7 @@ from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letter
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
-from slackwater.testing.local_engine import Spans, cast_to_declared, lift_inputs
+from slackwater.testing.local_engine import NewestSpans, cast_to_declared, lift_inputs
 from slackwater.testing.sql_frontend import InputRows, PreparedRows, SqlFrontend
 from slackwater.testing.stub_sources import NUMBER, Offsets
 from slackwater.watermark import SourceActivity
@@ -109,7 +109,7 @@ class LocalSqlEngine:
             parts.append(out.drop(NUMBER, storability.UNFIT).with_columns(tag))
             keys = out.select(self.logic.key_names if isinstance(self.logic, PaneOperator) else [])
             origins.append(timed_rows.select(pl.col("ts").alias("__start"), ORIGIN).with_columns(*tag, *keys))
-        spans = Spans(
+        spans = NewestSpans(
             {n: _usable_times(p.timed) for n, p in prepared_rows.items()}, dict.fromkeys(prepared_rows, _FOREVER)
         )
         bad = {n: s for n, s in samples.items() if s}
@@ -190,7 +190,7 @@ _FOREVER = 2**62
 
 
 def _usable_times(timed: pl.DataFrame) -> pl.DataFrame:
-    """Return the times of the usable rows for `Spans`."""
+    """Return the times of the usable rows for `NewestSpans`."""
     rows = timed.filter(pl.col("bad").is_null())
     partition = [] if rows["partition"].null_count() == rows.height else [pl.col("partition").alias("__partition")]
     return rows.select("ts", *partition)

@@ -131,7 +131,7 @@ class LocalEngine:
                     origins.append(origin.with_columns(self._letter_keys(fit).get_columns()))
         if not prepared:
             return IngestOutcome((), stats, unstorable=unfit, staged=staged)
-        spans = Spans(frames, latest)
+        spans = NewestSpans(frames, latest)
         all_rows = pl.concat(prepared)
         owner = pl.Series(shard_of(all_rows["__kh"].to_numpy(), len(tasks)))
         shard_masks = [(t, owner == t.shard) for t in tasks]
@@ -205,7 +205,7 @@ class LocalEngine:
 
 
 @dataclass(frozen=True)
-class Spans:
+class NewestSpans:
     """The event times of the newest rows of a batch, for the clocks of an epoch. `latest`: later rows are ignored (µs)."""
 
     frames: Mapping[str, pl.DataFrame]

@@ -56,7 +56,7 @@ def check_case(path: Path | str) -> CaseResult:
     """Run a test file. If the results are not as expected, raises an error with the differences."""
     from slackwater.testing import case_runner
 
-    test = case_runner.CaseTest.read(Path(path))
+    test = case_runner.LoadedCase.read(Path(path))
     with case_runner.quiet_logs():
         outcome = test.run(case_runner.spark_session([test.pipeline]))
     if not outcome.ok:

@@ -26,7 +26,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
 from slackwater.runner import stage_binding
 from slackwater.sources.base import CORRUPT, spark_error_reason
-from slackwater.sources.lookups import Lookups
+from slackwater.sources.lookup_views import LookupViews
 from slackwater.spark import analysis, session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_plan import RowPlan
@@ -79,7 +79,7 @@ class SqlFrontend:
         self.session.conf.set(
             "spark.sql.codegen.wholeStage", "false"
         )  # compiling takes longer than processing a few rows
-        self.lookups = Lookups(self.session, self.pipeline.lookups, lambda line: None)
+        self.lookups = LookupViews(self.session, self.pipeline.lookups, lambda line: None)
         self.lookups.load()
         self.sources = [
             create_stub_source(self.session, self.pipeline, i, self.columns.get(s.name))

@@ -133,7 +133,7 @@ def _templates() -> Environment:
         draw_lateness=draw_both_widths(lateness.draw_lateness),
         draw_laps=draw_both_widths(throughput.draw_epoch_times),
         draw_stages=stages.draw_stages,
-        draw_ages=draw_both_widths(join_buffers.draw_ages),
+        draw_join_buffers=draw_both_widths(join_buffers.draw_join_buffers),
         phase_labels=PHASE_LABELS,
         key_query=key_query,
     )

@@ -18,8 +18,8 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_per_key, mark_emitted
 from slackwater.windows.key_order import sorted_by_key

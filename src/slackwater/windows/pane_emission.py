@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.panes import PaneLogic, first_window, is_overlapping, last_closed, last_window, pane_us
 from slackwater.windows.results import EmitResult

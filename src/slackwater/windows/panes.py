@@ -27,9 +27,9 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, is_in_sorted
 from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.logic import WindowLogic
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import distinct_values, is_in_sorted
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import (
     Bools,

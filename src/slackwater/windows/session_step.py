@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct_values, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, is_gone, mark_emitted
 from slackwater.windows.key_order import order_by_key

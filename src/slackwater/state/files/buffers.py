@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import Int64s, is_in_sorted, run_starts
 from slackwater.joins.buffer import OUTLINE, BufferChange, Changes
 from slackwater.joins.logic import HIDDEN, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, bisect_ranges, sort_order

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import distinct_values, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta

@@ -20,14 +20,14 @@ import polars as pl
 import psycopg
 from numpy.typing import NDArray
 
-from slackwater.core.arrays import Int64s
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import EpochError, StartError
 from slackwater.joins.buffer import OUTLINE, Changes
 from slackwater.joins.logic import JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import describe_segment
-from slackwater.state.postgres import client, validation
+from slackwater.state.postgres import client, row_validation
 from slackwater.state.postgres.tables import TableNames
 
 ROW_KEY = ("side", "key_hash", "event_time", "row_id")
@@ -138,12 +138,15 @@ class PostgresBuffers:
             parts.append(f"SELECT {columns} FROM {self.table.staged} r WHERE token IN {tokens} AND {condition}")
         frame = self._query(" UNION ALL ".join(parts), side.schema)
         required = [c for c in names if c in ("__kh", "__ts", "__id", *(k.name for k in side.keys))]
-        validation.check_rows(frame, self.table.state, {c: names[c] for c in required})
+        row_validation.check_rows(frame, self.table.state, {c: names[c] for c in required})
         return frame
 
     def _query(self, query: str, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
         times = {c: pl.Datetime("us", "UTC") if c == "__ts" else t for c, t in schema.items()}
-        with validation.guard_read(self.table.state), client.arrow_cursor(self.url, self.snapshot) as cursor:
+        with (
+            row_validation.report_read_errors(self.table.state),
+            client.arrow_cursor(self.url, self.snapshot) as cursor,
+        ):
             frame = client.fetch_frame(cursor, query, times)
         return frame.with_columns(frame["__ts"].dt.timestamp("us")) if "__ts" in schema else frame
 

@@ -20,7 +20,7 @@ from slackwater.joins.buffer import Changes
 from slackwater.joins.logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import encode_frame, file_checksum
-from slackwater.state.postgres import buffers, client, local_cache, validation
+from slackwater.state.postgres import buffers, client, local_cache, row_validation
 from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.staged_versions import StagedVersions
 from slackwater.state.postgres.tables import TIMES, TableNames
@@ -254,12 +254,12 @@ class PostgresReader:
 
     def _query(self, query: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         with (
-            validation.guard_read(self.state.tables.state),
+            row_validation.report_read_errors(self.state.tables.state),
             client.arrow_cursor(self.state.url, self.state.snapshot) as cursor,
         ):
             frame = client.fetch_frame(cursor, query, schema)
         if self.state.trusts_copies:  # otherwise `slackwater state verify` checks all rows itself
-            validation.check_rows(frame, self.state.tables.state, self._required)
+            row_validation.check_rows(frame, self.state.tables.state, self._required)
         if "__rev" in schema:  # rows stored before windows had revisions
             frame = frame.with_columns(pl.col("__rev").fill_null(0), pl.col("__out").fill_null([]))
         return frame

@@ -45,7 +45,7 @@ from slackwater.state.postgres import (
     version_merge,
 )
 from slackwater.state.postgres.commit import RefusedError, Transaction, separate_refusals
-from slackwater.state.postgres.reported_errors import report_database_errors
+from slackwater.state.postgres.database_errors import report_database_errors
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
 from slackwater.state.postgres.tables import TableNames

@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.hashing import shard_of
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.engine import next_commit
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.joins.logic import JoinLogic

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import mix
 from slackwater.core.humanize import plural
+from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.non_window import NonWindowOperator

@@ -13,7 +13,7 @@ from slackwater.ui.svg import element, lane_start, line, note, picture, rect, ri
 LEFT, TOP, LANE = 120, 30, 92
 
 
-def draw_ages(block: JoinBuffers) -> Markup:
+def draw_join_buffers(block: JoinBuffers) -> Markup:
     """Draw the buffered rows of both sides by event time; return empty markup if there are none."""
     times = [t for side in block.sides for age in side.ages for t in (age.from_us, age.to_us)]
     if not times:

@@ -34,8 +34,8 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.aggregator import AggregatorError
-from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import StartError
 from slackwater.windows.aggregations.columns import AggregationInput, normalised_sql, normalize_columns, quote_column
 from slackwater.windows.aggregations.custom import custom_kind

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.arrays import Int64s
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.windows.aggregations.columns import quote_column
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}

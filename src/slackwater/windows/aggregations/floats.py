@@ -23,8 +23,8 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
-from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.windows.aggregations.columns import quote_column
 from slackwater.windows.aggregations.exact import TYPES, ExactTotal, GridSql, round_to_double
 from slackwater.windows.aggregations.kind import AggregationKind

@@ -16,8 +16,8 @@ import polars as pl
 
 from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
-from slackwater.core.arrays import Int64s
 from slackwater.core.schema import Field
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import CapExceededError
 from slackwater.windows.aggregations.columns import AggregationInput
 

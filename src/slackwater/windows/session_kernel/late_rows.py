@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.jit import compiled
+from slackwater.core.sorted_arrays import Int64s
 from slackwater.windows.session_kernel.runs import (
     BY_FRAGMENTS,
     LATE,

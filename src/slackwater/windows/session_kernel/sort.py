@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.core.arrays import Int64s
 from slackwater.core.jit import compiled, inlined
+from slackwater.core.sorted_arrays import Int64s
 
 FEW = 32  # up to this many intervals are sorted by insertion
 

@@ -14,7 +14,7 @@ from slackwater.state.postgres import client
 T = TypeVar("T")
 
 
-class NamedStore(Protocol):
+class StoreWithLocation(Protocol):
     """A store that has a location for messages."""
 
     @property
@@ -25,7 +25,7 @@ def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
     """Wrap a method of a store so that database errors become one-line EpochErrors."""
 
     @wraps(method)
-    def reporting(self: NamedStore, *arguments: Any) -> T:
+    def reporting(self: StoreWithLocation, *arguments: Any) -> T:
         try:
             return method(self, *arguments)
         except psycopg.Error as error:

@@ -26,7 +26,7 @@ _WAYS = (
 
 
 @contextmanager
-def guard_read(table: str) -> Iterator[None]:
+def report_read_errors(table: str) -> Iterator[None]:
     """Guard the block that fetches rows of a table.
 
     Raises EpochError for a connection error, and StateError for unexpected values.

@@ -117,7 +117,7 @@ def with_current_names(commit: Commit, stages: Mapping[str, str | None], targets
 # -------------------------------------------------------------------------------------------------
 
 
-def target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
+def describe_target_changes(pipeline: Pipeline, commit: Commit) -> Iterator[tuple[str, str | None, str | None, str]]:
     """Yield (what changed, before, after, what it means), or nothing if no epoch with targets has been committed."""
     if not commit.targets:
         return
@@ -169,11 +169,11 @@ def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequenc
     if not missing or not commit.targets:
         return None
     now = configured_targets(pipeline)
-    changed = changed_destinations(commit, pipeline.former_names, now, dead_letter_location(pipeline), missing)
+    changed = changed_pending_targets(commit, pipeline.former_names, now, dead_letter_location(pipeline), missing)
     return describe_pending(commit.epoch, changed) if changed else None
 
 
-def changed_destinations(
+def changed_pending_targets(
     commit: Commit,
     stages: Mapping[str, str | None],
     now: Mapping[str, TargetDestination],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Lookups:
+class LookupViews:
     """The lookups of a pipeline, as temporary views of its session.
 
     If a refresh fails, the previous version stays in use.
