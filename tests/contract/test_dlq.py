@@ -278,7 +278,9 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     file = config("parquet")
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(StartError, match=r"p-letters-000000000\.parquet cannot be read as letters \(.*; move it away"):
+    with pytest.raises(
+        StartError, match=r"p-letters-000000000\.parquet cannot be read as dead letters \(.*; move it away"
+    ):
         letter_summary(toml.load(file))
     (tmp_path / "letters" / "_delta_log").mkdir()
     (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")

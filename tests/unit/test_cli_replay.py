@@ -95,8 +95,8 @@ def test_the_summary_of_a_replay() -> None:
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [("web", 'letters of source "web" cannot be replayed yet: they cannot be turned back into rows of a connector or a DataFrame'),
-     ("old", 'letters of source "old" cannot be replayed: the config has no such source, only web; restore it, or choose')],
+    [("web", 'dead letters of source "web" cannot be replayed yet: they cannot be turned back into rows of a connector or a DataFrame'),
+     ("old", 'dead letters of source "old" cannot be replayed: the config has no such source, only web; restore it, or select')],
 )  # fmt: skip
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})

@@ -220,7 +220,7 @@ def check_late(driver: Driver) -> None:
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
-            f'{driver.pipeline.name}: there are letters of late rows, but late_data = "{driver.pipeline.transform.step.late_data}" does not '
+            f'{driver.pipeline.name}: there are dead letters of late rows, but late_data = "{driver.pipeline.transform.step.late_data}" does not '
             'track the origin of a row; set it back to "dlq" or "reopen", or select others with --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window

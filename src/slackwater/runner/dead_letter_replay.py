@@ -44,15 +44,15 @@ def replay_dead_letters(
     """
     if pipeline.transform.join is not None:
         raise StartError(
-            f"{pipeline.name}: letters are replayed as corrections of windows, but rows of a join are final; to list "
-            "the letters: slackwater dlq list"
+            f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; to list "
+            "them: slackwater dlq list"
         )
     runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
-                f"{pipeline.name}: letters are replayed as corrections of rows in a target, but the first stage of "
-                "this pipeline writes to the next stage; list late letters with: slackwater dlq list"
+                f"{pipeline.name}: dead letters are replayed as corrections of rows in a target, but the first stage of "
+                "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list"
             )
         if pipeline.dead_letter is None:
             dead_letter_reader.newest_letters(

@@ -31,12 +31,12 @@ def letter_frames(
         source = by_name.get(str(name[0]))
         if source is None:
             raise StartError(
-                f'letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
+                f'dead letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
                 f"{', '.join(by_name)}; restore it, or select others with --reason and --epoch"
             )
         if not isinstance(source, Seekable):
             raise StartError(
-                f'letters of source "{source.name}" cannot be replayed yet: they cannot be turned back into rows of a '
+                f'dead letters of source "{source.name}" cannot be replayed yet: they cannot be turned back into rows of a '
                 "connector or a DataFrame; expected files, tables or Kafka, or select others with --reason and --epoch"
             )
         records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))

@@ -70,5 +70,5 @@ class FilesConnector(Connector[FilesConnection]):
                     yield pl.read_ndjson(path, infer_schema_length=None)
             except (pl.exceptions.PolarsError, OSError) as error:
                 raise StartError(
-                    f"{path} cannot be read as letters ({str(error).splitlines()[0]}); move it away, or restore it"
+                    f"{path} cannot be read as dead letters ({str(error).splitlines()[0]}); move it away, or restore it"
                 ) from None
