@@ -64,7 +64,7 @@ class SourceClock:
         return self.spans[1:] if is_confirmed(self.spans) else self.spans
 
     def needs_spans(self, activity: SourceActivity) -> bool:
-        """Return whether the spans of these rows are needed, because there may be a jump among them."""
+        """Return whether the spans of the rows of `activity` are needed, because the rows may contain a jump."""
         if self.jump_us is None or activity.max_event_us is None:
             return False
         fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
@@ -80,7 +80,7 @@ class SourceClock:
         return ((self.max_event_us, self.max_event_us, CONFIRMS),)
 
     def with_newest(self, activity: SourceActivity) -> SourceClock:
-        """Return the clock after these rows. Times beyond an unconfirmed jump are held back."""
+        """Return the clock after the rows of `activity`. Times beyond an unconfirmed jump are held back."""
         if activity.max_event_us is None:
             return self
         if self.jump_us is None:

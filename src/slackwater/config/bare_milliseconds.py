@@ -1,4 +1,4 @@
-"""Detection of durations below one second without a unit: `gap_ms = 30` is probably a mistake."""
+"""Detect durations below one second without a unit: `gap_ms = 30` is probably a mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks across a whole pipeline. They also handle drafts, which contain whatever could be read of invalid parts.
+"""Checks across a whole pipeline. They also handle drafts, which contain the readable parts of an invalid config.
 
 Each check yields problems as (key, description). Keys that were already reported (`_wrong` of a draft) are not checked
 again.

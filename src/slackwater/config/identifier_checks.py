@@ -1,4 +1,4 @@
-"""Checks of names that a target or store cannot accept. They need only the config; each system has its own rules."""
+"""Find names that a target or store cannot accept. Only the config is needed. Each system has its own rules."""
 
 from __future__ import annotations
 

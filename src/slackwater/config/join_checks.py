@@ -1,4 +1,4 @@
-"""Checks of a join against its pipeline: its sources and its target. See also `checks`."""
+"""Check a join against the sources and the target of its pipeline. See also `checks`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,10 @@ from slackwater.config.value_parsers import ValueParser, parse_texts
 
 
 class KeyedStep(StepSpec):
-    """A step by key. A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`."""
+    """A step that processes whole rows by key.
+
+    A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`.
+    """
 
     key: tuple[str, ...]
 

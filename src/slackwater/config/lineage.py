@@ -33,7 +33,7 @@ class InputPath:
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:
-        """Return the names that rows have passed when they reach a stage on this path."""
+        """Return the names of the origin and the stages that rows pass before they reach a stage on this path."""
         names = [s.name for s in self.through]
         return (self.origin, *(names if stage is None else names[: names.index(stage)]))
 

@@ -1,4 +1,4 @@
-"""Formatting of keys, values and durations for messages, and suggestions of similar words.
+"""Format keys, values and durations for messages, and suggest similar words.
 
 Values from the environment are shown as the config spells them, so that messages do not reveal secrets.
 """

@@ -1,4 +1,4 @@
-"""Resolution of relative paths: those in a config file are relative to its directory."""
+"""Resolve relative paths. Paths in a config file are relative to the directory of the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of stages against each other: their inputs, and that results which may still change are not read by a stage."""
+"""Check stages against each other: their inputs, and that no stage reads results that may still change."""
 
 from __future__ import annotations
 

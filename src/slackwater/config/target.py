@@ -136,7 +136,7 @@ class Target(Spec):
         for key, kinds in cls.KINDS_BY_KEY.items():
             if values.get(key) is not None and kind not in kinds and key not in wrong:
                 named, advice = " or ".join(format_value(k) for k in kinds), "remove it"
-                if missing and key in ("path", "table", "topic"):  # report each mistake in one line
+                if missing and key in ("path", "table", "topic"):  # report each mistake on one line
                     missing, advice = False, f"write {needed} instead: {target_text}"
                 yield (
                     key,

@@ -1,4 +1,4 @@
-"""Checks of targets against each other and against the stages. Each target receives the results of one stage."""
+"""Check targets against each other and against the stages. Each target receives the results of one stage."""
 
 from __future__ import annotations
 

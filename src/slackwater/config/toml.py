@@ -1,4 +1,4 @@
-"""Reading of pipelines from TOML, with `${ENV}` interpolation, and writing them back."""
+"""Read pipelines from TOML, with `${ENV}` interpolation, and write them as TOML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the columns that a window uses against the output of the SQL before it."""
+"""Check the columns that a window uses against the output of the SQL before it."""
 
 from __future__ import annotations
 

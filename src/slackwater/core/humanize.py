@@ -1,4 +1,4 @@
-"""Formatting of counts with their nouns, of durations and of wrong values, for messages."""
+"""Format counts with their nouns, durations and wrong values for messages."""
 
 from __future__ import annotations
 

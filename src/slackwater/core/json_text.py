@@ -1,4 +1,4 @@
-"""Conversion of values to JSON text, for systems that lack their types, and mapping over nested scalars."""
+"""Convert values to JSON text for systems that lack their types, and map over nested scalars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enforcement of `max_groups_per_window`, counted over all shards or divided among them."""
+"""Enforce `max_groups_per_window`, counted over all shards or divided among them."""
 
 from __future__ import annotations
 

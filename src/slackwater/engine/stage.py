@@ -182,7 +182,7 @@ class StageRunner:
         batch: Batch,
         tasks: Sequence[ShardTask],
     ) -> IngestOutcome:
-        """Add a batch's rows to the shards, enforce the rules for unusable rows, and log such rows."""
+        """Add a batch's rows to the shards, apply the policies for unusable rows, and log those rows."""
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         outcome = self.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
         row_policies.enforce_row_policies(self.pipeline, before, context.epoch, outcome)

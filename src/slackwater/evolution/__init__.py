@@ -1,4 +1,4 @@
-"""Comparison of a config with a state, and rewriting of the state for it.
+"""Compare a config with a state, and rewrite the state for the config.
 
 This package uses neither an engine nor Spark.
 """

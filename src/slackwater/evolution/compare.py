@@ -161,7 +161,7 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
 
 
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
-    """Yield the changes in SQL and queries, of which the state stores hashes.
+    """Yield the changes in SQL and queries, which the state stores as hashes.
 
     Whether different SQL means the same is unknown.
     """

@@ -15,7 +15,7 @@ from slackwater.state.commit import Commit, StageState
 
 
 def restore_operator(commit: Commit, number: int = 0, *, trusting: bool = False) -> Operator:
-    """Restore the operator of one stage. Raises StateError if the state lacks it or contradicts itself.
+    """Restore the operator of one stage. Raises StateError if the state lacks the operator or contradicts itself.
 
     Operators other than windows are only restored as far as their stored rows require: a join, for example, can read
     and rewrite its rows, but not run. `trusting`: accept contradictions.

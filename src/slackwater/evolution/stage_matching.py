@@ -79,7 +79,7 @@ def _problems_of_unnamed(
     removed: tuple[StageState, ...],
     problems: Mapping[str, str],
 ) -> dict[str, str]:
-    """Reject dropping the state of a [transform], or adding one next to named stages: users do not choose its name."""
+    """Return a problem if no stage continues a [transform], or if a [transform] continues none of the named stages."""
     before = [s.name for s in commit.stages]
     if before == [TRANSFORM] and removed and not problems:
         how = f'the state is that of [transform], and no stage continues it; set formerly = "{TRANSFORM}" in the stage that does'

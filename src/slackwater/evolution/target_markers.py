@@ -103,7 +103,7 @@ def start_branch(
 
 
 def with_skipped_targets(commit: Commit, names: Collection[str]) -> Commit:
-    """Return the commit for targets that will never get their parts: they keep the marker from before it."""
+    """Return the commit for targets that will never receive their part of it. They keep their previous markers."""
     commit_markers = (commit.marker,)
 
     def markers(name: str, current: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:

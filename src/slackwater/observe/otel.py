@@ -165,7 +165,10 @@ _exporting = threading.local()  # `by`: the exporter to which log lines of this 
 
 
 def _capture_failures(record: logging.LogRecord) -> bool:
-    """Filter the log lines of the SDK's exporter: hand lines of our exporters to them, and let other lines through."""
+    """Filter the log of the SDK's exporter.
+
+    Pass lines of Slackwater's exporters to them, and let other lines through.
+    """
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:
         return True

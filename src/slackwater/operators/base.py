@@ -141,7 +141,7 @@ class Operator(Protocol):
         ...
 
     def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
-        """Read a shard and return the holds for what it may still emit behind the watermark."""
+        """Read a shard and return holds for the results that it may still emit behind the watermark."""
         ...
 
     # -- on a shard ----------------------------------------------------------------------------------------------

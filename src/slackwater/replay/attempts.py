@@ -5,7 +5,7 @@
            └▶ tried:    one list of  epoch id tries   tried and not applied, as of this commit
 
 A letter is identified by the epoch that wrote it and a hash of its content and position. Both lists are part of a
-commit. Therefore an attempt counts exactly once, whatever was killed. This works for every kind of target, even for a
+commit. Therefore an attempt counts exactly once, regardless of crashes. This works for every kind of target, even for a
 topic, which cannot be modified.
 """
 
@@ -25,7 +25,7 @@ _ID = [
     for f in LETTER
     if f.name in ("reason", "source", "topic", "partition", "offset", "key", "value", "event_time", "file")
 ]
-COLUMNS = ("epoch", *(f.name for f in _ID))  # the columns that identify a letter
+COLUMNS = ("epoch", *(f.name for f in _ID))  # the columns that identify a dead letter
 _PLACE = ["epoch", "__id"]
 _GROUP = ["reason", "source"]
 _MOMENT = pl.Datetime("us", "UTC")

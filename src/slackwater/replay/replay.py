@@ -35,7 +35,7 @@ from slackwater.replay.corrections import compute_corrections
 from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.targets.base import ReadableTarget, TargetWriter
 
-Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # letters with `__letter` -> rows by source, for the engine
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # dead letters with `__letter` -> rows by source, for the engine
 
 _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 
@@ -57,10 +57,10 @@ class ReplayResult:
 
     applied: int = 0
     remaining: Counter[str] = field(default_factory=Counter)
-    before: int = 0  # letters that were applied by an earlier replay
+    before: int = 0  # dead letters that an earlier replay applied
     reasons: Counter[str] = field(default_factory=Counter)  # emitted results by reason: late, supersede, …
-    renewed: Counter[str] = field(default_factory=Counter)  # new letters that replace applied ones, by reason
-    refused: int = 0  # rows of applied letters that were refused because of a limit
+    renewed: Counter[str] = field(default_factory=Counter)  # new dead letters that replace applied ones, by reason
+    refused: int = 0  # rows of applied dead letters that were refused because of a limit
 
 
 # -- which letters ---------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool
     assert isinstance(target, ReadableTarget)
     every = letters
     rows, letters = _match_rows(driver, letters, payload, result.remaining)
-    while True:  # repeat while rows are refused, since a letter is applied completely or not at all
+    while True:  # repeat while rows are refused, since a dead letter is applied completely or not at all
         work = compute_corrections(driver.stage.operator, driver, target, rows)
         if work.refused.is_empty():
             break

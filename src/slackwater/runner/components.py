@@ -1,4 +1,4 @@
-"""Construction of a run's components from a config: sources, state store, targets and the target of dead letters."""
+"""Create the components of a run from its config: sources, state store, targets and the target of dead letters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class LetterFilter:
     reason: str | None = None
     source: str | None = None
     group_keys: Collection[str] | None = None  # as JSON objects
-    limit: int | None = None  # only this many of the newest letters
+    limit: int | None = None  # only this many of the newest dead letters
 
     def apply(self, frame: pl.DataFrame, pipeline: str) -> pl.DataFrame:
         """Return the selected dead letters of a frame, newest first."""

@@ -57,7 +57,7 @@ def replay_dead_letters(
         if pipeline.dead_letter is None:
             dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
-            )  # raises an error if letters are not kept, before Spark starts
+            )  # raises an error if dead letters are not kept, before Spark starts
         _check_late(pipeline, choose, limit)
         latest = _open_store(runner)
         try:
@@ -73,7 +73,7 @@ def replay_dead_letters(
 
             letters = dead_letter_reader.newest_letters(
                 pipeline, dead_letter_reader.LetterFilter()
-            )  # includes letters that this start published
+            )  # includes dead letters that this start published
             return apply(components.driver, choose(letters), rows, dry, limit)
         finally:
             runner.close()

@@ -54,7 +54,7 @@ class ReplayRecord:
     record: str | None
     count: int
     tried: str | None
-    late: int = 0  # how many of the applied letters are late rows
+    late: int = 0  # how many of the applied dead letters are late rows
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def check_readable(spec: Source) -> None:
 
 
 def unlistable_reason(error: OSError) -> str:
-    """Explain why a directory cannot be listed, and what to do."""
+    """Describe why a directory cannot be listed, and what to do."""
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
 

@@ -176,7 +176,10 @@ class ConnectTables:
 
 
 def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Return a DataFrame for a SQL query that finds `tables` by name. The tables are sent with it, under unique names."""
+    """Return a DataFrame for a SQL query that can refer to `tables` by name.
+
+    The tables are sent with the query, under unique names.
+    """
     from pyspark.sql.connect.dataframe import DataFrame as ConnectFrame
     from pyspark.sql.connect.plan import SubqueryAlias
 

@@ -1,4 +1,4 @@
-"""The Spark streaming query that plans batches: one query for all sources, whatever their kind."""
+"""The Spark streaming query that plans batches: one query for all sources, regardless of their kind."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return an error's reason without Spark's suggestions, because our message lists all names anyway."""
+    """Return the reason of an error without Spark's suggestions, because the message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 

@@ -1,4 +1,4 @@
-"""Open our own Spark Connect session: a client of a server that is already running.
+"""Open a separate Spark Connect session on a server that is already running.
 
 SPARK_REMOTE=sc://host:15002      or `"spark.remote"` in [spark], which takes precedence
 """

@@ -14,7 +14,7 @@ from slackwater.sources.streaming_plan import AnySource
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FILE, LETTER = "__file", "__letter"  # hidden columns: the file of a row, the number of its letter
+FILE, LETTER = "__file", "__letter"  # hidden columns: the file of a row, the number of its dead letter
 _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "headers", "file", "event_time", LETTER]
 
 

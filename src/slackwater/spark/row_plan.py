@@ -27,7 +27,7 @@ from slackwater.windows.aggregations import quote_column
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LETTER_NUMBER = "__letter"  # hidden column: the number of a row's letter, if letters are read
+LETTER_NUMBER = "__letter"  # hidden column: the number of a row's dead letter, if dead letters are read
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Renaming of a state: a fork under the new name, after which the old name has no state any more."""
+"""Rename a state: fork it under the new name, then put the state of the old name aside."""
 
 from __future__ import annotations
 

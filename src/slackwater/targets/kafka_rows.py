@@ -1,6 +1,6 @@
-"""Conversion of rows to Kafka messages: a JSON key, a JSON or Avro value, and headers.
+"""Convert rows to Kafka messages: a JSON key, a JSON or Avro value, and headers.
 
-Dead letters keep original bytes.
+Dead letters keep the original bytes.
 """
 
 from __future__ import annotations

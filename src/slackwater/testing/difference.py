@@ -1,4 +1,4 @@
-"""Comparison of expected with actual rows: which are missing or unexpected, and which columns differ."""
+"""Compare expected with actual rows: which rows are missing or unexpected, and which columns differ."""
 
 from __future__ import annotations
 

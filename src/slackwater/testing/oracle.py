@@ -34,7 +34,7 @@ def canonical_value(value: Any) -> Any:
 
 
 def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the windows of all rows, none of which is late."""
+    """Return the windows of all rows. No row is late."""
     rows = list(rows)
     return (
         session_windows(window, rows)

@@ -1,4 +1,4 @@
-"""Construction of a pipeline around a single step, for tests that provide sources, target and store."""
+"""Build a pipeline around a single step, for tests that provide sources, target and store."""
 
 from __future__ import annotations
 

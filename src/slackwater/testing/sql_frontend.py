@@ -1,4 +1,4 @@
-"""Preparation of a test's rows with Spark: decoding, event time, SQL, and the columns for the shards.
+"""Prepare a test's rows with Spark: decoding, event time, SQL, and the columns for the shards.
 
     rows of all batches, numbered ─▶ decode ─▶ event time ─┬─▶ facts (time, bad, partition, origin)         one job
                                                            └─▶ SQL ─▶ columns for the shards, numbered      one job

@@ -1,4 +1,4 @@
-"""Binding of a pipeline's steps to the columns of their inputs in a test, with or without Spark."""
+"""Bind the steps of a test's pipeline to the columns of their inputs, with or without Spark."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def memory_targets(
         connection = resolve_connection(spec.connection, target_pipeline.connections)
         window = target_pipeline.target_stage.transform.window
         upserts = connection is not None and spec.upserts(connection.kind, window)
-        # a single target stays the same, whatever its stage is called
+        # a single target stays the same, regardless of the name of its stage
         key = (name if pipeline.targets else "", target_name)
         if key in all_targets:
             all_targets[key].change_schema(operator.output, (operator.identity or ()) if upserts else ())

@@ -1,4 +1,4 @@
-"""Rendering of pages and fragments from blocks, with templates. All values are escaped."""
+"""Render pages and fragments from blocks, with templates. All values are escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of every request before the application: the host is this server, the method is read-only, there is no body.
+"""Check each request before it reaches the application: its host is this server, and it is read-only, without a body.
 
 A web page can make a browser send requests to a loopback port, using a name that resolves to loopback (DNS rebinding).
 The browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.

@@ -1,4 +1,4 @@
-"""Emission of tumbling and hopping windows, which are merged from their panes when they close or change."""
+"""Emit tumbling and hopping windows, which are merged from their panes when they close or change."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def _hashable(value: object) -> object:
 
 
 def convert_emission(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
-    """Convert state rows for a new emission mode; `updates`: whether changed windows were emitted early so far."""
+    """Convert state rows to a new emission mode. `updates`: whether the old mode emitted changed windows early."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # open windows have not been emitted yet
         return state.with_columns(pl.lit(DIRTY, pl.Int8).alias("__kind"))

@@ -1,4 +1,4 @@
-"""Emission of sessions that close, are cut at the cap, were corrected, or changed since their last emission.
+"""Emit sessions that close, are cut at the cap, were corrected, or have changed since they were last emitted.
 
     emitted before    [0 ──── 5]      [8 ── 12]        __out = [0], [8]
     a late row                    ● 6.5                joins both (gap 3)

@@ -1,4 +1,4 @@
-"""Selection of the decoder for a source's payload format."""
+"""Select the decoder for a source's payload format."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Storage(Protocol):
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of these files is missing or damaged, as far as a start verifies them."""
+        """Raise StateError if one of the files is missing or damaged. Checks only what a start verifies."""
         ...
 
     # -- commits and markers

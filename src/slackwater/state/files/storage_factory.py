@@ -1,4 +1,4 @@
-"""Selection of the storage for a path or URL."""
+"""Select the storage for a path or URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks in Postgres: copies of a pipeline's tables and rows.
+"""Fork a state in Postgres: copy the tables and rows of a pipeline.
 
 One transaction sees exactly one commit and does not block a runner.
 """

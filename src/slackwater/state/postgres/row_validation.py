@@ -1,6 +1,6 @@
-"""Checks of state rows that are read from a table.
+"""Validate state rows that are read from a table.
 
-Foreign changes lead to one clear error instead of an error inside a library.
+If something else has changed the table, the result is one clear error instead of an error inside a library.
 
     table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
 """

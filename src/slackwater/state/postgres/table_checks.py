@@ -1,6 +1,6 @@
-"""Checks of the state tables at each start: they must have the rows and columns that the latest commit recorded.
+"""Check at each start that the state tables have the rows and columns that the latest commit recorded.
 
-These cost one count and one catalog query per stage. `slackwater state verify` reads every row.
+The checks cost one count and one catalog query per stage. `slackwater state verify` reads every row.
 """
 
 from __future__ import annotations

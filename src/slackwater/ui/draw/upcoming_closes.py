@@ -13,7 +13,7 @@ LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
 
 
 def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
-    """Draw the bins. `base`: the prefix of the URLs that bars link to; None for a drawing without links."""
+    """Draw the bins of closing windows. `base`: the prefix of the URLs that bars link to; None for no links."""
     if not block.bins:
         return Markup("")
     regular = [b for b in block.bins if b.to_us - b.from_us == block.width_us]

@@ -47,7 +47,7 @@ def shown_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
 
 
 def draw_lanes(block: WatermarkBlock) -> Markup:
-    """Draw the lanes; return empty markup if there is no event time yet."""
+    """Draw the watermark lanes; return empty markup if there is no event time yet."""
     drawn = shown_lanes(block.lanes)
     times = [t for lane in drawn for t in (lane.newest_us, lane.watermark_us) if t is not None]
     times += [] if block.watermark_us is None else [block.watermark_us]
