@@ -39,7 +39,7 @@ class Connection(Spec):
 class FilesConnection(Connection):
     """Files on a local disk, or at any path that Spark reads.
 
-    `options`: how targets in an object store are reached, as obstore spells it.
+    `options`: access to targets in an object store, under obstore names.
     """
 
     kind: Literal["files"] = "files"
@@ -56,7 +56,7 @@ class ConsoleConnection(Connection):
 
 
 class KafkaConnection(Connection):
-    """A Kafka cluster. `options`: client settings as Kafka spells them (`security.protocol`, `sasl.mechanism`, …).
+    """A Kafka cluster. `options`: client settings under their Kafka names (`security.protocol`, `sasl.mechanism`, …).
 
     `schema_registry`: URL of a Confluent-style registry, for Avro, JSON Schema and Protobuf payloads.
     """
@@ -112,7 +112,7 @@ class DeltaConnection(Connection):
 class IcebergConnection(Connection):
     """Iceberg tables in a catalog.
 
-    `catalog`: the kind of the catalog. `options`: its properties as PyIceberg spells them (`uri`, `warehouse`,
+    `catalog`: the kind of the catalog. `options`: its properties as PyIceberg names them (`uri`, `warehouse`,
     `credential`, `s3.endpoint`, …). `catalog_name`: its name in PyIceberg; a SQL catalog stores its tables under it.
     """
 

@@ -52,7 +52,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 class Pipeline(Spec, NotebookRepr):
     """A validated, immutable description of a pipeline. `slackwater.run_streaming_pipeline` runs it.
 
-    `spark`: settings of the Spark session, as Spark spells them (`spark.jars`, `spark.driver.memory`, …).
+    `spark`: settings of the Spark session under their Spark names (`spark.jars`, `spark.driver.memory`, …).
     """
 
     name: str

@@ -160,7 +160,7 @@ class StateStore(Spec):
     - `schema` (postgres): the schema of its tables.
     - `path` (postgres): the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
     directory by default.
-    - `options` (a URL): how to reach the object store, as obstore spells it (`region`, `endpoint`, …). Missing options
+    - `options` (a URL): access to the object store, under obstore names (`region`, `endpoint`, …). Missing options
     come from the environment or the role of the machine.
     """
 
