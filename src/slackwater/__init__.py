@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from slackwater.query.view import open_state as open_state
     from slackwater.query.why_api import why as why
     from slackwater.query.why_report import WhyReport as WhyReport
-    from slackwater.runner.background import Handle as Handle
+    from slackwater.runner.background_run import Handle as Handle
     from slackwater.runner.batch import batch as batch
     from slackwater.runner.batch import batch_join as batch_join
     from slackwater.runner.run import run as run
@@ -67,7 +67,7 @@ _HOMES = {
     "PubSubConnection": "config.connection",
     "RabbitMQConnection": "config.connection",
     "FilesConnection": "config.connection",
-    "Handle": "runner.background",
+    "Handle": "runner.background_run",
     "Join": "config.join",
     "Lookup": "config.source",
     "Pipeline": "config.pipeline",

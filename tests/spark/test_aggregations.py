@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
-from tests.support.longest_text import LongestText
+from tests.support.longest_text_aggregator import LongestText
 from tests.support.runner import Runner
 
 import slackwater as sw
@@ -155,13 +155,14 @@ def test_one_of_a_users_own_takes_the_keys_and_tells_what_fails(runner: Runner, 
     source = runner.source("user STRING, s STRING, ts TIMESTAMP", max_files_per_trigger=1)
     frame = runner.run(source=source, window=window(mark="="))
     assert set(frame["best"]) == {"a=xxxxxx"}
-    with pytest.raises(EpochError, match=r'aggregation "best": Longest\.lift failed: .*; fix it') as error:
+    with pytest.raises(EpochError, match=r'aggregation "best": LongestText\.lift failed: .*; fix it') as error:
         runner.run(source=source, window=window(fail=True), name="failing", target_path=str(runner.home / "failed"))
     assert "\n" not in str(error.value)
     wrong = sw.Aggregation(agg=LongestText, columns={"text": "i"}, as_="best")
     shape = sw.Window(event_time_column="ts", group_by=["user"], aggregations=[wrong], **WINDOWS[kind])
     with pytest.raises(
-        StartError, match=r'aggregation "best": Longest\.text takes string, column "i" is int; cast it in the SQL'
+        StartError,
+        match=r'aggregation "best": LongestText\.text takes string, column "i" is int; cast it in the SQL',
     ):
         runner.run(
             source=runner.source("user STRING, i INT, ts TIMESTAMP"),

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import SCHEMA, comparable, iso, sample, window
-from tests.support.longest_text import LongestText
+from tests.support.longest_text_aggregator import LongestText
 from tests.support.real_data import PIPELINES, check_result
 from tests.support.runner import Runner
 

@@ -97,7 +97,7 @@ def test_a_wrong_unit_is_told_with_the_right_one(
 ) -> None:
     """A unit that is too fine gives times before 1990 and a warning. One that is too coarse gives bad rows: far-future times or none.
 
-    All pairs are in tests/unit/test_input_hints.py.
+    All pairs are in tests/unit/test_first_row_hints_and_changed_files.py.
     """
     runner.write("0.jsonl", [{"user": "a", "ts": 0}, *rows(scale)])
     source, how = runner.source("user STRING, ts BIGINT"), window(event_time_unit=declared)

@@ -17,8 +17,8 @@ from slackwater.config import toml
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError, StateError
-from slackwater.runner import background
-from slackwater.runner.background import Handle
+from slackwater.runner import background_run
+from slackwater.runner.background_run import Handle
 from slackwater.testing.script import RowsInput
 from slackwater.ui import notebook
 
@@ -226,7 +226,7 @@ def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         runner.reporter.status(status(7))
         raise StartError("law: there it is")
 
-    monkeypatch.setattr(background, "print_warning", lambda level, line: lines.append((level, line)))
+    monkeypatch.setattr(background_run, "print_warning", lambda level, line: lines.append((level, line)))
     monkeypatch.setattr(module, "_run", fails)
     one = sw.run(pipeline, background=True, available_now=True)
     with pytest.raises(StartError, match="law: there it is"):

@@ -23,7 +23,7 @@ from slackwater.config.stateless_step import ROWS
 from slackwater.config.transform import Transform
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.operators.base import Operator, ShardTask, StageCounts
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -38,7 +38,7 @@ from slackwater.spark.workers import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 from slackwater.testing.script import build_pipeline
-from slackwater.windows.logic import WindowLogic
+from slackwater.windows.window_logic import WindowLogic
 
 FIELDS = {"u": Field("u", "string")}
 COUNT = [sw.Aggregation(agg="count", as_="n")]

@@ -26,7 +26,7 @@ from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.script import START_US, build_pipeline
-from slackwater.windows.logic import WindowLogic
+from slackwater.windows.window_logic import WindowLogic
 
 COUNT = Aggregation(agg="count", as_="n")
 SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])

@@ -23,7 +23,7 @@ from slackwater.core.schema import Field
 from slackwater.evolution import added_columns, commit_from_config, migrate
 from slackwater.evolution.change_messages import BY_KEY, emission_text, gap_text
 from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
-from slackwater.joins.logic import JoinSide
+from slackwater.joins.join_logic import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.registry import find_type_by_kind, find_type_by_step
@@ -31,7 +31,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.custom import custom_kind
-from slackwater.windows.logic import allowed_us
+from slackwater.windows.window_logic import allowed_us
 
 
 @dataclass(frozen=True)

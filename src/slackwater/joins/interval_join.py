@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from slackwater.core.humanize import plural
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted, run_starts
 from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_references
-from slackwater.joins.logic import LEFT, RIGHT, JoinLogic, JoinSide
+from slackwater.joins.join_logic import LEFT, RIGHT, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, mask_at, matching_pairs, matching_ranges, sort_order
 
 MOST = 500_000  # pairs per output chunk

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.joins.buffer import row_references
-from slackwater.joins.logic import JoinSide
+from slackwater.joins.join_logic import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator

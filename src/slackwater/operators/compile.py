@@ -17,7 +17,7 @@ from slackwater.config.window import Window
 from slackwater.core.reserved import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
-from slackwater.joins import logic as joins
+from slackwater.joins import join_logic as joins
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from slackwater.joins.buffer import Buffers
-    from slackwater.joins.logic import JoinLogic
+    from slackwater.joins.join_logic import JoinLogic
     from slackwater.windows.state_rows import KeyedStateLogic
 
 

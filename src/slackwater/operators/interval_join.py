@@ -13,8 +13,8 @@ from slackwater.core.humanize import plural
 from slackwater.core.schema import field_of
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.joins.logic import MATCH, UNMATCHED, JoinLogic, JoinSide
-from slackwater.joins.logic import build_side as side_with
+from slackwater.joins.join_logic import MATCH, UNMATCHED, JoinLogic, JoinSide
+from slackwater.joins.join_logic import build_side as side_with
 from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_expired, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters

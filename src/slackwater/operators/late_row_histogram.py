@@ -12,10 +12,10 @@ import polars as pl
 
 from slackwater.core import lateness_histogram
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic, last_window
+from slackwater.windows.window_logic import WindowLogic
 
 
 def count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:

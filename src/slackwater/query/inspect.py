@@ -31,8 +31,8 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalize_columns
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueRowFilter
+from slackwater.windows.window_logic import WindowLogic
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:

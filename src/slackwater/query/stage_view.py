@@ -7,7 +7,7 @@ from dataclasses import replace
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.errors import StartError
 from slackwater.joins.buffer import Buffers
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.windows.state_rows import KeyedStateLogic

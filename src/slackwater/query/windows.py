@@ -19,9 +19,9 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.key_order import sorted_by_key
-from slackwater.windows.logic import METADATA, WindowLogic
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.window_logic import METADATA, WindowLogic
 
 TIMES = pl.Datetime("us", "UTC")
 STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")

@@ -21,7 +21,7 @@ from slackwater.state.commit import OutputMeta
 from slackwater.targets.base import ReadableTarget
 from slackwater.windows import late_corrections as windows
 from slackwater.windows.aggregations import from_results, normalize_columns
-from slackwater.windows.logic import WindowLogic
+from slackwater.windows.window_logic import WindowLogic
 
 
 class Corrections:

@@ -34,7 +34,7 @@ from slackwater.spark.batch_operators import END_WATERMARK, ShardFunction
 from slackwater.spark.row_plan import RowPlan
 from slackwater.spark.shard_columns import lift_rows
 from slackwater.windows.aggregations import quote_column
-from slackwater.windows.logic import allowed_us
+from slackwater.windows.window_logic import allowed_us
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,9 +13,9 @@ from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
-from slackwater.runner import background as in_background
+from slackwater.runner import background_run as in_background
 from slackwater.runner import main_loop, previous_name, previous_output, run_history, run_log, starting_offsets
-from slackwater.runner.background import Handle
+from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
 from slackwater.runner.reporter import Reporter

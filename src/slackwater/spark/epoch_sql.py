@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.joins.shared_columns import SharedColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.sources import timestamp_parsing
 from slackwater.windows.aggregations import normalised_sql, quote_column
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic, pane_us
+from slackwater.windows.window_logic import WindowLogic
 
 PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 

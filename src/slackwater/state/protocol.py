@@ -20,7 +20,7 @@ import polars as pl
 
 from slackwater.errors import StateError
 from slackwater.joins.buffer import Buffers, Changes, NoBuffers
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.runs import Run
 from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLogic

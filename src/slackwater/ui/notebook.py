@@ -22,7 +22,7 @@ from slackwater.query.text import quote_stage, waiting_text
 from slackwater.query.view import StateView
 from slackwater.query.why_report import ClockReport, StageReport, WhyReport
 from slackwater.query.windows import state_column_names
-from slackwater.runner.background import Handle
+from slackwater.runner.background_run import Handle
 from slackwater.secrets import mask_secrets
 from slackwater.ui.blocks.watermark import build_watermark
 from slackwater.ui.draw import sessions

@@ -15,7 +15,6 @@ from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.key_order import order_by_key, sorted_by_key
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import (
     EMITTED,
@@ -31,6 +30,7 @@ from slackwater.windows.state_rows import (
     DueRowFilter,
     Int64s,
 )
+from slackwater.windows.window_logic import WindowLogic
 
 if TYPE_CHECKING:
     from slackwater.windows.session_kernel.runs import SessionTimes

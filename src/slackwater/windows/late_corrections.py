@@ -23,7 +23,6 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows import panes, session_emission, sessions
 from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_per_key, mark_emitted
 from slackwater.windows.key_order import sorted_by_key
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import (
@@ -37,6 +36,7 @@ from slackwater.windows.state_rows import (
     Int64s,
     with_revision_columns,
 )
+from slackwater.windows.window_logic import WindowLogic
 
 _FOREVER_MS = 10**15
 

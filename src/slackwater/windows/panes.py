@@ -31,9 +31,9 @@ from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.key_order import order_by_unit
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
+from slackwater.windows.window_logic import WindowLogic
 from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, note_missed_emissions
 
 

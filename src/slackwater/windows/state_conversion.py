@@ -36,11 +36,11 @@ from slackwater.windows.intervals import (
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.logic import WindowLogic
 from slackwater.windows.panes import PaneLogic
 from slackwater.windows.session_layout import build_layout, session_heads
 from slackwater.windows.sessions import build_state, floor_rows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
+from slackwater.windows.window_logic import WindowLogic
 
 
 def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:

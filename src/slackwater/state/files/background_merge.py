@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import singledispatch
 
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.buffers import JoinWriter
 from slackwater.state.files.merging import FAN, SegmentMerge

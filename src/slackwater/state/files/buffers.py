@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, is_in_sorted, run_starts
 from slackwater.joins.buffer import OUTLINE, BufferChange, Changes
-from slackwater.joins.logic import HIDDEN, JoinLogic, JoinSide
+from slackwater.joins.join_logic import HIDDEN, JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of

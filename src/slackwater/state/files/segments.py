@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.joins.buffer import Changes
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.buffers import FilesBuffers, JoinWriter

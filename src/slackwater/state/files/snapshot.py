@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from slackwater.errors import StateError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.files import offset_lists, publish_markers
 from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.commit import CommitLog

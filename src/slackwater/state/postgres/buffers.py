@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import EpochError, StartError
 from slackwater.joins.buffer import OUTLINE, Changes
-from slackwater.joins.logic import JoinLogic, JoinSide
+from slackwater.joins.join_logic import JoinLogic, JoinSide
 from slackwater.joins.match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import describe_segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import TableNames

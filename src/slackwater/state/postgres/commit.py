@@ -18,7 +18,7 @@ from psycopg import errors
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
 from slackwater.state.postgres import buffers, client, columns, version_merge
 from slackwater.state.postgres.buffers import JoinTable

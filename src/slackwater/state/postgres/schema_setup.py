@@ -11,7 +11,7 @@ import psycopg
 
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StateError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client, columns, table_ownership

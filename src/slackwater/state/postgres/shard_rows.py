@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.errors import EpochError
 from slackwater.joins.buffer import Changes
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import encode_frame, file_checksum
 from slackwater.state.postgres import buffers, client, local_cache, row_validation

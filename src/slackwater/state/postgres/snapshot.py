@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from slackwater.errors import StateError
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.postgres import client, offset_lists, table_ownership

@@ -18,7 +18,7 @@ from slackwater.core.hashing import shard_of
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.engine import next_commit
 from slackwater.evolution.operator_from_state import restore_operator
-from slackwater.joins.logic import JoinLogic
+from slackwater.joins.join_logic import JoinLogic
 from slackwater.query.inspect import plain_row
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.axis import tick_step

@@ -64,7 +64,7 @@ class JoinSide:
 
 @dataclass(frozen=True)
 class JoinLogic:
-    """A join, bound to the columns of its sides.
+    """A compiled join: two sides bound to their columns, as pure functions.
 
     `event_time` selects the event time of a joined row: "later", "left" or "right".
     """
