@@ -130,7 +130,7 @@ class SourceClock:
 
 @dataclass(frozen=True)
 class SourceActivity:
-    """What a source delivered in one epoch.
+    """The activity of a source in one epoch.
 
     Args:
         rows: the number of rows read.

@@ -34,7 +34,10 @@ WIDEST = 60  # maximum number of characters in a cell
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Which rows to print, and how. `limit`: the maximum number of rows; None means 20, or all rows of a SQL query."""
+    """Options that select rows to print and their format.
+
+    `limit`: the maximum number of rows; None means 20, or all rows of a SQL query.
+    """
 
     limit: int | None = None
     as_json: bool = False

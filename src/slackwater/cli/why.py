@@ -292,7 +292,7 @@ def _result_lines(results: PublishedResults, several: bool) -> Iterator[str]:
 
 
 def _closing_text(w: StageReport, o: OpenWindow) -> str:
-    """Describe what would close a window. Sources that need the same event time are listed together."""
+    """Describe the events that would close a window. Sources that need the same event time are listed together."""
     parts = list[str]()
     for choice in dict.fromkeys(n.choice for n in o.needs):
         events = [n for n in o.needs if n.choice == choice]

@@ -184,7 +184,7 @@ def _require_key(spec: type[Spec], key: str) -> Schema:
 
 
 def _if_value(value: Schema, then: Schema, *keys: str) -> Schema:
-    """Apply `then` if one of the keys (spellings of the same key) has this value."""
+    """Apply `then` if a key, in any of its spellings, has this value."""
     has: list[Schema] = [{"required": [key], "properties": {key: value}} for key in keys]
     return {"if": has[0] if len(has) == 1 else {"anyOf": has}, "then": then}
 

@@ -44,7 +44,10 @@ class InputPath:
 
 
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each stage reads, by name. The default is the stage above it, or for the first stage, all sources."""
+    """Return the inputs of each stage, by name.
+
+    The default is the stage above it, or for the first stage, all sources.
+    """
     inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)
     for stage in stages:

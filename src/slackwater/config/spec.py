@@ -1,6 +1,7 @@
 """Base class of all specs: immutable values that validate themselves and report each mistake on one line.
 
-A line is `<file or class>: <key>: <fact>; <what to do>`. All problems of a config are collected before any is raised.
+A line is `<file or class>: <key>: <problem>; <what to do>`. All problems of a config are collected before any is
+raised.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def duration_keys(cls: type[Spec]) -> Mapping[str, str]:
 
 
 def _under_key(line: str) -> str:
-    """Return a line of a nested table (without a file: `: key: fact`) so that it can follow the table's key."""
+    """Return a line of a nested table (without a file: `: key: problem`) so that it can follow the table's key."""
     rest = line.removeprefix(": ")
     return rest if rest.startswith("[") else f".{rest}"
 
@@ -86,7 +87,7 @@ class Spec(BaseModel):
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """Parse a table like `parse`, but also return what could be read of an invalid one.
+        """Parse a table as `parse` does, but also return the readable parts of an invalid one.
 
         Missing attributes are None.
         """

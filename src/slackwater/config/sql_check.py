@@ -72,7 +72,7 @@ def _check(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: Che
 
 
 def check_draft(pipeline: Pipeline) -> CheckResult:
-    """Check a draft: what could be read of an invalid config. Parts with reported problems are omitted."""
+    """Check a draft, which holds the readable parts of an invalid config. Parts with reported problems are omitted."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
     if not usable or pipeline.stages or {"connections", "spark"} & pipeline._wrong or transform.join is not None:

@@ -87,7 +87,7 @@ class StepSpec(Spec):
 
     @property
     def table(self) -> str:
-        """The table of a transform or stage that describes it: "window", "join"."""
+        """The name of the config table that describes the step, such as "window" or "join"."""
         return self.CONFIG_PATH.rpartition(".")[2]
 
     @classmethod

@@ -57,7 +57,7 @@ def load(path: str | Path, env: Mapping[str, str] | None = None) -> Pipeline:
 
 
 def load_draft(path: str | Path, env: Mapping[str, str] | None = None) -> tuple[Pipeline, list[str]]:
-    """Read a TOML file as `load` does, but return whatever could be read of an invalid one, and the problems.
+    """Read a TOML file as `load` does, but return the readable parts of an invalid one, and the problems.
 
     Raises ConfigError if the file cannot be read at all.
     """

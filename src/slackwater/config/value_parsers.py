@@ -29,7 +29,7 @@ class InvalidValueError(Exception):
 
 
 class InvalidTableError(ConfigError):
-    """A nested table is invalid. `draft` is what could be read of it, for checks that need the rest."""
+    """A nested table is invalid. `draft` holds its readable parts, for checks that do not need the others."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
         super().__init__(problems)

@@ -6,5 +6,8 @@ from typing import NoReturn
 
 
 def raise_unregistered(kind: object, question: str) -> NoReturn:
-    """Raise TypeError: no implementation of `question` ("slackwater.room.module.function") is registered for this kind."""
+    """Raise TypeError because no implementation of a function is registered for this kind.
+
+    `question`: the function, as "slackwater.room.module.function".
+    """
     raise TypeError(f"{question} is not registered for {type(kind).__qualname__}")

@@ -264,7 +264,7 @@ class Driver:
         self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
-        """Return what an epoch would do with this batch. Nothing is staged, logged or committed."""
+        """Return the outcome that an epoch with this batch would have. Nothing is staged, logged or committed."""
         context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
         tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}

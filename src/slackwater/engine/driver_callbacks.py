@@ -12,7 +12,10 @@ from slackwater.engine.status import Status
 
 @dataclass
 class DriverCallbacks:
-    """What a driver reports to its caller, and what it needs from it. `clock_us` returns the wall clock in µs UTC."""
+    """Functions that a driver calls to read the clock, and to report to its caller.
+
+    `clock_us` returns the time in µs UTC.
+    """
 
     clock_us: Callable[[], int]
     on_status: Callable[[Status], None] = lambda status: None

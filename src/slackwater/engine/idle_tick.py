@@ -14,7 +14,7 @@ from slackwater.watermark import global_watermark
 
 @dataclass(frozen=True)
 class IdleTick:
-    """What has changed since the last commit while the sources were polled and returned no rows.
+    """The changes since the last commit, during which the sources were polled and returned no rows.
 
     Args:
         clocks: The current clocks.

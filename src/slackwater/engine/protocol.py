@@ -52,7 +52,7 @@ class UnstorableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class IngestOutcome:
-    """What an engine did with the rows of a batch."""
+    """The outcome of ingesting a batch."""
 
     reports: Sequence[IngestReport]
     sources: Mapping[str, SourceStats]
@@ -98,5 +98,5 @@ class Engine(Protocol):
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
     def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
-        """Ask each shard this question and sum up the answers."""
+        """Run `question` on each shard, and return the sums of the results."""
         ...

@@ -37,7 +37,7 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """What a stage emitted in an epoch, for the stages that read it. `idle`: all its sources are idle.
+    """The output of a stage in an epoch, for the stages that read it. `idle`: all its sources are idle.
 
     `watermark_us`: no later result is earlier. `emits_late_rows`: rows behind the watermark keep their event time.
     """
@@ -295,7 +295,7 @@ class StageRunner:
     def _emit(
         self, before: StageState, state: StageState, context: EpochContext, outcome: IngestOutcome | None
     ) -> StageResult:
-        """Stage what is emitted between two watermarks."""
+        """Stage the results that are emitted between two watermarks."""
         early = self.operator.updates and (context.flush or self.may_emit_early(before, context.clock_us))
         folded = outcome.reports if outcome is not None else ()
         reports = [r.emitted for r in folded if r.emitted is not None]  # emitted in the same pass as the rows
@@ -311,7 +311,7 @@ class StageRunner:
         return StageResult(after, output, letters, outcome, reports)
 
     def results(self, done: StageResult) -> StageOutput:
-        """Return what an epoch has staged, for the stages that read this one."""
+        """Return the results that an epoch has staged, for the stages that read this one."""
         staged = self.store.outputs(done.output)
         rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
         return StageOutput(rows, done.state.promised_us, done.idle, self.operator.emits_late_rows)

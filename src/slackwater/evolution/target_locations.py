@@ -181,7 +181,7 @@ def changed_pending_targets(
     missing: Sequence[str],
     growing: Collection[str] = (),
 ) -> list[str]:
-    """Return what has changed for targets that lack their part of a commit.
+    """Return the changed settings of targets that lack their part of a commit.
 
     `growing`: targets that may get added columns.
     """

@@ -29,7 +29,7 @@ Sink = Callable[[pl.DataFrame], None]
 
 @dataclass
 class SideCounts:
-    """What happened to the rows of one side in one epoch, as counts."""
+    """Counts of what happened to the rows of one side in one epoch."""
 
     rows: int = 0
     buffered: int = 0

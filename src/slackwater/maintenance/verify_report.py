@@ -27,7 +27,7 @@ class Problem:
 
 @dataclass
 class VerifyReport:
-    """What was checked, and the problems. `sound`: the last commit without problems."""
+    """The checks that were made and the problems that they found. `sound`: the last commit without problems."""
 
     pipeline: str
     store: str

@@ -162,7 +162,7 @@ class Operator(Protocol):
         ...
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage what a shard emits between two watermarks, and the resulting changes of its state."""
+        """Stage the results that a shard emits between two watermarks, and the resulting changes to its state."""
         ...
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
@@ -227,7 +227,7 @@ class Operator(Protocol):
 
 @dataclass(frozen=True)
 class LateLetterContext:
-    """What the dead letters of late rows record about their epoch (`late_data = "dlq"`).
+    """Facts about an epoch that the dead letters of its late rows record (`late_data = "dlq"`).
 
     `held_by`: the source that held the watermark. `cause`: why rows of a source that was not idle are late.
     """

@@ -36,7 +36,10 @@ KEY = "__key"  # hidden column: the number of a row's key within the epoch
 
 @dataclass(frozen=True)
 class KeyedOperator(KeyedStateLogic, ImmediateOperator):
-    """`fields`: the output columns, including the keys. The event time follows them and is not part of `fields`."""
+    """Base class of operators that store values per key.
+
+    `fields`: the output columns, including the keys. The event time follows them and is not part of `fields`.
+    """
 
     pipeline: str
     keys: tuple[Field, ...]

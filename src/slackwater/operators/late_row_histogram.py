@@ -1,4 +1,4 @@
-"""How much more lateness would have kept the late rows of a shard; see `core.lateness_histogram`.
+"""Compute how much more lateness would have kept the late rows of a shard; see `core.lateness_histogram`.
 
 The histogram is exact for windows made of panes and for joins. For sessions it is an upper bound: a row at or after
 the horizon is never late, and an earlier row may still join an open session.

@@ -18,7 +18,7 @@ class LetterFile(CommitModel):
 
 
 class SideReport(CommitModel):
-    """What a shard did with the rows of one side of a join, as counts."""
+    """Counts of what a shard did with the rows of one side of a join."""
 
     buffered: int = 0
     late: int = 0
@@ -38,7 +38,7 @@ class OverflowCounts(CommitModel):
 
 
 class EmitReport(CommitModel):
-    """What a shard emitted in an epoch."""
+    """The report of a shard about the results that it emitted in an epoch."""
 
     shard: int
     segments: tuple[SegmentMeta, ...]
@@ -53,7 +53,7 @@ class EmitReport(CommitModel):
 
 
 class IngestReport(CommitModel):
-    """What a shard did with its rows in an epoch."""
+    """The report of a shard about the rows that it read in an epoch."""
 
     shard: int
     segments: tuple[SegmentMeta, ...]

@@ -96,7 +96,7 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
 
 
 class _StoredFields(NamedTuple):
-    """How the values of a row are stored.
+    """The fields of a row that a target or state stores, and how it stores them.
 
     `fields`: fields that are written or stored unchanged. `unique`: fields in a unique index of the target. `reach_us`:
     how far a computed time may be from the row's time. `is_timed`: the row's time is written as well.

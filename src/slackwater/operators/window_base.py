@@ -190,7 +190,7 @@ class WindowOperator(WindowLogic):
         }
 
     def emit_report(self, task: ShardTask, done: EmitResult, before: pl.DataFrame) -> EmitReport:
-        """Stage what an epoch emits. `before`: all previous rows of the units."""
+        """Stage the results that an epoch emits. `before`: all previous rows of the units."""
         if task.flush:
             done = replace(done, rows=done.rows.with_columns(pl.col("__reason").replace("close", "flush")))
         outputs: tuple[OutputMeta, ...] = ()

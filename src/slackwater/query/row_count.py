@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowCount:
-    """A row count. If `at_least` is true, counting stopped at this number, and there are more rows."""
+    """A row count. If `at_least` is true, counting stopped at `rows`, and there are more rows."""
 
     rows: int
     at_least: bool = False

@@ -41,7 +41,7 @@ NEXT = 5  # the number of windows listed in a report
 
 
 class OpenState(NamedTuple):
-    """What is open in a stage.
+    """The open windows or buffered rows of a stage.
 
     Args:
         kind: The kind of the step, such as `session` or `join`.
@@ -84,7 +84,7 @@ class StageInspector:
         return self.operator.key_names if isinstance(self.operator, WindowOperator) else []
 
     def report(self) -> StageReport:
-        """Return what the commit says about this stage. `read_by` and `key` are left empty."""
+        """Return the report on this stage, as of the commit. `read_by` and `key` are left empty."""
         idle_close_ms = self.pipeline.transform.step.idle_close_ms
         holder_clock, through = self.find_holder()
         state = self._open_state(self.operator)
@@ -209,7 +209,7 @@ class StageInspector:
     # -- one key -------------------------------------------------------------------------------------------------
 
     def key_report(self, texts: inspect.Texts) -> KeyReport:
-        """Return what the state contains for a key. Raises StartError if the key is wrong, or the stage has no keys."""
+        """Return the report on a key in the state. Raises StartError if the key is wrong, or the stage has no keys."""
         report = self._key_report(self.operator, texts)
         # the results of a stage are never late for its readers
         return report if self.clocks else replace(report, late_before_us=None)

@@ -173,7 +173,7 @@ class JoinSideReport:
 
 @dataclass(frozen=True, kw_only=True)
 class StageReport:
-    """What a commit says about one stage.
+    """The report on one stage, as of a commit.
 
     Args:
         stage: The name of the stage.

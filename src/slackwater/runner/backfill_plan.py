@@ -31,12 +31,12 @@ class BackfillRange:
 
     @property
     def rows_us(self) -> tuple[int, int]:
-        """The event times (µs) to read: from, and up to but not including."""
+        """The range of event times (µs) to read, as (start, end). The end is not included."""
         return self.since_us - self.reach_us, self.until_us + self.reach_us
 
     @property
     def records_ms(self) -> tuple[int, int]:
-        """The record times (ms) of the Kafka records to read: from, and up to but not including."""
+        """The range of record times (ms) of the Kafka records to read, as (start, end). The end is not included."""
         low, high = self.rows_us
         return (low - self.slack_us) // 1000, -((-high - self.slack_us) // 1000)
 

@@ -15,7 +15,7 @@ from slackwater.errors import StartError
 
 
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: fact` for each directory that a run could not write to."""
+    """Yield a line `key: problem` for each directory that a run could not write to."""
     for key, path in local_directories(pipeline):
         shown_path, directory = _path_text(path), _absolute(path)
         existing = directory
@@ -44,7 +44,7 @@ def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[P
 
 
 def missing_directories(pipeline: Pipeline) -> Iterator[str]:
-    """Yield a line `key: fact` for each file source whose directory does not exist. A run would fail."""
+    """Yield a line `key: problem` for each file source whose directory does not exist. A run would fail."""
     for i, source in enumerate(pipeline.sources):
         connection = (
             resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None

@@ -69,7 +69,7 @@ def _reason(reason: str, count: int, cap: str, flush: str) -> str:
 
 
 def _open_text(status: Status | StageStatus) -> str:
-    """Describe what is still in the state."""
+    """Describe the current content of the state."""
     kind = status.window_kind if isinstance(status, Status) else status.kind
     buffered: Mapping[str, BufferCounts] = status.buffered
     if buffered:

@@ -56,7 +56,7 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class OutOfOrderness:
-    """How far rows lag behind the newest row before them, and the lateness that keeps ENOUGH of them.
+    """Statistics of how far rows lag behind the newest row before them, and the lateness that keeps ENOUGH of them.
 
     `most_us`: the maximum distance (µs). `p50_us`, `p99_us`, `p999_us`: quantiles of the distance (µs).
     """

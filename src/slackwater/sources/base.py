@@ -1,4 +1,4 @@
-"""What all sources share: batches as handed to an engine, the protocols of sources, and short texts for Spark errors."""
+"""Definitions that all sources share: batches for an engine, the protocols of sources, and short texts for Spark errors."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ _PUBSUB_RUNTIME = (
 
 @dataclass(frozen=True)
 class CloudReader:
-    """How Spark reads a cloud stream. `event_time_unit` is None for a TIMESTAMP column."""
+    """The format and options with which Spark reads a cloud stream.
+
+    `event_time_unit` is None for a TIMESTAMP column.
+    """
 
     format: str
     options: Mapping[str, str]

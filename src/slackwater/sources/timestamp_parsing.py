@@ -1,4 +1,4 @@
-"""Which texts are timestamps or dates, as Spark SQL. The same rule applies to text columns, JSON and CSV.
+"""The rule for texts that are timestamps or dates, as Spark SQL. It applies equally to text columns, JSON and CSV.
 
 A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
 the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore readers

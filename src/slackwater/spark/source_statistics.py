@@ -32,7 +32,7 @@ Facts = Mapping[str, Any]  # by the names in `statistics_columns`
 def fingerprint_sql() -> str:
     """Return SQL for the fingerprint of a row's file; see `FileEntry.has_fingerprint`.
 
-    A file name would be copied for every row.
+    A fingerprint is cheaper than a file name, which would be copied for every row.
     """
     return f"unix_millis(_metadata.file_modification_time) * {SIZE_MODULUS}L + _metadata.file_size % {SIZE_MODULUS}L AS {FINGERPRINT}"
 

@@ -105,7 +105,7 @@ def _is_encodable(text: str) -> bool:
 
 @with_config(CLOSED)
 class LatenessCounters(TypedDict, total=False):
-    """How late the late rows were; see `core.lateness_histogram`."""
+    """Counters of late rows by how late they were; see `core.lateness_histogram`."""
 
     rows: Amount
     late: dict[Annotated[str, Field(pattern=r"^([0-9]|[1-3][0-9]|4[0-5]|never)$")], Amount]

@@ -166,7 +166,7 @@ class PostgresTarget:
         return [row[0] for row in rows]
 
     def problems(self) -> list[str]:
-        """Return what would make `open` fail, one line each, without changing anything."""
+        """Return the problems that would make `open` fail, one line each, without changing anything."""
         try:
             with client.open_connection(self.url, f"target {self._schema}.{self._name}") as db:
                 if db.execute("SELECT to_regclass(%s)", (self._table,)).fetchone() == (None,):

@@ -22,7 +22,7 @@ class SimulatedCrash(BaseException):
 
 @dataclass
 class LocalResult(TerminalRepr):
-    """What a run published and counted.
+    """The published rows and the counters of a run.
 
     Args:
         rows: All rows ever published to the first target, with `_epoch`. Times are in microseconds.

@@ -86,7 +86,7 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """Return what a reader sees: `table` if rows are replaced, otherwise all rows that were ever added."""
+        """Return the rows that a reader sees: `table` if rows are replaced, otherwise all rows that were ever added."""
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)

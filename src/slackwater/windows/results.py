@@ -9,7 +9,10 @@ import polars as pl
 
 
 class SegmentStats(NamedTuple):
-    """Statistics of a set of state rows, which spare opening it. All are watermarks in µs (see `SegmentMeta`)."""
+    """Statistics of a set of state rows, which show without opening it whether rows are due.
+
+    All are watermarks in µs.
+    """
 
     first_due: int
     last_due: int

@@ -93,7 +93,7 @@ class DueRowFilter(NamedTuple):
 
 
 class KeyedStateLogic(ABC):
-    """What stores need to know about a keyed operator: its state rows, and when they are due or expire.
+    """The interface of a keyed operator to stores: its state rows, and when they are due or expire.
 
     Packages that read state rows need no special code for operators that derive from this class.
     """

@@ -38,7 +38,7 @@ NEEDS_FILE = "give the pipeline's TOML file as WHERE"
 
 
 class Offsets(ABC):
-    """The position up to which one source was read. Immutable; constructed without arguments, nothing was read."""
+    """The position up to which one source was read. Immutable. Without arguments, nothing has been read."""
 
     @classmethod
     @abstractmethod

@@ -13,7 +13,7 @@ from slackwater.errors import StartError
 
 @dataclass(frozen=True)
 class TableOffsets(Offsets):
-    """How far a table was read, in the sequence of its versions.
+    """The position up to which a table was read, in the sequence of its versions.
 
     `table`: the id of the table; "" if it is to be read from its first row. `version`: the version of a Delta table or
     the id of an Iceberg snapshot; -1 before the first. `sequence`: the sequence number of the snapshot. `files`: the

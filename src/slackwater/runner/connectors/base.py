@@ -79,7 +79,7 @@ class Connector(Generic[C]):
         """Raise StartError if the target does not exist or is unreachable. `key`: its config key, for messages."""
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
-        """Describe what a start would create in the system; None for nothing."""
+        """Describe the object that a start would create in the system; None if it would create nothing."""
         return None
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:

@@ -1,4 +1,4 @@
-"""What all payload formats share. For a record that cannot be decoded, `_corrupt_record` has its text.
+"""Definitions that all payload formats share. For a record that cannot be decoded, `_corrupt_record` has its text.
 
 records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
 """
