@@ -20,9 +20,9 @@ from tests.support.published_targets import NINE, PLACES, PublishedTarget
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
-from slackwater.query import kafka_results, key_history
+from slackwater.query import kafka_result_reader, key_history
 from slackwater.query import result_readers as published_module
-from slackwater.query.result_readers import PostgresResults, result_reader, sort_by_start
+from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
 
 place_at = published_places.published_target
 
@@ -82,7 +82,7 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     topic = place_at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows of 40; more with --limit)\n"
-    monkeypatch.setattr(kafka_results, "TAIL", 4)
+    monkeypatch.setattr(kafka_result_reader, "TAIL", 4)
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows; more with --limit)\n"
 
 
@@ -207,7 +207,7 @@ def test_rows_without_windows_come_as_they_were_written(postgres: Any) -> None:
         db.execute("CREATE TABLE joined (top int, s text)")
         for n in (3, 1, 2, 9, 5):
             db.execute("INSERT INTO joined VALUES (%s, 'x')", (n,))
-        results = PostgresResults(url, "joined", None)
+        results = PostgresResultReader(url, "joined", None)
         newest = results.latest(3)
         assert newest is not None
         assert sort_by_start(newest, None)["top"].to_list() == [1, 2, 9, 5], (

@@ -41,7 +41,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
-from slackwater.observe import datasets
+from slackwater.observe import openlineage_datasets
 from slackwater.observe.warn_once import WarnOnce, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
@@ -204,7 +204,7 @@ class OpenLineage(Observer):
     def _inputs(self, commits: _Commits | None) -> list[event_v2.InputDataset]:
         inputs = []
         for source in self._pipeline.sources:
-            source_datasets = datasets.source_datasets(self._pipeline, source)
+            source_datasets = openlineage_datasets.source_datasets(self._pipeline, source)
             facets = _schema(self._columns.sources.get(source.name, ()))
             statistics: dict[str, Any] = {}
             if commits is not None and len(source_datasets) == 1:  # if there are several topics, only the sum is known
@@ -217,7 +217,10 @@ class OpenLineage(Observer):
                 for dataset in source_datasets
             ]
         for lookup in self._pipeline.lookups.values():
-            inputs += [event_v2.InputDataset(*dataset) for dataset in datasets.source_datasets(self._pipeline, lookup)]
+            inputs += [
+                event_v2.InputDataset(*dataset)
+                for dataset in openlineage_datasets.source_datasets(self._pipeline, lookup)
+            ]
         return inputs
 
     def _outputs(self, commits: _Commits | None) -> list[event_v2.OutputDataset]:
@@ -233,7 +236,7 @@ class OpenLineage(Observer):
         ]
         targets.append((self._pipeline.dead_letter, LETTER, None if commits is None else commits.letters))
         for target, fields, rows in targets:
-            dataset = datasets.target_dataset(self._pipeline, target)
+            dataset = openlineage_datasets.target_dataset(self._pipeline, target)
             if dataset is None:
                 continue
             statistics: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from slackwater.errors import ConfigError, SlackwaterError, StartError, StateErr
 from slackwater.operators.dead_letters import LATE, group_key
 from slackwater.operators.window_base import WindowOperator
 from slackwater.query import inspect
-from slackwater.query.result_readers import PostgresResults, result_reader, sort_by_start
+from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
 from slackwater.query.stage_view import narrow_commit
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
 from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
@@ -163,7 +163,7 @@ def _published_results(pipeline: Pipeline, keys: Sequence[Field], key: pl.DataFr
     except (SlackwaterError, ConfigError) as error:
         return PublishedResults(name, "", (), str(error))
     try:
-        if isinstance(reader, PostgresResults):
+        if isinstance(reader, PostgresResultReader):
             rows = reader.latest_of_key({k.name: _sql_text(key, k) for k in keys}, limit)
         else:
             all_rows = reader.latest(_ALL)

@@ -3,9 +3,9 @@
 target     read at first                               new rows
 files      the files that this pipeline wrote          files that did not exist before
 Delta      the table's latest version                  rows of added files that no removed file had
-Iceberg    the table's current snapshot                likewise (see `query.iceberg_results`)
+Iceberg    the table's current snapshot                likewise (see `query.iceberg_result_reader`)
 Postgres   the table                                   rows whose transaction the last read did not see
-Kafka      the end of the topic, latest per key        the records after it (see `query.kafka_results`)
+Kafka      the end of the topic, latest per key        the records after it (see `query.kafka_result_reader`)
 """
 
 from __future__ import annotations
@@ -106,33 +106,33 @@ def _reader_for(connection: Connection, pipeline: Pipeline) -> ResultReader:
 def _(connection: FilesConnection, pipeline: Pipeline) -> ResultReader:
     target = pipeline.target
     folder = open_directory(target.path or "", connection.options)
-    return _FileResults(folder, target.format or "parquet", pipeline.writers)
+    return _FileResultReader(folder, target.format or "parquet", pipeline.writers)
 
 
 @_reader_for.register
 def _(connection: DeltaConnection, pipeline: Pipeline) -> ResultReader:
-    return _DeltaResults(pipeline.target.path or "", dict(connection.options))
+    return _DeltaResultReader(pipeline.target.path or "", dict(connection.options))
 
 
 @_reader_for.register
 def _(connection: IcebergConnection, pipeline: Pipeline) -> ResultReader:
-    from slackwater.query.iceberg_results import IcebergResults
+    from slackwater.query.iceberg_result_reader import IcebergResultReader
 
-    return IcebergResults(connection, pipeline.target.table or "")
+    return IcebergResultReader(connection, pipeline.target.table or "")
 
 
 @_reader_for.register
 def _(connection: PostgresConnection, pipeline: Pipeline) -> ResultReader:
     target, window = pipeline.target, pipeline.target_stage.transform.window
     order = None if window is None else window.window_start_column
-    return PostgresResults(str(connection.url), target.table or "", order)
+    return PostgresResultReader(str(connection.url), target.table or "", order)
 
 
 @_reader_for.register
 def _(connection: KafkaConnection, pipeline: Pipeline) -> ResultReader:
-    from slackwater.query.kafka_results import KafkaResults
+    from slackwater.query.kafka_result_reader import KafkaResultReader
 
-    return KafkaResults(pipeline, connection)
+    return KafkaResultReader(pipeline, connection)
 
 
 @_reader_for.register
@@ -159,7 +159,7 @@ def sort_by_start(frame: pl.DataFrame, start: str | None) -> pl.DataFrame:
 
 
 @dataclass
-class _FileResults:
+class _FileResultReader:
     folder: OutputDirectory
     form: str
     writers: tuple[str, ...]
@@ -201,7 +201,7 @@ class _FileResults:
 
 
 @dataclass
-class _DeltaResults:
+class _DeltaResultReader:
     path: str
     options: dict[str, str]
     _files: frozenset[str] | None = None
@@ -284,7 +284,7 @@ def _visible_in(snapshot: str) -> str:
 
 
 @dataclass
-class PostgresResults:
+class PostgresResultReader:
     """The result reader for a Postgres table.
 
     `order`: the column that determines the newest rows; None: when they were written.

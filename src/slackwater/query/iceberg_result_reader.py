@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class IcebergResults:
+class IcebergResultReader:
     """The result reader for an Iceberg table. See `ResultReader`."""
 
     connection: IcebergConnection

@@ -21,7 +21,7 @@ _SECONDS = 30.0
 
 
 @dataclass
-class KafkaResults:
+class KafkaResultReader:
     """The result reader for a Kafka topic, which reads only committed records of this pipeline. See `ResultReader`."""
 
     pipeline: Pipeline

@@ -52,7 +52,7 @@ def target_dataset(pipeline: Pipeline, target: Target | None) -> Dataset | None:
 
 @singledispatch
 def _read(connection: Connection, query: str) -> Iterable[Dataset]:
-    raise_unregistered(connection, "slackwater.observe.datasets.source_datasets")
+    raise_unregistered(connection, "slackwater.observe.openlineage_datasets.source_datasets")
 
 
 @_read.register
@@ -89,7 +89,7 @@ def _(connection: PubSubConnection, query: str) -> Iterable[Dataset]:
 
 @singledispatch
 def _written(connection: Connection, target: Target) -> Dataset | None:
-    raise_unregistered(connection, "slackwater.observe.datasets.target_dataset")
+    raise_unregistered(connection, "slackwater.observe.openlineage_datasets.target_dataset")
 
 
 @_written.register
