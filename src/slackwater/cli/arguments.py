@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from slackwater.core.humanize import mismatch
+
 MOST_ROWS = 1_000_000_000  # the largest number that an option accepts
 MOST_EPOCHS = 10**18 - 1  # the highest epoch of a state
 
@@ -30,5 +32,5 @@ def parse_amount(text: str | float) -> float:
         value = math.nan
     if not 0 <= value <= MOST_ROWS:  # also rejects NaN
         excerpt = str(text)[:40]
-        raise typer.BadParameter(f"found {excerpt}, expected a number from 0 to {MOST_ROWS:,}")
+        raise typer.BadParameter(mismatch(excerpt, f"a number from 0 to {MOST_ROWS:,}"))
     return value

@@ -11,6 +11,7 @@ from slackwater.cli import progress as views
 from slackwater.cli.format import format_time, plural
 from slackwater.cli.runner import stop_on_signals
 from slackwater.config import toml
+from slackwater.core.humanize import mismatch
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
 from slackwater.explain import target_text
@@ -53,7 +54,7 @@ def parse_time_us(text: str, option: str) -> int:
         time = dt.datetime.fromisoformat(text)
     except ValueError:
         raise StartError(
-            f'{option}: found "{text}", expected a time such as 2026-03-01 or 2026-03-01T12:00:00Z'
+            f"{option}: " + mismatch(f'"{text}"', "a time such as 2026-03-01 or 2026-03-01T12:00:00Z")
         ) from None
     return (time.replace(tzinfo=time.tzinfo or dt.UTC) - _EPOCH) // dt.timedelta(microseconds=1)
 
@@ -65,7 +66,7 @@ def _parse_duration_ms(text: str) -> int:
             return ms
     except ValueError:
         pass
-    raise StartError(f'--slack: found "{text}", expected a duration such as 30s, 5m or 2h')
+    raise StartError("--slack: " + mismatch(f'"{text}"', "a duration such as 30s, 5m or 2h"))
 
 
 def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:

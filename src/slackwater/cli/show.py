@@ -18,7 +18,7 @@ import typer
 from slackwater.cli.dlq import escape_controls
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StartError
 from slackwater.explain import target_text
 from slackwater.query import selection, text
@@ -49,10 +49,10 @@ class ShowOptions:
     def check(self, follow: bool) -> None:
         """Raise StartError for options that cannot be combined."""
         if self.as_json and self.as_csv:
-            raise StartError("--json and --csv: found both, expected one; leave one out")
+            raise StartError("--json and --csv: " + mismatch("both", "one; leave one out"))
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
         if self.sql is not None and (conflicting := [name for name, is_given in others.items() if is_given]):
-            raise StartError(f"--sql and {conflicting[0]}: found both, expected one; write it into the SQL")
+            raise StartError(f"--sql and {conflicting[0]}: " + mismatch("both", "one; write it into the SQL"))
 
     @property
     def is_plain(self) -> bool:

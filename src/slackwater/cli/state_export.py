@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.cli.format import plural
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 from slackwater.query.locate_state import locate_store
 from slackwater.query.view import StateView, to_arrow
@@ -20,7 +21,7 @@ def export_state(
     """Write the file atomically and print what was written. Raises StartError or StateError."""
     path = Path(out)
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
-        raise StartError(f'{out}: found the suffix "{path.suffix}", expected .parquet, .csv, .json or .jsonl')
+        raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"))
     if not path.parent.is_dir():
         raise StartError(f"{out}: there is no directory {path.parent}; create it")
     store = locate_store(where, pipeline, schema)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from slackwater.config.checks import resolve_connection
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.spec import Problem, Values
+from slackwater.core.humanize import mismatch
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -25,7 +26,7 @@ def check_join(values: Values) -> Iterator[Problem]:
     if join is None or not sources:
         return
     if len(sources) == 1:
-        yield "sources", "found 1, expected 2: one for left_source and one for right_source"
+        yield "sources", mismatch(1, "2: one for left_source and one for right_source")
         return
     names = [s.name for s in sources if s.name]
     named_sources = {

@@ -84,7 +84,7 @@ def format_value(value: object) -> str:
 
 
 def value_mismatch(value: object, expected: object) -> str:
-    """Format a wrong value with `format_value`, and what the message expects: `found "x", expected a table`."""
+    """Format a wrong value with `format_value`, and what the message expects; see `mismatch`."""
     return mismatch(format_value(value), expected)
 
 

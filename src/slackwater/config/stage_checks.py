@@ -39,7 +39,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             "cannot be combined with [transform]; a pipeline has one transform or several stages: remove one of them",
         )
     if len(stages) < 2:
-        yield "stages", "found 1, expected at least 2; write a single stage as [transform]"
+        yield "stages", mismatch(1, "at least 2; write a single stage as [transform]")
         return
     if len(stages) > MOST_STAGES:
         yield "stages", mismatch(len(stages), f"at most {MOST_STAGES}")

@@ -20,6 +20,7 @@ from typing import Any
 from slackwater.config.connector_info import CONNECTORS
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offsets
 from slackwater.errors import StartError
 from slackwater.state.commit import Commit, SourceRecord
@@ -98,7 +99,7 @@ def _parse_position(name: str, value: Any) -> str | int:
     try:
         moment = dt.datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise StartError(f'--offsets: source "{name}": found {json.dumps(value)}, expected {_EXPECTED}') from None
+        raise StartError(f'--offsets: source "{name}": ' + mismatch(json.dumps(value), _EXPECTED)) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
     return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
 
@@ -143,17 +144,15 @@ def _parse_offsets(where: str, offsets: Mapping[str, Any]) -> dict[str, dict[str
     """Validate offsets by topic and partition. Raises StartError."""
     for topic, parts in offsets.items():
         if not isinstance(parts, dict) or not parts:
-            raise StartError(
-                f'{where}: topic "{topic}": found {json.dumps(parts)}, expected partitions, as in {{"0": 42}}'
-            )
+            raise StartError(f'{where}: topic "{topic}": ' + mismatch(json.dumps(parts), 'partitions, as in {"0": 42}'))
         for part, offset in parts.items():
             if not re.fullmatch(r"0|[1-9]\d*", part):
                 raise StartError(
-                    f'{where}: topic "{topic}": found the partition "{part}", expected a number such as "0"'
+                    f'{where}: topic "{topic}": ' + mismatch(f'the partition "{part}"', 'a number such as "0"')
                 )
             if type(offset) is not int or not 0 <= offset < 2**63:
                 raise StartError(
-                    f"{where}: {topic}-{part}: found {json.dumps(offset)}, expected an offset: a whole number from 0"
+                    f"{where}: {topic}-{part}: {mismatch(json.dumps(offset), 'an offset: a whole number from 0')}"
                 )
     return {topic: dict(parts) for topic, parts in offsets.items()}
 

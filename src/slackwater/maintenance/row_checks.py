@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.joins.buffer import row_references
@@ -200,7 +200,7 @@ def _(
 def _(
     operator: StatelessOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    yield f"found {plural(rows.height, 'row')}, expected none in this stage"
+    yield mismatch(plural(rows.height, "row"), "none in this stage")
 
 
 def parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:

@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import Resource
 from prometheus_client.core import Metric
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
@@ -184,7 +185,7 @@ def _interval() -> float:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < math.inf:
-        raise StartError(f'{_INTERVAL}: found "{text}", expected milliseconds above 0, as in 60000')
+        raise StartError(f"{_INTERVAL}: " + mismatch(f'"{text}"', "milliseconds above 0, as in 60000"))
     return milliseconds / 1000
 
 

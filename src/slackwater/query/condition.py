@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _check_size(where: str) -> None:
 
     if len(where) > CHARS:
         raise _condition_error(
-            f"found {len(where)} characters, expected at most {CHARS}", "split it into several conditions"
+            mismatch(f"{len(where)} characters", f"at most {CHARS}"), "split it into several conditions"
         )
     try:
         count = len(sqlglot.tokenize(where, dialect="postgres"))
@@ -88,7 +89,7 @@ def _check_size(where: str) -> None:
         raise _condition_error("is empty")
     if count > TOKENS:
         raise _condition_error(
-            f"found {count} words and signs, expected at most {TOKENS}", "split it into several conditions"
+            mismatch(f"{count} words and signs", f"at most {TOKENS}"), "split it into several conditions"
         )
 
 
@@ -127,7 +128,7 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
             )
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:
-            raise _condition_error(f"found a number of more than {DIGITS} digits, expected at most {DIGITS}", "")
+            raise _condition_error(mismatch(f"a number of more than {DIGITS} digits", f"at most {DIGITS}"), "")
     elif isinstance(node, exp.In):
         if {k for k, v in node.args.items() if v} - {"this", "expressions"}:
             raise _condition_error("IN takes a list of values in parentheses here, not a query", "")

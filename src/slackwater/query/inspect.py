@@ -17,6 +17,7 @@ from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.core.sorted_arrays import Int64s, distinct_values
 from slackwater.errors import StartError, StateError
@@ -85,7 +86,7 @@ def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataF
             if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
-                    f'{logic.pipeline}: {option}: found "{name}", expected the name of the column too: {form}'
+                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"the name of the column too: {form}")
                 )
             raise StartError(
                 f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'
@@ -107,7 +108,7 @@ def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
             columns.append(pl.Series(k.name, [_polars_key_value(k, key[k.name])], dtype=k.polars))
         except (TypeError, ValueError, ArithmeticError, pl.exceptions.PolarsError):
             raise StartError(
-                f"{logic.pipeline}: key: {k.name}: found {key[k.name]!r}, expected a value of type {k.type}"
+                f"{logic.pipeline}: key: {k.name}: " + mismatch(repr(key[k.name]), f"a value of type {k.type}")
             ) from None
     return normalize_columns(pl.DataFrame(columns or {"": [None]}), list(logic.keys))
 
@@ -175,7 +176,7 @@ def _parse_key_value(logic: WindowLogic, field: Field, text: str | None) -> Any:
             return time if time.tzinfo else time.replace(tzinfo=dt.UTC)
     except (ValueError, KeyError, ArithmeticError):
         raise StartError(
-            f'{logic.pipeline}: --key: {field.name}: found "{text}", expected a value of type {field.type}'
+            f"{logic.pipeline}: --key: {field.name}: " + mismatch(f'"{text}"', f"a value of type {field.type}")
         ) from None
     return text
 

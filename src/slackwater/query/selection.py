@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
 from slackwater.errors import StartError
 from slackwater.query.condition import parse_condition
 
@@ -43,7 +43,7 @@ def select_with_sql(frame: pl.DataFrame, sql: str) -> pl.DataFrame:
         return pl.SQLContext(result=frame, eager=True).execute(sql)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         raise StartError(
-            f"sql: {_one_line(error)}; found {format_value(sql)}, expected SELECT … FROM result over: {', '.join(frame.columns)}"
+            f"sql: {_one_line(error)}; " + value_mismatch(sql, f"SELECT … FROM result over: {', '.join(frame.columns)}")
         ) from None
 
 

@@ -33,7 +33,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from slackwater.config.message_format import format_value
+from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
 from slackwater.core.schema import sql_type
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
@@ -200,7 +200,7 @@ def _view_at_epoch(view: StateView, parameters: Query) -> StateView:
 
 def _parse_number(parameters: Query, name: str, most: int = 10**18) -> int:
     if not re.fullmatch("[0-9]{1,19}", parameters[name]) or int(parameters[name]) > most:
-        raise StartError(f"{name}: found {format_value(parameters[name])}, expected a whole number from 0 to {most}")
+        raise StartError(f"{name}: " + value_mismatch(parameters[name], f"a whole number from 0 to {most}"))
     return int(parameters[name])
 
 

@@ -25,6 +25,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.operator_from_state import restore_window
@@ -127,7 +128,7 @@ class StateView(NotebookRepr):
         """
         limit = None if limit is None else _whole_number(limit, "limit", 0)
         if where is not None and not isinstance(where, str | pl.Expr):
-            raise StartError(f"where: found {where!r} ({type(where).__name__}), expected SQL or a Polars expression")
+            raise StartError("where: " + mismatch(f"{where!r} ({type(where).__name__})", "SQL or a Polars expression"))
         ends = None if timeout_s is None else time.monotonic() + timeout_s
         with self._open_snapshot() as (snapshot, logic):
             empty = _windows(snapshot, logic, logic.empty_state())
@@ -260,11 +261,12 @@ def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
     if not isinstance(key, Mapping):
         if len(names) != 1 and (names or key is not None):
             expected = "{" + ", ".join(f'"{n}": …' for n in names) + "}" if names else "none, as there is no group_by"
-            raise StartError(f"{logic.pipeline}: key: found {key!r}, expected {expected}")
+            raise StartError(f"{logic.pipeline}: key: {mismatch(repr(key), expected)}")
         key = {names[0]: key} if names else {}
     if set(key) != set(names):
         raise StartError(
-            f"{logic.pipeline}: key: found the columns {', '.join(map(str, key)) or 'none'}, expected {', '.join(names) or 'none'}"
+            f"{logic.pipeline}: key: "
+            + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none")
         )
     return inspect.key_frame(logic, key)
 
@@ -275,7 +277,7 @@ def _to_micros(value: Time, name: str) -> int:
         try:
             value = dt.datetime.fromisoformat(value)
         except ValueError:
-            raise StartError(f'{name}: found "{value}", expected a time such as 2026-03-01T12:00:00Z') from None
+            raise StartError(f"{name}: " + mismatch(f'"{value}"', "a time such as 2026-03-01T12:00:00Z")) from None
     if isinstance(value, dt.datetime):
         time = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
@@ -285,7 +287,7 @@ def _to_micros(value: Time, name: str) -> int:
         us = operator.index(value)  # also accepts integers of NumPy
     except TypeError:
         expected = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
-        raise StartError(f"{name}: found {value!r} ({type(value).__name__}), expected {expected}") from None
+        raise StartError(f"{name}: " + mismatch(f"{value!r} ({type(value).__name__})", expected)) from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 
 
@@ -296,7 +298,7 @@ def _whole_number(value: int, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least:
-        raise StartError(f"{name}: found {value!r}, expected a whole number of at least {max(least, 0)}")
+        raise StartError(f"{name}: " + mismatch(repr(value), f"a whole number of at least {max(least, 0)}"))
     return min(number, (1 << 63) - 1)
 
 

@@ -22,6 +22,7 @@ from slackwater.config.source import Source
 from slackwater.config.target import StateStore, Target
 from slackwater.config.transform import Transform
 from slackwater.config.window import Window
+from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, arrow_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
@@ -202,7 +203,7 @@ def _plan(
     """Check the DataFrames like the sources of a pipeline at its start, and return the planner. `step`: window or join."""
     if on_error not in ("fail", "drop"):
         raise ConfigError(
-            [f'{name}: on_error: found "{on_error}", expected "fail" or "drop"; a batch has no dead letters']
+            [f"{name}: on_error: " + mismatch(f'"{on_error}"', '"fail" or "drop"; a batch has no dead letters')]
         )
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):

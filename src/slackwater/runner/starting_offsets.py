@@ -10,6 +10,7 @@ from slackwater.config.connector_info import CONNECTORS, StartPosition
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.core.humanize import mismatch
 from slackwater.errors import ConfigError
 
 WORDS = ("earliest", "latest")
@@ -30,7 +31,7 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
     except ValueError:
         positions = None
     if not isinstance(positions, dict) or not all(v in WORDS or isinstance(v, dict) for v in positions.values()):
-        raise ConfigError([f"--from: found {text}, expected {_SHAPE}"])
+        raise ConfigError(["--from: " + mismatch(text, _SHAPE)])
     return positions
 
 

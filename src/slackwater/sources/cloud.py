@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import ConfigError, StartError
 
 _KINESIS_JAR = (
@@ -81,11 +82,11 @@ def kinesis_options(
     """
     problems: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
-        problems.append(f'stream: found "{stream}", expected the name of a stream (letters, digits, "_", "-", ".")')
+        problems.append("stream: " + mismatch(f'"{stream}"', 'the name of a stream (letters, digits, "_", "-", ".")'))
     if not re.fullmatch(r"[a-z]{2,}(-[a-z]+)+-\d+", region):
-        problems.append(f'region: found "{region}", expected one such as "eu-west-1"')
+        problems.append("region: " + mismatch(f'"{region}"', 'one such as "eu-west-1"'))
     if consumer_name is not None and not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", consumer_name):
-        problems.append(f'consumer_name: found "{consumer_name}", expected letters, digits, "_", "-" and "."')
+        problems.append("consumer_name: " + mismatch(f'"{consumer_name}"', 'letters, digits, "_", "-" and "."'))
     _check_endpoint(endpoint, problems)
     _check_whole("max_records_per_shard", max_records_per_shard, problems)
     _check_loss(on_data_loss, problems)
@@ -129,12 +130,12 @@ def pubsub_options(
     path = r"projects/[^/\s]+/locations/[a-z0-9-]+/subscriptions/[^/\s]+"
     if full and not re.fullmatch(path, subscription):
         problems.append(
-            f'subscription: found "{subscription}", expected a name, or for Pub/Sub Lite '
-            "projects/…/locations/…/subscriptions/…"
+            "subscription: "
+            + mismatch(f'"{subscription}"', "a name, or for Pub/Sub Lite projects/…/locations/…/subscriptions/…")
         )
     if not full and not re.fullmatch(r"[A-Za-z][\w.~+%-]{2,254}", subscription, re.ASCII):
         problems.append(
-            f'subscription: found "{subscription}", expected a name of 3 to 255 letters, digits and "-._~+%"'
+            "subscription: " + mismatch(f'"{subscription}"', 'a name of 3 to 255 letters, digits and "-._~+%"')
         )
     if full and (redundant := [k for k, v in (("project", project), ("topic", topic), ("location", location)) if v]):
         problems.append(f"{redundant[0]}: is part of the full path of the subscription; remove it")
@@ -191,9 +192,9 @@ def _check_endpoint(endpoint: str | None, problems: list[str]) -> None:
 
 def _check_whole(key: str, value: int | None, problems: list[str]) -> None:
     if value is not None and (isinstance(value, bool) or value < 1):
-        problems.append(f"{key}: found {value}, expected a whole number from 1")
+        problems.append(f"{key}: {mismatch(value, 'a whole number from 1')}")
 
 
 def _check_loss(value: str, problems: list[str]) -> None:
     if value not in ("fail", "skip"):
-        problems.append(f'on_data_loss: found "{value}", expected "fail" or "skip"')
+        problems.append("on_data_loss: " + mismatch(f'"{value}"', '"fail" or "skip"'))

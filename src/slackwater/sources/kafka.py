@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import KafkaConnection
 from slackwater.config.source import Source
+from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import ByTopic, KafkaOffsets, Offsets, group_by_topic
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import spark_connect
@@ -212,7 +213,7 @@ class KafkaSource(SparkPlannedSource):
         if not replaced:
             return replaced
         texts = [
-            f'topic "{t}" was deleted and created again: found id {ids[t]}, expected {before.ids[t]}' for t in replaced
+            f'topic "{t}" was deleted and created again: ' + mismatch(f"id {ids[t]}", before.ids[t]) for t in replaced
         ]
         if self.spec.on_data_loss != "skip":
             raise EpochError(

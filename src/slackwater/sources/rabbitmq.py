@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import EpochError, StartError
 from slackwater.sources.rabbitmq_queue import (
     HASH,
@@ -88,7 +89,7 @@ class RabbitSettings:
         broker_address(lower_options["url"])
         loss = lower_options.get("on_data_loss", "fail")
         if loss not in ("fail", "skip"):
-            raise StartError(f'{FORMAT}: option on_data_loss: found "{loss}", expected "fail" or "skip"')
+            raise StartError(f"{FORMAT}: option on_data_loss: " + mismatch(f'"{loss}"', '"fail" or "skip"'))
         return cls(
             lower_options["url"],
             lower_options["queue"],
@@ -101,7 +102,7 @@ class RabbitSettings:
 def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: int) -> int:
     text = options.get(key, str(default))
     if not text.isdecimal() or not 1 <= int(text) <= maximum:
-        raise StartError(f'{FORMAT}: option {key}: found "{text}", expected a whole number from 1 to {maximum}')
+        raise StartError(f"{FORMAT}: option {key}: " + mismatch(f'"{text}"', f"a whole number from 1 to {maximum}"))
     return int(text)
 
 

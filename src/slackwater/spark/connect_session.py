@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import spark_error_reason
@@ -58,7 +59,7 @@ def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
             f"Spark Connect at {endpoint}: {spark_error_reason(error)}; expected a Spark Connect server, 4.0 or later"
         ) from None
     if spark_connect.spark_version(session) < (4, 0):
-        raise StartError(f"Spark Connect at {endpoint}: found Spark {server}, expected Spark 4.0 or later")
+        raise StartError(f"Spark Connect at {endpoint}: " + mismatch(f"Spark {server}", "Spark 4.0 or later"))
     for key, value in settings.items():
         if key == _KEY:
             continue
@@ -97,6 +98,6 @@ def check_session_settings(session: SparkSession, where: str) -> None:
         setting = session.conf.get(key)
         if str(setting).casefold() != expected.casefold():
             raise StartError(
-                f'{where}: over Spark Connect a batch uses the settings of your session; found {key} = "{setting}", '
-                f'expected "{expected}"; run spark.conf.set("{key}", "{expected}")'
+                f"{where}: over Spark Connect a batch uses the settings of your session; "
+                + mismatch(f'{key} = "{setting}"', f'"{expected}"; run spark.conf.set("{key}", "{expected}")')
             )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
 _SCALA = "2.13"
@@ -57,7 +58,7 @@ def connector_jars(name: str) -> list[Path]:
         return kafka_connector(spark_version)[0]
     if name == "avro":
         return avro_connector(spark_version)
-    raise StartError(f"found {name!a}, expected one or both of: kafka, avro")
+    raise StartError(mismatch(f"{name!a}", "one or both of: kafka, avro"))
 
 
 def fetch_with_dependencies(organisation: str, module: str, version: str) -> list[Path]:

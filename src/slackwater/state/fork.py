@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 
 from slackwater.config.pipeline import LONGEST_NAME, NAME
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError, StateError
 from slackwater.state.commit import Commit, SourceRecord, new_commit_id
 from slackwater.state.maintenance_commit import pending_epoch_error
@@ -31,9 +32,9 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
     output, and all errors of `StateStore.fork`.
     """
     if not re.fullmatch(NAME, name):
-        raise StartError(f'fork: found the name "{name}", expected letters, digits, ".", "_" and "-"')
+        raise StartError("fork: " + mismatch(f'the name "{name}"', 'letters, digits, ".", "_" and "-"'))
     if len(name) > LONGEST_NAME:
-        raise StartError(f"fork: found a name of {len(name)} characters, expected at most {LONGEST_NAME}")
+        raise StartError("fork: " + mismatch(f"a name of {len(name)} characters", f"at most {LONGEST_NAME}"))
     end = time.monotonic() + PATIENCE_S
     while True:
         commit = store.fork(name, epoch)

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config.message_format import format_value, show_key
+from slackwater.config.message_format import show_key, value_mismatch
 from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.value_parsers import (
     InvalidTableError,
@@ -69,12 +69,12 @@ def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str,
         if not isinstance(rows, list | tuple):
             if not key_path:
                 raise InvalidValueError(expected)
-            problems.append(f"{key_path}: found {format_value(rows)}, expected {expected}")
+            problems.append(f"{key_path}: {value_mismatch(rows, expected)}")
             continue
         for i, row in enumerate(rows):
             if not isinstance(row, kinds):
                 expected_row = "a file's name" if kinds == (str,) else "a table, or the text of a record as it is"
-                problems.append(f"{key_path or ': '}[{i}]: found {format_value(row)}, expected {expected_row}")
+                problems.append(f"{key_path or ': '}[{i}]: {value_mismatch(row, expected_row)}")
     if problems:
         raise InvalidTableError(problems, {})
     return {source: tuple(rows) for source, rows in rows_by_source.items()}
@@ -88,9 +88,7 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise InvalidValueError('a list of rows ([{ user_id = "u1" }])')
     if wrong := [
-        f"[{i}]: found {format_value(row)}, expected a table"
-        for i, row in enumerate(value)
-        if not isinstance(row, Mapping)
+        f"[{i}]: {value_mismatch(row, 'a table')}" for i, row in enumerate(value) if not isinstance(row, Mapping)
     ]:
         raise InvalidTableError([f": {line}" for line in wrong], ())
     return tuple(dict(row) for row in value)
@@ -117,7 +115,7 @@ def _parse_by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
         try:
             rows_by_name[name] = _parse_expected(rows)
         except InvalidValueError:
-            problems.append(f": {show_key(name)}: found {format_value(rows)}, expected a list of rows")
+            problems.append(f": {show_key(name)}: {value_mismatch(rows, 'a list of rows')}")
         except InvalidTableError as error:
             problems += [f": {show_key(name)}{line.removeprefix(': ')}" for line in error.problems]
     if problems:

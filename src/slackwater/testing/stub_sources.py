@@ -24,6 +24,7 @@ from slackwater.config.connector_info import CONNECTORS, metadata_columns
 from slackwater.config.message_format import suggestion_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
+from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.sources import files
@@ -286,7 +287,7 @@ def to_micros(value: Any) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise StartError(f"found {value!r}, expected a moment: a datetime, its text, or microseconds since 1970")
+        raise StartError(mismatch(repr(value), "a moment: a datetime, its text, or microseconds since 1970"))
     return value
 
 

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.datastructures import MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 from slackwater.web.guard import Application, Receive, Scope, Send
 
@@ -30,7 +31,7 @@ HEADERS = {
 def check_host(host: str, token: str | None) -> None:
     """Raise StartError if the page would be open to other machines without a token, or if the token is too short."""
     if token is not None and len(token) < 8:
-        raise StartError("--token: found fewer than 8 characters, expected at least 8")
+        raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"))
     if token is None and not _is_loopback(host):
         raise StartError(
             f"--host {host}: other machines can reach this address, and a state may hold private data; add a --token, "

@@ -35,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.hot_keys import hot_keys
 from slackwater.query import server as questions
@@ -311,7 +312,7 @@ def _block_json(cache: PageCache, location: PageLocation, name: str, request: Re
 
 def _epoch(text: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
-        raise StartError(f"epoch: found {text[:40]!a}, expected a whole number of at most 18 digits")
+        raise StartError("epoch: " + mismatch(f"{text[:40]!a}", "a whole number of at most 18 digits"))
     return int(text)
 
 
@@ -320,7 +321,7 @@ def _range(request: Request) -> tuple[int, int]:
     for name in ("from", "to"):
         text = request.query_params.get(name, "")
         if not re.fullmatch("-?[0-9]{1,18}", text):
-            raise StartError(f"{name}: found {text[:40]!a}, expected a time in whole microseconds since 1970")
+            raise StartError(f"{name}: " + mismatch(f"{text[:40]!a}", "a time in whole microseconds since 1970"))
         bounds.append(int(text))
     return bounds[0], bounds[1]
 

@@ -8,7 +8,7 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StateError
 from slackwater.state.commit import OutputMeta
 from slackwater.state.postgres.tables import TableNames
@@ -31,7 +31,7 @@ def read_output(db: psycopg.Connection[Any], tables: TableNames, location: str, 
     assert isinstance(frame, pl.DataFrame)
     if frame.height != meta.rows:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {location} is damaged: found {plural(frame.height, 'row')}, expected "
-            f"{meta.rows:,}; restore it from a backup"
+            f"staged output {meta.file} in {tables.outputs} {location} is damaged: "
+            + mismatch(plural(frame.height, "row"), f"{meta.rows:,}; restore it from a backup")
         )
     return frame

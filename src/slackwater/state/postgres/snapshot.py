@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 
+from slackwater.core.humanize import mismatch
 from slackwater.errors import StateError
 from slackwater.joins.join_logic import JoinLogic
 from slackwater.state import migrations
@@ -41,8 +42,8 @@ def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str
     names = ("published_epoch", "state_version", "record")
     if missing := [f'"{name}"' for name, value in zip(names, row, strict=True) if value is None]:
         raise StateError(
-            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: found NULL in column '
-            f"{', '.join(missing)}, expected a value; restore it from a backup of the database"
+            f'the record of pipeline "{tables.pipeline}" in {tables.pipelines} {location} is damaged: '
+            + mismatch(f"NULL in column {', '.join(missing)}", "a value; restore it from a backup of the database")
         )
     migrations.migration_route(row[1], _state_label(tables, location))
     return StoredRecord(row[1], row[2]), row[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
@@ -42,12 +42,12 @@ def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit
 
 
 def table_differences(db: psycopg.Connection[Any], table: str, record: TableRecord) -> Iterator[str]:
-    """Describe how a table differs from its record: found and expected."""
+    """Describe how a table differs from its record: the actual and the expected value."""
     types = client.types_of(db, table)
     for name, type_ in record.columns.items():
         expected = type_.removesuffix(" NOT NULL")
         if types.get(name) != expected:
-            yield f'found column "{name}" {types.get(name, "missing")}, expected {expected}'
+            yield mismatch(f'column "{name}" {types.get(name, "missing")}', expected)
     yield from row_difference(db, table, record)
 
 
@@ -60,7 +60,7 @@ def row_difference(db: psycopg.Connection[Any], table: str, record: TableRecord)
     if row is None:
         return
     if row[0] != record.rows:
-        yield f"found {plural(row[0], 'row')}, expected {record.rows:,}"
+        yield mismatch(plural(row[0], "row"), f"{record.rows:,}")
     for column, count in zip(required, row[1:], strict=True):
         if count != row[0]:
-            yield f'found NULL in column "{column}" of {plural(row[0] - count, "row")}, expected a value'
+            yield mismatch(f'NULL in column "{column}" of {plural(row[0] - count, "row")}', "a value")
