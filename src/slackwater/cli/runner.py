@@ -15,6 +15,7 @@ from slackwater.cli import progress as views
 from slackwater.cli.format import summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
+from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
@@ -54,7 +55,8 @@ def run_file(
     if put_aside_output and keep_output:
         raise ConfigError(
             [
-                "--put-aside-output and --keep-output: found both, expected one; the output of an earlier state is either moved away or kept"
+                "--put-aside-output and --keep-output: "
+                + mismatch("both", "one; the output of an earlier state is either moved away or kept")
             ]
         )
     former = "aside" if put_aside_output else "keep" if keep_output else None

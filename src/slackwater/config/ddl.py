@@ -60,7 +60,7 @@ def parse_columns(ddl: str) -> dict[str, str]:
         return {}
     columns = dict(reader.members(None))
     if not reader.at_end():
-        raise DdlError(f"found {reader.found_text()} {reader.location_text()}, {_FORM}")
+        raise reader.unexpected_token()
     return columns
 
 
@@ -117,6 +117,10 @@ class DdlParser:
         index = self.position + further
         return self.tokens[index] if index < len(self.tokens) else _END
 
+    def unexpected_token(self) -> DdlError:
+        """Return the error for the next token, which does not fit the form of a schema."""
+        return DdlError(f"found {self.found_text()} {self.location_text()}, {_FORM}")
+
     def found_text(self) -> str:
         return "the end" if self.at_end() else f'"{self.peek().text}"'
 
@@ -162,7 +166,7 @@ class DdlParser:
     def name(self) -> str:
         token = self.peek()
         if token.kind not in ("word", "quoted") or token.text.isdecimal():
-            raise DdlError(f"found {self.found_text()} {self.location_text()}, {_FORM}")
+            raise self.unexpected_token()
         self.position += 1
         if self.peek().kind == "mark" and self.peek().text not in "<>(),:":
             odd = self.peek().text

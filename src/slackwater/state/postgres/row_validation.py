@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import polars as pl
 import pyarrow as pa
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import EpochError, StateError
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE
 
@@ -50,8 +50,8 @@ def check_rows(frame: pl.DataFrame, table: str, names: Mapping[str, str]) -> Non
     for column, name in names.items():
         if column in frame.columns and (count := frame[column].null_count()):
             raise StateError(
-                f'state could not be read: found NULL in column "{name}" of {plural(count, "row")} of table {table}, expected a '
-                f"value: {_WAYS}"
+                "state could not be read: "
+                + mismatch(f'NULL in column "{name}" of {plural(count, "row")} of table {table}', f"a value: {_WAYS}")
             )
     for column in ("__start", "__last", "__due", "__end", "__ts"):
         if column in frame.columns and frame.schema[column] == pl.Int64():
