@@ -1,7 +1,7 @@
 """All errors that Slackwater raises deliberately, as one class hierarchy.
 
     SlackwaterError
-    ├── ConfigError          the description of a pipeline is invalid (found before Spark starts); one line per problem
+    ├── ConfigError          the description of a pipeline is invalid (raised before Spark starts); one line per problem
     ├── StartError           the pipeline cannot start: wrong columns or SQL, a held lock, an incompatible state
     │   ├── LockHeldError    another runner holds the lock of the pipeline
     │   └── StateError       the state cannot be used: another fingerprint, another version, damaged
@@ -15,7 +15,7 @@
     └── EpochError           an epoch failed while it ran (user SQL, unreadable input, a missing service)
         └── NewColumnsError  a source has columns that this run is not bound to: the pipeline restarts with them
 
-Each message says what failed, what was found and expected, and what to do next.
+Each message says what failed, the actual and the expected value, and what to do next.
 """
 
 from __future__ import annotations

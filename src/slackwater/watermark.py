@@ -8,7 +8,7 @@ global = minimum over the sources that are not idle; it never goes back
 All sources idle, with `idle_close_ms` = ▒▒▒▒▒▒ (opt-in): the watermark advances with the activity clock.
 
     last event of all    ●
-    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time during which the engine polled and found no rows
+    activity clock       ├──────▒▒▒▒▒▒───────────────▶   time during which the engine polled and received no rows
     global             ──┘      │    ┌──
                                 │  ┌─┘  max_i(wm_i) + quiet time, in committed steps
                                 ▲  ▲
@@ -171,7 +171,7 @@ def is_confirmed(spans: Sequence[Span]) -> bool:
 def advance_clock(clock: SourceClock, activity: SourceActivity, quiet_us: int) -> SourceClock:
     """Advance the clock of a source by one epoch, or by one idle tick (`activity.rows == 0`).
 
-    `quiet_us` is the activity time (µs) since the last call: the time during which the engine polled and found no rows.
+    `quiet_us` is the activity time (µs) since the last call: the time during which the engine polled and received no rows.
     """
     fresh = SourceClock(clock.lateness_us, clock.idleness_us, jump_us=clock.jump_us)
     silent = SourceActivity(0, None)

@@ -11,7 +11,7 @@ def plural(count: int, word: str, many: str | None = None) -> str:
 
 
 def mismatch(actual: object, expected: object) -> str:
-    """Format a wrong value and what the message expects: `found 3, expected at most 2`. Advice may follow in `expected`."""
+    """Format a wrong value and what should be there instead. `expected` may end with advice: `at most 2; remove one`."""
     return f"found {actual}, expected {expected}"
 
 

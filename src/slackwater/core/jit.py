@@ -23,7 +23,7 @@ def compiled(function: F) -> F:
     """
     try:
         return cast(F, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # Numba found no writable cache directory
+    except RuntimeError:  # Numba has no writable cache directory
         return cast(F, njit(nogil=True)(function))
 
 

@@ -38,7 +38,7 @@ class Counters:
 
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
     `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (those of them that are neither emitted nor
-    used), `matched` (rows that found their first partner), `unmatched` (rows emitted without a partner) and `evicted`
+    used), `matched` (rows that got their first partner), `unmatched` (rows emitted without a partner) and `evicted`
     (by on_state_cap).
     """
 

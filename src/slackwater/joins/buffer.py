@@ -22,7 +22,7 @@ class BufferChange:
     """The changes that an epoch makes to one side's buffer.
 
     `rows`: new rows, sorted by (`__kh`, `__ts`, `__id`). `matched`: `__kh`, `__ts` and `__id` of buffered rows that
-    found their first partner (outer sides only). `evicted`: the same columns of rows that were dropped early.
+    got their first partner (outer sides only). `evicted`: the same columns of rows that were dropped early.
     """
 
     rows: pl.DataFrame
@@ -50,7 +50,7 @@ class Buffers(Protocol):
         ...
 
     def matched(self, which: int, rows: pl.DataFrame) -> NDArray[np.bool_]:
-        """Return a mask of the buffered rows (`__kh`, `__id`, `__matched`) that have found a partner."""
+        """Return a mask of the buffered rows (`__kh`, `__id`, `__matched`) that have a partner."""
         ...
 
     def evicted(self, which: int, kh: Int64s, id_: Int64s) -> NDArray[np.bool_]:
@@ -58,7 +58,7 @@ class Buffers(Protocol):
         ...
 
     def due(self, which: int, since: int, watermark: int) -> pl.DataFrame:
-        """Return the rows of an outer side that expire between two watermarks without having found a partner."""
+        """Return the rows of an outer side that expire between two watermarks without a partner."""
         ...
 
     def bound(self, which: int) -> int:

@@ -2,7 +2,7 @@
 
 new left  ─┬─ late, NULL keys ─▶ counted; outer rows without a key are emitted immediately
            ├─▶ buffered right, new right ─▶ pairs ─┐
-new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; which rows found a partner
+new right ─┴─▶ buffered left ────────────▶ pairs ─┴▶ output, in chunks; which rows have a partner
                                                    ─▶ changes of both buffers
 """
 
@@ -36,7 +36,7 @@ class SideCounts:
     late: int = 0
     late_idle: int = 0
     null_keys: int = 0
-    matched: int = 0  # rows that found their first partner
+    matched: int = 0  # rows that got their first partner
     unmatched: int = 0
     evicted: int = 0
 
@@ -57,7 +57,7 @@ class JoinResult:
 
 @dataclass
 class NewRows:
-    """The sorted new rows of a side that have a key and are not late, and a mask of those that found a partner."""
+    """The sorted new rows of a side that have a key and are not late, and a mask of those with a partner."""
 
     side: JoinSide
     rows: pl.DataFrame
@@ -126,7 +126,7 @@ def ingest(
 
 
 def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
-    """Emit outer rows that expire between two watermarks without having found a partner; return their number by side."""
+    """Emit outer rows that expire between two watermarks without a partner; return their number by side."""
     counts: dict[int, int] = {}
     for side in logic.sides:
         if side.outer:
@@ -221,7 +221,7 @@ def _equal_keys(side: JoinSide, other: JoinSide, rows: pl.DataFrame, partners: p
 
 
 def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers) -> pl.DataFrame:
-    """Return the buffered rows that have just found their first partner."""
+    """Return the buffered rows that have just got their first partner."""
     if not frames:
         return row_references()
     rows = pl.concat(frames).unique(["__kh", "__id"], keep="first", maintain_order=True)

@@ -116,7 +116,7 @@ class JoinLogic:
         return pl.DataFrame([*columns, _utc(later), pl.Series("__reason", [MATCH]).new_from_index(0, left.height)])
 
     def unmatched_rows(self, which: int, rows: pl.DataFrame) -> pl.DataFrame:
-        """Convert rows of one side that found no partner to output rows with `__reason`."""
+        """Convert unmatched rows of one side to output rows with `__reason`."""
         columns: list[pl.Series] = []
         for side in self.sides:
             for name, field in side.output:

@@ -136,7 +136,7 @@ def _headers(kind: str) -> str:
 
 
 def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
-    """Stage the dead letters of late rows that a second pass over the batch found; see `Operator.late_letters`."""
+    """Stage the dead letters of late rows from a second pass over the batch; see `Operator.late_letters`."""
     letters = task.operator.late_letters(task, with_idle(task, rows))
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 

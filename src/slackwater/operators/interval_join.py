@@ -169,7 +169,7 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
         return any(buffers.due(s.which, task.since, task.watermark).height for s in self.sides if s.outer)
 
     def emit(self, task: ShardTask) -> EmitReport:
-        """Stage outer rows that expire without having found a partner."""
+        """Stage outer rows that expire without a partner."""
         outbox = _JoinOutput(task)
         counts = interval_join.emit(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
         total = sum(counts.values())

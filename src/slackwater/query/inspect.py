@@ -260,7 +260,7 @@ def _sort_by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -
 def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
     """Return the open sessions that close first, in the form of `open_windows`: at least `count`, if that many exist.
 
-    The horizon is widened until they are found, so that the cost depends on them rather than on the whole state. If a
+    The horizon is widened until it covers them, so that the cost depends on them rather than on the whole state. If a
     store knows when rows are due, the horizon is widened by a number of rows, because very many may be due at the same
     moment.
     """

@@ -135,7 +135,7 @@ class _StreamingQuery:
 
 
 def _has_nothing(query: StreamingQuery) -> bool:
-    """Return whether the query has polled its sources and found no rows. False while it starts, polls or plans a batch."""
+    """Return whether the query has polled its sources and received no rows. False while it starts, polls or plans a batch."""
     status = query.status
     return str(status["message"]).startswith("Waiting") and not status["isDataAvailable"]
 

@@ -1,4 +1,4 @@
-"""Find the value that makes a row bad, and the line of its file, as far as they can be found from the text of the row.
+"""Find the value that makes a row bad, and the line of its file, as far as the text of the row shows them.
 
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
@@ -235,7 +235,7 @@ def find_lines(
 def find_lines_in_file(
     source: Source, file: str, records: Sequence[Record], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
-    """Return the line number, from 1, of each record in a text file. None for a record that was not found.
+    """Return the line number, from 1, of each record in a text file. None for a record without a match.
 
     Equal records get the line of the first one. The search covers the first `max_bytes` bytes. It skips files on other
     machines, files with several lines per record, and encodings other than UTF-8.

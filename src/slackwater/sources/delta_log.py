@@ -134,7 +134,7 @@ class DeltaLog:
             ) from None
 
     def _check_newest(self, version: int) -> None:
-        """Verify that `version` is the newest version of the same table, after no later version was found.
+        """Verify that `version` is the newest version of the same table, because the log has no later one.
 
         Raises StartError if the table was replaced, and VersionGoneError if the next version's log file is gone.
         """

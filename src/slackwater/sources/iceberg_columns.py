@@ -1,6 +1,6 @@
 """Convert the columns of an Iceberg table for Spark's Parquet reader.
 
-The reader matches columns by field id, so a renamed column is still found.
+The reader matches columns by field id, so a renamed column still matches.
 """
 
 from __future__ import annotations

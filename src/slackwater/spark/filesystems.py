@@ -57,7 +57,7 @@ def _scheme(connection: Connection, source: Source) -> str | None:
 
 
 def _jars() -> Mapping[str, str] | None:
-    """Return the jars that come with PySpark, as file names and stems. None if they cannot be found."""
+    """Return the jars that come with PySpark, as file names and stems. None if they cannot be located."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -72,7 +72,7 @@ class SegmentMeta(CommitModel):
     close: Time  # watermark that closes the last of its open windows
     dead: Time  # watermark from which all of its rows have expired
     checksum: Id = ""  # see `state.files.arrow.file_checksum`
-    # joins: the side; "left+" lists left rows that found a partner, "left-" left rows that were evicted
+    # joins: the side; "left+" lists left rows with a partner, "left-" left rows that were evicted
     kind: SegmentKind = ""
     most: Amount = 0  # joins: the largest number of rows with the same key
 

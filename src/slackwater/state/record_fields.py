@@ -265,7 +265,7 @@ _EXPECTED = {
 
 
 def describe_misfit(error: ValidationError) -> str:
-    """Describe the first invalid field of a record: its path, the value found and the value expected."""
+    """Describe the first invalid field of a record: its path, its value and the expected value."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     path = _field_path([str(part) for part in first["loc"] if not str(part).startswith("<")])
     value = "nothing" if first["type"] == "missing" else _format_value(first["input"])

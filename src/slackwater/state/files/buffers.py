@@ -1,7 +1,7 @@
 """The buffers of a join in files: append-only segments per side, sorted by (`__kh`, `__ts`), memory-mapped.
 
 left     [rows 1-8] [9] [10]         rows; a segment is dropped once all of its rows have expired
-left+    [ids] [ids]                 rows that found their first partner (outer sides only), sorted
+left+    [ids] [ids]                 matched rows (outer sides only), sorted
 left-    [ids]                       rows that were evicted before they expired, sorted
 right    [rows 1-8] [9]              …
 """

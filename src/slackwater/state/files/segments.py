@@ -1,7 +1,7 @@
 """Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped. The newest version of a unit wins.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
-                 units are found by binary search, newest segment first; due rows by scanning one column
+                 a binary search locates units, newest segment first; due rows by scanning one column
 """
 
 from __future__ import annotations

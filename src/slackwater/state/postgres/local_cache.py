@@ -1,6 +1,6 @@
 """Copies of staged rows on the machine that staged them, which save readers from fetching them from the database.
 
-A copy is found by its token and verified by its checksum, both of which the commit records. Missing copies are fetched
+The commit records the token of a copy, which locates it, and its checksum, which verifies it. Missing copies are fetched
 from the database.
 """
 

@@ -1,4 +1,4 @@
-"""Block "Joins": buffered rows of each side by event time, the share that found a partner, and the largest key.
+"""Block "Joins": buffered rows of each side by event time, the share of matched rows, and the largest key.
 
         expires at                watermark
 left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row expires when the watermark passes its event time plus the time that
@@ -30,7 +30,7 @@ BINS = 100
 
 @dataclass(frozen=True)
 class AgeBin:
-    """Rows with event times in [from_us, to_us). `matched`: rows that found a partner; None for a side that is not outer."""
+    """Rows with event times in [from_us, to_us). `matched`: rows with a partner; None for a side that is not outer."""
 
     from_us: int
     to_us: int
@@ -55,7 +55,7 @@ class BufferSide:
         expires_us: rows before this event time have expired; None without a watermark.
         rows: rows that are buffered now.
         entered: rows that entered the state.
-        matched: entered rows that found a partner. For a side that is not outer, only those that found it on arrival.
+        matched: entered rows with a partner. For a side that is not outer, only those that had one on arrival.
         unmatched: rows emitted without a partner.
         evicted: rows removed early because of `on_state_cap`.
     """
@@ -77,7 +77,7 @@ class BufferSide:
 
     @property
     def share(self) -> float | None:
-        """The share of entered rows that found a partner; None if no row has entered."""
+        """The share of entered rows with a partner; None if no row has entered."""
         return self.matched / self.entered if self.entered else None
 
 
@@ -142,7 +142,7 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
 
 
 def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> BufferHotKey | None:
-    """Return the key with the most rows, found by its hash. If keys share a hash, which is rare, return the largest."""
+    """Return the key with the most rows, by its hash. If keys share a hash, which is rare, return the largest."""
     if not len(hashes):
         return None
     values, counts = np.unique(hashes, return_counts=True)
