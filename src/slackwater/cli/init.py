@@ -13,7 +13,6 @@ from slackwater.cli.format import plural, program
 from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.pipeline import LONGEST_NAME
-from slackwater.core.humanize import mismatch
 from slackwater.core.time import duration_text
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import proposals, render_config
@@ -59,7 +58,7 @@ def init_file(options: InitOptions) -> None:
     sample_count = 2 if kind == "join" else 1
     if len(samples) > sample_count or (samples and len(samples) < sample_count):
         reason = "a join has two sides" if kind == "join" else f"a {kind} window reads one source"
-        raise StartError("--sample: " + mismatch(len(samples), f"{sample_count}: {reason}"))
+        raise StartError(f"--sample: found {len(samples)}, expected {sample_count}: {reason}")
     for sample in samples:
         if source == "kafka" and sample.format != "json":
             raise StartError(
