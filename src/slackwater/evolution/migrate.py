@@ -217,7 +217,7 @@ def _has_pending_output(operator: WindowOperator, migration: StageMigration) -> 
 def _write_buffers(
     operator: IntervalJoinOperator, migration: StageMigration, store: StateStore, shards: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """Write the join buffers to another number of shards, and return the segments of each shard.
+    """Rewrite the join buffers for a different number of shards, and return the segments of each shard.
 
     Rows that expired under the old allowed lateness stay expired.
     """

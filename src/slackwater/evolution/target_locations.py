@@ -52,7 +52,7 @@ def with_targets(
     letters_to: TargetLocation | None,
     held_markers: Mapping[str, TargetMarker | None] | None = None,
 ) -> Commit:
-    """Return the commit with these targets, each with the markers that it holds now and after its part of this commit.
+    """Return the commit with these targets. Each has its current marker and the marker after its part of the commit.
 
     `held_markers`: markers that the start read from targets for which the commit has none with this writer and
     destination. A target with a new writer keeps the old one until it receives rows, since its marker is the old

@@ -1,4 +1,4 @@
-"""Definitions that all sources share: batches for an engine, the protocols of sources, and short texts for Spark errors."""
+"""Definitions that all sources share: batches for an engine, protocols, and short texts for Spark errors."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class KafkaRows:
         return [("slackwater-pipeline", self._table.writer.encode()), ("slackwater-epoch", str(epoch).encode())]
 
     def messages(self, rows: pl.DataFrame) -> Messages:
-        """Return the key, the value and its own headers for every row, in order."""
+        """Return the key, the value and the additional headers of every row, in order."""
         values = self._values(rows)
         if not self._key_columns:
             return ((None, value, []) for value in values)

@@ -238,7 +238,7 @@ class LoadedCase:
 
 
 def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, identity: Sequence[str]) -> Difference:
-    """Compare the expected rows of a table with its rows, sorted by time and identity."""
+    """Compare the expected rows of a table with the actual ones, sorted by time and identity."""
     columns = list(table.columns)
     order = [c for c in (*identity, *columns) if (c in columns and table.schema[c].is_temporal()) or c in identity]
     by = [c for c in dict.fromkeys(order) if not table.schema[c].is_nested()]

@@ -1,4 +1,4 @@
-"""Lock-free reading of commits in a files store, while a runner may continue.
+"""Read commits of a files store without a lock, even while a runner is active.
 
 All files of a commit are opened together, so that they remain readable when the runner's garbage collection deletes
 them.

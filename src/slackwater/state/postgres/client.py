@@ -238,7 +238,7 @@ def _scalar(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
 def arrow_cursor(url: str, snapshot: str | None = None) -> Iterator[Any]:
     """Open an ADBC cursor in autocommit mode. Database errors become one-line ConnectionErrors.
 
-    `snapshot`: one exported by an open transaction; the cursor sees the same data as that transaction.
+    `snapshot`: the snapshot of an open transaction; the cursor sees the same data as that transaction.
     """
     import adbc_driver_postgresql.dbapi as adbc
 

@@ -51,7 +51,7 @@ def separate_refusals(publish: Publish) -> Publish:
 
 @dataclass(frozen=True)
 class Transaction:
-    """The transaction of one commit. `run` raises FencedError, EpochError and psycopg's errors.
+    """The transaction of one commit. `run` raises FencedError, EpochError or psycopg's errors.
 
     Without `stages`, only the record changes (see `state.maintenance_commit`). Tables are altered within the
     transaction, so a failed commit leaves them and their views unchanged. `location` is the location of the store, for

@@ -16,7 +16,7 @@ LOCK_S = 3.0  # how long a start waits for the server to notice that a killed ru
 
 
 def connect_locked(url: str, tables: TableNames, location: str) -> psycopg.Connection[Any]:
-    """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError and psycopg's errors."""
+    """Open a connection that holds the lock of a pipeline. Raises LockHeldError, StartError or psycopg's errors."""
     db = client.open_connection(url, "state store")
     try:
         end = time.monotonic() + LOCK_S

@@ -68,7 +68,7 @@ class SchemaSetup:
     def run(self, logic: StageLogic) -> list[str]:
         """Set up the tables, and return the statements by which the next commit alters them.
 
-        Raises StartError, StateError and psycopg's errors.
+        Raises StartError, StateError or psycopg's errors.
         """
         columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:

@@ -1,4 +1,4 @@
-"""Lock-free reading of the Postgres store: the latest record, and the rows as of that record.
+"""Read the Postgres store without a lock: the latest record, and the rows as of that record.
 
 REPEATABLE READ, READ ONLY ──┬─ record     the same view of the database for all of them,
 exported snapshot            └─ rows       on as many connections as there are readers

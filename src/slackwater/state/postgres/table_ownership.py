@@ -28,7 +28,10 @@ _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A relation whose name is one of the pipeline's. `owner` describes another owner; None means this pipeline."""
+    """A relation with one of the pipeline's names.
+
+    `owner` describes an owner other than this pipeline; None if it is this one.
+    """
 
     name: str  # quoted SQL name
     owner: str | None
