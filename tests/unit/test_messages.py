@@ -32,6 +32,18 @@ def test_the_sources_are_read() -> None:
     assert len(mistakes()) > 10
 
 
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("""mismatch(f'"{name}"', f"at most {most}")""", 'found "…", expected at most …'),
+        ("""f"{key}: {value_mismatch(value, 'a table')}\"""", "…: found …, expected a table"),
+        (""""--json: " + mismatch("both", "one; leave one out")""", "--json: found both, expected one; leave one out"),
+    ],
+)
+def test_a_call_that_formats_a_mismatch_stands_for_its_text(source: str, text: str) -> None:
+    assert shown(ast.parse(source, mode="eval").body) == text
+
+
 @pytest.mark.parametrize("message", FOUND, ids=lambda m: f"{m.file}:{m.line}")
 def test_every_message_has_an_anchor(message: Message) -> None:
     family = message.family
