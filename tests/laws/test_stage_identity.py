@@ -181,7 +181,7 @@ def test_in_postgres_no_stage_gets_the_table_of_another() -> None:
         ([ExpectedStage("s0", ("a",), formerly="s0"), BASE], '"s0" is the current name of the stage; remove it'),
         (
             [ExpectedStage("s0", ("a",), formerly="base"), BASE],
-            '"base" is also the name of a stage; remove formerly once a start has',
+            '"base" is also the name of a stage; after a start has carried out the',
         ),
         (
             [ExpectedStage("s0", ("a",), formerly="x"), ExpectedStage("s1", ("a",), formerly="x"), BASE],

@@ -232,7 +232,9 @@ def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: py
     code, said = command(*span)
     assert (code, said.out) == (1, "")
     assert "its target, " in said.err
-    assert "only adds rows, and may already hold the windows of the range; name another target with --into" in said.err
+    assert (
+        "is append-only and may already contain the windows of the range; name another target with --into" in said.err
+    )
     out = str(runner.home / "again")
     code, said = command(*span, "--into", out, "--slack", "5m")
     assert code == 0

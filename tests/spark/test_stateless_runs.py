@@ -337,7 +337,7 @@ def test_columns_called_as_internal_ones(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT user AS __reason FROM source", 'column "__reason" has a name that Slackwater uses for a column of its own; rename'),
+        ("SELECT user AS __reason FROM source", 'column "__reason" has a name that Slackwater reserves; rename'),
         ("SELECT user, page AS USER FROM source", 'selects "user" more than once; give each column its own name'),
         ("SELECT NULL AS nothing, user FROM source", 'column "nothing" has type void, which no target supports; cast it in the SQL'),
         ("SELECT user, count(*) AS n FROM source GROUP BY user", "must be row-wise, it uses an aggregate"),

@@ -126,9 +126,9 @@ CASES: list[tuple[str, ...]] = [
     (BASE, FORMAT, FORMAT + 'lateness_ms = "-1s"\n', f'sources[0].lateness_ms: found "-1s", expected {NOT_NEGATIVE}'),
     (BASE, WINDOW, WINDOW + "idle_close_ms = 0\n", f"{W}.idle_close_ms: found 0, expected {DURATION}"),
     (BASE, WINDOW, WINDOW + 'idle_close_ms = "59s"\n',
-     f"{W}.idle_close_ms: found 59s, expected at least source_idleness_ms (1m): a source that is quiet for less is not idle"),
+     f"{W}.idle_close_ms: found 59s, expected at least source_idleness_ms (1m): a source that is silent for a shorter time is not idle"),
     (TUMBLING, WINDOW, WINDOW + 'idle_close_ms = 999\nsource_idleness_ms = "1s"\n',
-     f"{W}.idle_close_ms: found 999ms, expected at least source_idleness_ms (1s): a source that is quiet for less is not idle"),
+     f"{W}.idle_close_ms: found 999ms, expected at least source_idleness_ms (1s): a source that is silent for a shorter time is not idle"),
     (BASE, WINDOW, WINDOW + 'idle_close_ms = 1\nsource_idleness_ms = "x"\n', f'{W}.source_idleness_ms: found "x", expected {DURATION}'),
     (BASE, '["user_id"]', '"user_id"', f'{W}.group_by: found "user_id", expected a list; write ["user_id"]'),
     (BASE, '["user_id"]', "[1]", f"{W}.group_by: found [1], expected a list of non-empty strings"),
@@ -157,10 +157,10 @@ CASES: list[tuple[str, ...]] = [
     (BASE, WINDOW, WINDOW + 'event_time_unit = "min"\n', f'{W}.event_time_unit: found "min", expected "s" or "ms" or "us" or "ns"'),
     # -- the shape of windows
     (HOPPING, '"10s"', '"2m"', f"{W}.hop_ms: found 2m, expected at most duration_ms (1m); rows between windows would be lost"),
-    (HOPPING, '"1m"\nhop_ms = "10s"', '"1d"\nhop_ms = 1', f"{W}.hop_ms: found 1ms, expected at least 864ms: a row is in duration_ms / hop_ms "
-     "windows, here 86,400,000, and at most 100,000 are supported"),
-    (HOPPING, WINDOW, WINDOW + 'offset_ms = "10s"\n', f"{W}.offset_ms: found 10s, expected less than hop_ms (10s) either way"),
-    (TUMBLING, WINDOW, WINDOW + 'offset_ms = "-1m"\n', f"{W}.offset_ms: found -1m, expected less than duration_ms (1m) either way"),
+    (HOPPING, '"1m"\nhop_ms = "10s"', '"1d"\nhop_ms = 1', f"{W}.hop_ms: found 1ms, expected at least 864ms: each row would be in "
+     "86,400,000 windows (duration_ms / hop_ms), but at most 100,000 are supported"),
+    (HOPPING, WINDOW, WINDOW + 'offset_ms = "10s"\n', f"{W}.offset_ms: found 10s, expected less than hop_ms (10s) in either direction"),
+    (TUMBLING, WINDOW, WINDOW + 'offset_ms = "-1m"\n', f"{W}.offset_ms: found -1m, expected less than duration_ms (1m) in either direction"),
     (TUMBLING, WINDOW, WINDOW + 'gap_ms = "5s"\n', f'{W}.gap_ms: applies only to session windows, but this one is "tumbling"; remove it'),
     (TUMBLING, WINDOW, WINDOW + 'hop_ms = "5s"\n', f'{W}.hop_ms: applies only to hopping windows, but this one is "tumbling"; remove it'),
     (HOPPING, WINDOW, WINDOW + "max_session_duration_ms = 1\n",

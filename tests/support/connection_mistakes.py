@@ -126,7 +126,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, ICE, ICE.replace('"/w"', '"w"'),
      'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, so that every reader finds it'),
     (KAFKA, ICE, ICE.replace('warehouse', 'type = "sql", warehouse'),
-     "connections.ice.options: sets the type of the catalog; set the key catalog instead, and remove it here"),
+     "connections.ice.options: sets the type of the catalog; set the key catalog instead, and remove this option"),
     (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
     (KAFKA, '{ "security.protocol" = "SASL_SSL", "sasl.password" = "${PASSWORD}" }', '"SSL"',
      'connections.bus.options: found "SSL", expected a table of settings ({ "security.protocol" = "SSL" })'),

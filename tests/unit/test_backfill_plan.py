@@ -64,8 +64,8 @@ TUMBLING = {"kind": "tumbling", "duration_ms": "1m", "max_groups_per_window": 9,
 @pytest.mark.parametrize(
     ("more", "into", "problem"),
     [
-        (FILES, None, 'its target, ".*out", only adds rows, and may already hold the windows of the range; name another target'),
-        (FILES, "out", "only adds rows"),
+        (FILES, None, 'its target, ".*out", is append-only and may already contain the windows of the range; name another target'),
+        (FILES, "out", "is append-only"),
         ({"window": sw.Window(**TUMBLING, time_mode="processing"), "dead_letter": None, "on_error": "fail"}, None, "history has no such time"),
         (
             {"source": sw.RabbitMQConnection(url="amqp://h"), "source_query": "q", "commit_group": None},

@@ -140,7 +140,7 @@ def test_late_letters_of_an_append_only_target_are_refused_before_spark_starts(t
         replay_dead_letters(spec, all_letters)  # type: ignore[arg-type]
     assert str(refused.value) == (
         "orders: 1 letter of late rows cannot be replayed: they correct windows in the target, but the target "
-        f'("{tmp_path}/out") only adds rows; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
+        f'("{tmp_path}/out") is append-only; expected a Postgres table, or a Delta or Iceberg table with mode = "merge"; '
         "nothing was replayed; to replay the others: --reason undecodable"
     )
     with pytest.raises(StartError, match="there is no state yet"):  # the others would be replayed
@@ -170,12 +170,12 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
 @pytest.mark.parametrize(
     ("target", "metadata", "why"),
     [
-        ('[target]\nconnection = "lake"\npath = "o"\n', False, "only adds rows"),
+        ('[target]\nconnection = "lake"\npath = "o"\n', False, "is append-only"),
         ('[target]\nconnection = "pg"\ntable = "t"\n', False, None),
         ('[target]\nconnection = "bus"\ntopic = "t"\n', False, "cannot be read back"),
         ('[target]\nconnection = "tables"\npath = "o"\n', False, None),
-        ('[target]\nconnection = "tables"\npath = "o"\nmode = "append"\n', False, "only adds rows"),
-        (f"targets = [{FILES}, {PG}]\n", False, "only adds rows"),
+        ('[target]\nconnection = "tables"\npath = "o"\nmode = "append"\n', False, "is append-only"),
+        (f"targets = [{FILES}, {PG}]\n", False, "is append-only"),
         (f"targets = [{FILES}, {PG}]\n", True, None),
     ],
 )

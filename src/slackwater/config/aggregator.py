@@ -92,7 +92,7 @@ def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
     if isinstance(reference, Aggregator):
         if options:
             raise AggregatorError(
-                "options", "apply only to a class, but agg is an instance; give the class, or remove the options"
+                "options", "apply only to a class, but agg is an instance; pass the class, or remove the options"
             )
         return reference
     loaded = _import_attribute(reference) if isinstance(reference, str) else reference
@@ -123,7 +123,7 @@ def _import_attribute(path: str) -> Any:
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(
             "agg",
-            f'"{path}" is a custom aggregation, and a state alone never loads code; name the config\'s TOML file instead '
+            f'"{path}" is a custom aggregation, and reading a state never loads code; pass the config\'s TOML file instead '
             f"of the state, or import {module_name} first in Python",
         )
     try:

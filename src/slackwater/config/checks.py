@@ -193,8 +193,8 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     target_text = CONNECTORS[connection.kind].append_only_text or f"a {connection.kind} target"
     yield (
         f"transform.window.{key}",
-        f"{format_value(getattr(window, key))} rewrites windows, but {target_text} only adds "
-        "rows, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true (_revision and _emit_reason distinguish them), "
+        f"{format_value(getattr(window, key))} rewrites windows, but {target_text} is "
+        "append-only, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true (_revision and _emit_reason distinguish them), "
         'use emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 
@@ -214,8 +214,8 @@ def check_standalone(values: Values) -> Iterator[Problem]:
     if target.upserts(connection.kind, window):
         yield (
             "transform.window.late_data",
-            f'"standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
-            'the late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"',
+            f'"standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
+            'late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"',
         )
 
 

@@ -144,7 +144,7 @@ class IcebergConnection(Connection):
             for value in options.values():
                 secrets.remember_url(value)
             if "type" in options or "py-catalog-impl" in options:
-                yield "options", "sets the type of the catalog; set the key catalog instead, and remove it here"
+                yield "options", "sets the type of the catalog; set the key catalog instead, and remove this option"
             warehouse = str(options.get("warehouse", "/"))
             if values.get("catalog") == "sql" and "://" not in warehouse and not warehouse.startswith(("/", "file:")):
                 yield (

@@ -187,7 +187,7 @@ class DdlParser:
             if word == "timestamp" and self._take_time_zone():
                 return "timestamp_ntz"
             if self.peek().text == "(":
-                raise DdlError(f'"{token.text}"{owner} takes no length; remove the parentheses')
+                raise DdlError(f'"{token.text}"{owner} does not have a length; remove the parentheses')
             if word == "string" and self.peek().word == "collate":
                 self.position += 2
                 return "string collated"

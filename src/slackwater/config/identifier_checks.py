@@ -81,7 +81,7 @@ def _column_problems(window: Window, kind: str, target: Target) -> Iterator[Prob
         if kind == "kafka" and target.value_format == "avro" and not _AVRO.fullmatch(name):
             yield (
                 key,
-                f"found {format_value(name)}; an Avro field name has letters, digits and _, and does not begin with a digit; choose another name",
+                f"found {format_value(name)}; an Avro field name consists of letters, digits and _, and must not begin with a digit; choose another name",
             )
 
 
@@ -101,7 +101,7 @@ def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator
         if size > most:
             yield (
                 key,
-                f"found {format_value(name)} with {size} bytes; {why}, where column names have at most {most} bytes; choose a shorter one",
+                f"found {format_value(name)} with {size} bytes; {why}, where column names can have at most {most} bytes; choose a shorter one",
             )
         elif not name:
             yield key, f"found {format_value(name)}; {why}, where a column name must not be empty"

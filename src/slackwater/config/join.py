@@ -219,7 +219,7 @@ class Join(StepSpec):
             yield (
                 "right_keys",
                 value_mismatch(
-                    right_keys, f"as many as left_keys ({format_value(left_keys)}): they are compared in this order"
+                    right_keys, f"one key for each of left_keys ({format_value(left_keys)}): keys are compared in order"
                 ),
             )
 
@@ -231,7 +231,7 @@ class Join(StepSpec):
         if whole_window and present:
             yield (
                 "time_window_ms",
-                f"cannot be combined with {' and '.join(present)}, because it sets both bounds; remove one or the other",
+                f"cannot be combined with {' and '.join(present)}, because it sets both bounds; remove one of them",
             )
         elif not whole_window and not present:
             yield (
@@ -249,7 +249,9 @@ class Join(StepSpec):
         if lower is not None and upper is not None and lower > upper:
             yield (
                 "lower_ms",
-                mismatch(show_duration(lower), f"at most upper_ms ({show_duration(upper)}): nothing could match"),
+                mismatch(
+                    show_duration(lower), f"at most upper_ms ({show_duration(upper)}): otherwise no rows can match"
+                ),
             )
 
     @classmethod

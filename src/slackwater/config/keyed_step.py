@@ -37,4 +37,4 @@ class KeyedStep(StepSpec):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield from super().check(values, wrong)
         if "key" in values and not values["key"]:
-            yield "key", 'empty; rows belong together by at least one column, as in ["user"]'
+            yield "key", 'empty; expected at least one column that groups the rows, as in ["user"]'

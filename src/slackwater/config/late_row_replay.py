@@ -28,7 +28,7 @@ def find_replay_obstacle(pipeline: Pipeline) -> str | None:
     if readable and (is_marked or not adds):
         return None
     target, kind = next(iter(adds or targets))
-    restriction = "only adds rows" if adds else "cannot be read back"
+    restriction = "is append-only" if adds else "cannot be read back"
     return f"they correct windows in the target, but the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
 
 

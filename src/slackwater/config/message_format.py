@@ -79,7 +79,7 @@ def format_value(value: object) -> str:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, int) and value.bit_length() > 512:
-        return "a number beyond 64 bits"  # Python itself refuses to print one of 5,000 digits
+        return "a number of more than 64 bits"  # Python itself refuses to print one of 5,000 digits
     return repr(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 

@@ -273,7 +273,7 @@ class Source(Spec):
             packages = " and ".join(_PROTOBUF[m] for m in missing)
             yield (
                 "payload_format",
-                f'"protobuf" needs the package{"s" * (len(missing) > 1)} {packages}, not installed; '
+                f'"protobuf" needs the package{"s" * (len(missing) > 1)} {packages}, which {"are" if len(missing) > 1 else "is"} not installed; '
                 "pip install 'slackwater[protobuf]'",
             )
         declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])

@@ -321,7 +321,7 @@ class _StepCheck:
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
             for name in step.added_columns:
                 if name in out.types:
-                    line = f"the SQL selects a column {format_value(name)}, which this step adds; rename it in the SQL"
+                    line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
         return KnownColumns({**rows.types, **step.added_columns}, rows.is_complete)

@@ -74,7 +74,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             if behind:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'it reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only in stages that read sources alone',
+                    f'it reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only in stages that read only sources',
                 )
     yield from _conflicting_lookups(stages)
 
@@ -96,13 +96,9 @@ def _rename_conflicts(stages: Sequence[Stage]) -> Iterator[Problem]:
             reason = (
                 "is the current name of the stage"
                 if stage.formerly == stage.name
-                else "is also the name of a stage; remove formerly once a start has"
+                else "is also the name of a stage; after a start has carried out the"
             )
-            remedy = (
-                "; remove it"
-                if stage.formerly == stage.name
-                else " carried out the rename, and reuse the name only then"
-            )
+            remedy = "; remove it" if stage.formerly == stage.name else " rename, remove formerly and reuse the name"
             yield f"stages[{number}].formerly", f"{format_value(stage.formerly)} {reason}{remedy}"
 
 
@@ -199,7 +195,7 @@ def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
     if late == "standalone":
         yield (
             f"stages[{number}].window.late_data",
-            '"standalone" is not supported in a stage that another stage reads: its results lie behind the watermark; use "drop" or "dlq"',
+            '"standalone" is not supported in a stage that another stage reads: its results are behind the watermark; use "drop" or "dlq"',
         )
     if window.emit == "updates":
         yield (

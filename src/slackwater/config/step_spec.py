@@ -108,7 +108,7 @@ class StepSpec(Spec):
                 "idle_close_ms",
                 mismatch(
                     show_duration(close),
-                    f"at least source_idleness_ms ({show_duration(idleness)}): a source that is quiet for less is not idle",
+                    f"at least source_idleness_ms ({show_duration(idleness)}): a source that is silent for a shorter time is not idle",
                 ),
             )
 

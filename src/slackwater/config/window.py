@@ -252,14 +252,17 @@ class Window(StepSpec):
                 "hop_ms",
                 mismatch(
                     show_duration(hop),
-                    f"at least {show_duration(-(-length // MOST_WINDOWS))}: a row is in duration_ms / "
-                    f"hop_ms windows, here {length // hop:,}, and at most {MOST_WINDOWS:,} are supported",
+                    f"at least {show_duration(-(-length // MOST_WINDOWS))}: each row would be in {length // hop:,} "
+                    f"windows (duration_ms / hop_ms), but at most {MOST_WINDOWS:,} are supported",
                 ),
             )
         step, offset = (hop if kind == "hopping" else length), values.get("offset_ms", 0)
         if step is not None and abs(offset) >= step:
             name = "hop_ms" if kind == "hopping" else "duration_ms"
-            yield "offset_ms", mismatch(show_duration(offset), f"less than {name} ({show_duration(step)}) either way")
+            yield (
+                "offset_ms",
+                mismatch(show_duration(offset), f"less than {name} ({show_duration(step)}) in either direction"),
+            )
 
     @classmethod
     def _check_names(cls, values: Values, wrong: set[str], kind: str | None) -> Iterator[Problem]:

@@ -155,9 +155,7 @@ def bind_keyed(
     fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
     for field in fields:
         if field.name.startswith("__"):
-            problems.append(
-                f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
-            )
+            problems.append(f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it')
         elif not field.is_result_type:
             problems.append(
                 f'{where}: column "{field.name}" has type {field.type}, which no target supports; cast it in the SQL, '
@@ -165,7 +163,9 @@ def bind_keyed(
             )
     for name in step.added_columns:
         if name in first:
-            problems.append(f'{where}: the SQL selects a column "{name}", which this step adds; rename it in the SQL')
+            problems.append(
+                f'{where}: the SQL selects a column "{name}", which this step adds itself; rename it in the SQL'
+            )
     if problems:
         raise StartError("\n".join(problems))
     return tuple(first[k] for k in step.key), fields
@@ -177,9 +177,7 @@ def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOpera
     problems: list[str] = []
     for field in columns:
         if field.name.casefold() in ROW_COLUMNS:
-            problems.append(
-                f'{where}: column "{field.name}" has a name that Slackwater uses for a column of its own; rename it'
-            )
+            problems.append(f'{where}: column "{field.name}" has a name that Slackwater reserves; rename it')
         elif (other := seen.setdefault(field.name.casefold(), field.name)) != field.name or columns.count(field) > 1:
             problems.append(f'{where}: selects column "{other}" more than once; give each its own name')
         elif not field.is_result_type:

@@ -230,7 +230,7 @@ def check_late(driver: Driver) -> None:
         first = next(iter(adds or targets))
         raise StartError(
             f"{driver.pipeline.name}: late rows correct windows in the target, but {first.description} "
-            f"{'cannot be read back' if first.upserts else 'only adds rows'}; expected a Postgres table, or a Delta "
+            f"{'cannot be read back' if first.upserts else 'is append-only'}; expected a Postgres table, or a Delta "
             'or Iceberg table with mode = "merge"; nothing was replayed'
         )
 

@@ -62,7 +62,7 @@ def test_a_function_that_is_missing_is_named() -> None:
 
 def test_an_aggregator_object_takes_no_options() -> None:
     expected = (
-        "Aggregation: options: apply only to a class, but agg is an instance; give the class, or remove the options"
+        "Aggregation: options: apply only to a class, but agg is an instance; pass the class, or remove the options"
     )
     assert lines(Mean(), options={"k": 1}) == (expected,)
 

@@ -146,11 +146,11 @@ def test_revised_results_need_a_target_that_replaces_rows() -> None:
     updates = 'emit = "updates"'
     into = 'connection = "db"\ntable = "hours"'
     toml.loads(config_text(into, LAKE.replace("path", 'from = "visits"\npath'), last=updates))
-    with pytest.raises(ConfigError, match="a files target only adds rows") as error:
+    with pytest.raises(ConfigError, match="a files target is append-only") as error:
         toml.loads(config_text(into, LAKE, last=updates))
     assert len(error.value.problems) == 1
     toml.loads(config_text(into, LAKE, last=updates + "\nemit_metadata = true"))
-    with pytest.raises(ConfigError, match=r'"standalone" needs a target that only adds rows'):
+    with pytest.raises(ConfigError, match=r'"standalone" needs an append-only target'):
         toml.loads(config_text(LAKE, into, last='late_data = "standalone"\nemit_metadata = true'))
 
 

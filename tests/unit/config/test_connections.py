@@ -194,12 +194,12 @@ def test_protobuf_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     config = swap(KAFKA, 'payload_format = "json"\nschema = "user STRING, amount DOUBLE"\n', payload_format)
     assert sw.loads(config, env=ENV).sources[0].payload_format == "protobuf"
     problem = (
-        "sources[0].payload_format: \"protobuf\" needs the package{}, not installed; pip install 'slackwater[protobuf]'"
+        "sources[0].payload_format: \"protobuf\" needs the package{} not installed; pip install 'slackwater[protobuf]'"
     )
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None)
-    assert problems(config, **ENV) == [problem.format("s ptars and grpcio-tools")]
+    assert problems(config, **ENV) == [problem.format("s ptars and grpcio-tools, which are")]
     monkeypatch.setattr("slackwater.config.source.find_spec", lambda name: None if name == "ptars" else name)
-    assert problems(config, **ENV) == [problem.format(" ptars")]
+    assert problems(config, **ENV) == [problem.format(" ptars, which is")]
 
 
 def test_state_in_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:

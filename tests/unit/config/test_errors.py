@@ -58,8 +58,8 @@ def test_standalone_late_rows_need_an_append_only_target() -> None:
         swap(standalone, LAKE, LAKE + '[connections.table]\nkind = "delta"\n'), OUT, OUT.replace("lake", "table")
     )
     assert problems(table) == [
-        f'{W}.late_data: "standalone" needs a target that only adds rows (files, console, delta or iceberg with mode = "append"): on this '
-        'delta target the late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"'
+        f'{W}.late_data: "standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this '
+        'delta target late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"'
     ]
     loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 

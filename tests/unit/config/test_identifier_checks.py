@@ -55,7 +55,7 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
         ({"key": "x" * 64}, "transform.window.group_by: found .* with 64 bytes; the target is a Postgres table"),
         ({"key": "€" * 22}, "with 66 bytes"),
         ({"name": "x" * 64}, r"aggregations\[0\].as: found .* with 64 bytes"),
-        ({"name": "x" * 62, "state": "db"}, "the state is in Postgres, where column names have at most 61 bytes"),
+        ({"name": "x" * 62, "state": "db"}, "the state is in Postgres, where column names can have at most 61 bytes"),
         ({"key": "a\0b"}, "group_by: found .*; a column name cannot contain U\\+0000"),
         ({"key": "a\0b", "target": 'connection = "lake"\npath = "t"'}, "a column name cannot contain U\\+0000"),
         ({"name": "\0"}, r"aggregations\[0\].as: found .*; a column name cannot contain U\+0000"),
@@ -68,7 +68,7 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
         ({"target": 'connection = "db"\ntable = "public.slackwater_state_p"'}, "a table name that Slackwater reserves"),
         ({"target": 'connection = "kafka"\ntopic = "a b"'}, "expected at most 249 letters"),
         ({"target": 'connection = "delta"\npath = "t"', "key": "a b"}, "a column name in Delta cannot contain \" \""),
-        ({"target": AVRO, "key": "a.b"}, "an Avro field name has letters"),
+        ({"target": AVRO, "key": "a.b"}, "an Avro field name consists of letters"),
         ({"target": 'connection = "lake"\npath = "a\\u0000"'}, "U\\+0000"),
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ def test_mistakes_of_a_keyed_step_name_their_key() -> None:
         '.nth.key: missing; name columns, as in ["user"]',
     ]
     assert draft_problems(nth={"every": 1, "key": []})[0].startswith(
-        ".nth.key: empty; rows belong together by at least one column"
+        ".nth.key: empty; expected at least one column that groups the rows"
     )
     assert draft_problems(nth={"every": 1, "key": ["u"], "evry": 2}) == [
         '.nth.evry: unknown key; did you mean "every"?'
@@ -71,7 +71,7 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
     for check in (lambda p: sql_check.check_sql(p).problems, start_problems):
         (line,) = check(pipeline(number_column="tags"))
-        assert line.endswith('.nth: the SQL selects a column "tags", which this step adds; rename it in the SQL')
+        assert line.endswith('.nth: the SQL selects a column "tags", which this step adds itself; rename it in the SQL')
     numbered = pipeline(number_column="nr")
     assert (sql_check.check_sql(numbered).problems, start_problems(numbered)) == ([], [])
 
@@ -97,7 +97,7 @@ def test_a_start_reports_every_mistake_in_the_columns() -> None:
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
         'p: transform.nth.key: column "user" does not come out of the SQL',
-        'p: transform.nth: column "__h" has a name that Slackwater uses for a column of its own',
+        'p: transform.nth: column "__h" has a name that Slackwater reserves',
     ]
 
 
