@@ -23,7 +23,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import (
     FAR,
     HIDDEN,
@@ -31,7 +31,7 @@ from slackwater.windows.state_rows import (
     WHOLE,
     DueRowFilter,
     ExpiryBounds,
-    KeyedStateLogic,
+    KeyedStateLayout,
     SegmentStats,
 )
 
@@ -68,7 +68,7 @@ class Prepared(postgres_store.PostgresStore):
         commit = super().open()
         count = Aggregation(agg="count", as_="n")
         window = Window(kind="session", gap_ms=1, max_session_duration_ms=9, group_by=["k"], aggregations=[count])
-        self.prepare(SessionLogic("p", window, (Field("k", "string"),), (Agg(count, None),)))
+        self.prepare(CompiledSessionWindow("p", window, (Field("k", "string"),), (Agg(count, None),)))
         return commit
 
 
@@ -314,7 +314,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
         FilesStore(tmp_path / "file", "p").open()
 
 
-class Tally(KeyedStateLogic):
+class Tally(KeyedStateLayout):
     """An operator that is not a window: it keeps one number per key for ever. No store knows this class."""
 
     pipeline = "p"

@@ -26,7 +26,7 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_emission, session_step, sessions
-from slackwater.windows.intervals import IntervalBatch, SessionLogic
+from slackwater.windows.intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.results import IngestResult
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
 
@@ -46,7 +46,7 @@ AGGREGATIONS = (
 )
 
 
-def plan_logic(rng: random.Random) -> SessionLogic:
+def plan_logic(rng: random.Random) -> CompiledSessionWindow:
     """A session window that may be of a changed pipeline."""
     gap, cap = rng.choice(NEAR)
     late, emit = rng.choice(["reopen", "reopen", "drop", "standalone"]), rng.choice(["on_close", "final", "updates"])
@@ -67,13 +67,15 @@ def plan_logic(rng: random.Random) -> SessionLogic:
         **settings,
     )
     logic = bind_window("law", window, {name: Field(name, field_type) for name, field_type in COLUMNS.items()})
-    assert isinstance(logic, SessionLogic)
+    assert isinstance(logic, CompiledSessionWindow)
     if rng.random() < 0.1:
         logic = replace(logic, revised=True)
     return logic
 
 
-def draw_rows(rng: random.Random, logic: SessionLogic, now: int, hashes: int, extra: bool, dense: bool) -> pl.DataFrame:
+def draw_rows(
+    rng: random.Random, logic: CompiledSessionWindow, now: int, hashes: int, extra: bool, dense: bool
+) -> pl.DataFrame:
     """Lifted rows of one epoch, whose times wander on from `now` (ms) with jumps back; `dense`: most of them in long runs."""
     gap, cap = logic.gap_us // MS or 7, logic.cap_us // MS
     steps = [0, 0, 1, 2, gap - 1, gap, gap + 1, max(cap - gap, 0), cap - 1, cap, 40]
@@ -119,7 +121,9 @@ def replace_units(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) ->
     return pl.concat([unchanged, new.filter(pl.col("__kind") != TOMBSTONE)]).sort("__h", maintain_order=True)
 
 
-def build_state_by_arrays(logic: SessionLogic, unit: IntervalBatch, floors: np.ndarray, watermark: int) -> pl.DataFrame:
+def build_state_by_arrays(
+    logic: CompiledSessionWindow, unit: IntervalBatch, floors: np.ndarray, watermark: int
+) -> pl.DataFrame:
     """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
     built = sessions.build_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
@@ -133,7 +137,7 @@ def build_state_by_arrays(logic: SessionLogic, unit: IntervalBatch, floors: np.n
     return built
 
 
-def drop_expired_by_arrays(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def drop_expired_by_arrays(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """`drop_expired`, the same as by whole arrays."""
     if state.is_empty():
         return state

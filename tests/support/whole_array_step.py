@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.intervals import CompiledSessionWindow
 from slackwater.windows.results import IngestResult, ResultCounts
 from slackwater.windows.state_rows import FAR
 
@@ -23,7 +23,7 @@ OPEN = (SETTLED, LOOSE, TOLD, LOOSE_TOLD)
 
 
 def ingest(
-    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
+    logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
     """Fold lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
@@ -121,7 +121,7 @@ def ingest(
     )
 
 
-def _accepted(logic: SessionLogic, unit: Unit, run: Int64s, horizon: int) -> Bools:
+def _accepted(logic: CompiledSessionWindow, unit: Unit, run: Int64s, horizon: int) -> Bools:
     """A run is taken if it holds an open or retained session, or a row with horizon <= ts + gap; else it is late.
 
     Of a run that is taken, rows before its open session that are themselves further back than that stay late: they could
@@ -137,7 +137,7 @@ def _accepted(logic: SessionLogic, unit: Unit, run: Int64s, horizon: int) -> Boo
     return result
 
 
-def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
+def _refused(logic: CompiledSessionWindow, unit: Unit, accepted: Bools, had_open: Bools, room: int) -> Bools:
     """Rows of new keys beyond `room`, which are admitted in order of (first event time, key)."""
     new = accepted & ~had_open[unit.key]
     heads = np.flatnonzero(new)
@@ -155,7 +155,7 @@ def _refused(logic: SessionLogic, unit: Unit, accepted: Bools, had_open: Bools, 
     return result
 
 
-def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
+def pieces(logic: CompiledSessionWindow, unit: Unit, reach: Int64s, run: Int64s, limit: Int64s) -> Int64s:
     """Number the pieces: per run one piece below `limit`, above it one per interval (overlapping ones together).
 
     An interval that reaches across the limit is one of those above: sessions that a larger gap brought together.
@@ -169,7 +169,7 @@ def pieces(logic: SessionLogic, unit: Unit, reach: Int64s, run: Int64s, limit: I
 
 
 def state_of(
-    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
+    logic: CompiledSessionWindow, unit: Unit, run: Int64s, piece: Int64s, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     """The new state rows of all keys in `unit` (its open and retained intervals), with the floors of those keys.
 
@@ -203,7 +203,7 @@ def state_of(
     return pl.concat([rows, floor_rows(logic, frame, unit.key, floors)])
 
 
-def floor_rows(logic: SessionLogic, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
+def floor_rows(logic: CompiledSessionWindow, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """One FLOOR row per key that has one; `floors` is indexed by key."""
     heads = first_of_each(key)
     values = floors[key[heads]]
@@ -235,7 +235,7 @@ class Unit:
     end: Int64s  # how far its rows reach: last + gap, or what they brought
 
     @classmethod
-    def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> Unit:
+    def from_frame(cls, logic: CompiledSessionWindow, frame: pl.DataFrame) -> Unit:
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
         end = frame["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -251,12 +251,12 @@ class Unit:
         return (self.kind == TOLD) | (self.kind == LOOSE_TOLD)
 
     def is_gone(self, horizon: int) -> Bools:
-        """Floors, and whole sessions whose close is at or before the horizon (see `WindowLogic.horizon`)."""
+        """Floors, and whole sessions whose close is at or before the horizon (see `CompiledWindow.horizon`)."""
         whole = (self.kind == SETTLED) | (self.kind == TOLD)
         return (self.kind == FLOOR) | (whole & (self.due <= horizon))
 
     def floors(self, reach: int, horizon: int) -> Int64s:
-        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `SessionLogic.reach_us`."""
+        """Per key the floor that still counts at the horizon, else NO_WATERMARK; `reach`: see `CompiledSessionWindow.reach_us`."""
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
         floor = per_key(np.maximum, np.where(gone, self.end, NO_WATERMARK), self.key)
@@ -264,7 +264,7 @@ class Unit:
         return np.where((horizon <= floor + reach) | (first <= floor + reach), floor, NO_WATERMARK)
 
 
-def acknowledged(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def acknowledged(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """State rows, those that closed without being written again marked as what they are: emitted as they stand."""
     if not logic.revises:
         return state
@@ -321,7 +321,7 @@ def chosen(unit: Unit, mask: Bools) -> Unit:
     )
 
 
-def runs_of(logic: SessionLogic, unit: Unit) -> tuple[Int64s, Int64s]:
+def runs_of(logic: CompiledSessionWindow, unit: Unit) -> tuple[Int64s, Int64s]:
     """Number the runs of intervals that touch (inclusive), and give how far each one's predecessors' events reach."""
     reach = reaches(unit.key, unit.start, unit.last)
     if not logic.dynamic:
@@ -378,7 +378,7 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
 
 
 def place_late_rows(
-    logic: SessionLogic, unit: Unit, run: Int64s, piece: Int64s, watermark: int
+    logic: CompiledSessionWindow, unit: Unit, run: Int64s, piece: Int64s, watermark: int
 ) -> tuple[Int64s, Bools]:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.
 
@@ -495,7 +495,7 @@ class Arrangement:
     end: Int64s
 
 
-def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
+def arranged(logic: CompiledSessionWindow, unit: Unit) -> Arrangement:
     """Arrange the intervals of a unit that is not empty into sessions. Only its keys and times count."""
     cap = logic.cap_us
     run, _ = runs_of(logic, unit)
@@ -508,7 +508,7 @@ def arranged(logic: SessionLogic, unit: Unit) -> Arrangement:
     return Arrangement(session, heads, start, reach, is_cut, end)
 
 
-def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
+def as_told(logic: CompiledSessionWindow, unit: Unit, piece: Int64s) -> Unit:
     """New rows and intervals of the state (`piece`: what they become), these marked as told where the target holds them still.
 
     It does if their session has the same intervals as before the rows came, ends where it ended, and is final when it was.
@@ -530,7 +530,7 @@ def as_told(logic: SessionLogic, unit: Unit, piece: Int64s) -> Unit:
 
 
 def unlike(
-    logic: SessionLogic, unit: Unit, positions: Int64s, before: Arrangement, after: Arrangement, now: Int64s
+    logic: CompiledSessionWindow, unit: Unit, positions: Int64s, before: Arrangement, after: Arrangement, now: Int64s
 ) -> Unit:
     """Intervals of sessions that are put together, or end, otherwise than before are not what the target holds.
 

@@ -23,7 +23,7 @@ from slackwater.config.stateless_step import ROWS
 from slackwater.config.transform import Transform
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.operators.base import Operator, ShardTask, StageCounts
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -38,7 +38,7 @@ from slackwater.spark.workers import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 from slackwater.testing.script import build_pipeline
-from slackwater.windows.window_logic import WindowLogic
+from slackwater.windows.compiled_window import CompiledWindow
 
 FIELDS = {"u": Field("u", "string")}
 COUNT = [sw.Aggregation(agg="count", as_="n")]
@@ -366,7 +366,7 @@ def test_an_unregistered_type_is_an_error_in_every_package() -> None:
 
 
 def test_an_operator_is_the_stage_logic_of_the_stores() -> None:
-    assert issubclass(PaneOperator, WindowLogic)
-    assert issubclass(SessionOperator, WindowLogic)
-    assert issubclass(IntervalJoinOperator, JoinLogic)
+    assert issubclass(PaneOperator, CompiledWindow)
+    assert issubclass(SessionOperator, CompiledWindow)
+    assert issubclass(IntervalJoinOperator, CompiledJoin)
     assert issubclass(StatelessOperator, NoState)

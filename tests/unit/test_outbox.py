@@ -26,7 +26,7 @@ from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.local_engine import LocalEngine
 from slackwater.testing.script import START_US, build_pipeline
-from slackwater.windows.window_logic import WindowLogic
+from slackwater.windows.compiled_window import CompiledWindow
 
 COUNT = Aggregation(agg="count", as_="n")
 SESSION = Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"], aggregations=[COUNT])
@@ -38,7 +38,7 @@ def at_second(seconds: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(seconds=seconds)
 
 
-def staged_output(*rows: tuple[str | None, int, int | None, str], logic: WindowLogic = LOGIC) -> pl.DataFrame:
+def staged_output(*rows: tuple[str | None, int, int | None, str], logic: CompiledWindow = LOGIC) -> pl.DataFrame:
     """Output as the shards stage it: user, window start in seconds, count (None: superseded), reason."""
     return pl.DataFrame(
         [(user, at_second(s), None if n is None else at_second(s + 10), s, n, reason) for user, s, n, reason in rows],

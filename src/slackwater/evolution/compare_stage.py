@@ -23,7 +23,7 @@ from slackwater.core.schema import Field
 from slackwater.evolution import added_columns, commit_from_config, migrate
 from slackwater.evolution.change_messages import BY_KEY, emission_text, gap_text
 from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
-from slackwater.joins.join_logic import JoinSide
+from slackwater.joins.compiled_join import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.registry import find_type_by_kind, find_type_by_step
@@ -31,7 +31,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.aggregations.custom import custom_kind
-from slackwater.windows.window_logic import allowed_us
+from slackwater.windows.compiled_window import allowed_lateness_us
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,10 @@ def _join_fingerprint(new: Join, wrote: Mapping[str, Any]) -> dict[str, Any]:
 def _emission(step: Spec) -> dict[str, Any]:
     """Return the result of `Operator.emission` for a spec."""
     if isinstance(step, Window):
-        return {"updates": step.emit == "updates", "retain_us": 0 if step.emit == "final" else allowed_us(step)}
+        return {
+            "updates": step.emit == "updates",
+            "retain_us": 0 if step.emit == "final" else allowed_lateness_us(step),
+        }
     return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
 
 

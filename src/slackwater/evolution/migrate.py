@@ -22,7 +22,7 @@ from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import shard_of
 from slackwater.evolution import commit_from_config
 from slackwater.joins import interval_join
-from slackwater.joins.buffer import BufferChange
+from slackwater.joins.join_buffers import BufferChange
 from slackwater.operators.base import Operator, StageCounts
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from slackwater.core.humanize import plural
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted, run_starts
-from slackwater.joins.buffer import BufferChange, Buffers, Changes, row_references
-from slackwater.joins.join_logic import LEFT, RIGHT, JoinLogic, JoinSide
-from slackwater.joins.match import SortedRows, mask_at, matching_pairs, matching_ranges, sort_order
+from slackwater.joins.compiled_join import LEFT, RIGHT, CompiledJoin, JoinSide
+from slackwater.joins.join_buffers import BufferChange, Buffers, Changes, row_references
+from slackwater.joins.sorted_match import SortedRows, matching_pairs, matching_ranges, positions_to_mask, sort_order
 
 MOST = 500_000  # pairs per output chunk
 NUMBERS = 1 << 32  # number of ids per epoch
@@ -76,8 +76,8 @@ class RowsPerKeyExceededError(Exception):
         self.side, self.rows, self.key = side, rows, key
 
 
-def ingest(
-    logic: JoinLogic, new: Mapping[int, pl.DataFrame], buffers: Buffers, watermark: int, epoch: int, sink: Sink
+def ingest_rows(
+    logic: CompiledJoin, new: Mapping[int, pl.DataFrame], buffers: Buffers, watermark: int, epoch: int, sink: Sink
 ) -> JoinResult:
     """Match an epoch's rows (`__kh`, `__ts`, the side's columns) with each other and with the buffers.
 
@@ -125,7 +125,9 @@ def ingest(
     return JoinResult(changes, tallies, late, matches, hot_key)
 
 
-def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: Sink) -> Mapping[int, int]:
+def emit_unmatched_rows(
+    logic: CompiledJoin, buffers: Buffers, since: int, watermark: int, sink: Sink
+) -> Mapping[int, int]:
     """Emit outer rows that expire between two watermarks without a partner; return their number by side."""
     counts: dict[int, int] = {}
     for side in logic.sides:
@@ -141,7 +143,7 @@ def emit(logic: JoinLogic, buffers: Buffers, since: int, watermark: int, sink: S
 
 
 def _split_late(
-    logic: JoinLogic, rows: pl.DataFrame, watermark: int, tally: SideCounts
+    logic: CompiledJoin, rows: pl.DataFrame, watermark: int, tally: SideCounts
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     is_late = rows["__ts"].to_numpy() < watermark - logic.allowed_us
     if not is_late.any():
@@ -170,7 +172,7 @@ def _sort_new_rows(side: JoinSide, rows: pl.DataFrame, first_id: int) -> NewRows
 
 
 def _match(
-    logic: JoinLogic,
+    logic: CompiledJoin,
     query: NewRows,
     run: SortedRows,
     low: Int64s,
@@ -233,7 +235,7 @@ def _first_matches(side: JoinSide, frames: list[pl.DataFrame], buffers: Buffers)
 
 
 def _enforce_limit(
-    logic: JoinLogic,
+    logic: CompiledJoin,
     side: JoinSide,
     change: BufferChange,
     buffers: Buffers,
@@ -265,7 +267,7 @@ def _describe_key(side: JoinSide, rows: pl.DataFrame, row: int) -> str:
 
 
 def _evict_oldest(
-    logic: JoinLogic,
+    logic: CompiledJoin,
     side: JoinSide,
     change: BufferChange,
     buffers: Buffers,
@@ -305,4 +307,12 @@ def _evict_oldest(
     return BufferChange(rows, change.matched, buffered.select("__kh", "__ts", "__id").sort("__kh", "__id"))
 
 
-__all__ = ["MOST", "JoinResult", "RowsPerKeyExceededError", "SideCounts", "emit", "ingest", "mask_at"]
+__all__ = [
+    "MOST",
+    "JoinResult",
+    "RowsPerKeyExceededError",
+    "SideCounts",
+    "emit_unmatched_rows",
+    "ingest_rows",
+    "positions_to_mask",
+]

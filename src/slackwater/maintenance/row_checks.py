@@ -17,8 +17,8 @@ from slackwater.core.hashing import key_hash, mix, shard_of
 from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.joins.buffer import row_references
-from slackwater.joins.join_logic import JoinSide
+from slackwater.joins.compiled_join import JoinSide
+from slackwater.joins.join_buffers import row_references
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -29,7 +29,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.files.buffers import describe_segment
 from slackwater.state.protocol import ShardState
-from slackwater.windows import panes, sessions
+from slackwater.windows import pane_windows, sessions
 from slackwater.windows.state_rows import (
     CLEAN,
     DIRTY,
@@ -88,10 +88,10 @@ def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     yield from _count_problem(h != mix(kh, start), "in the unit of another key or pane")
     yield from _count_problem(~is_known, "of an unknown kind")
     yield from _count_problem(
-        is_known & alive & (start != panes.pane_start(operator, start)), "that start where no pane does"
+        is_known & alive & (start != pane_windows.pane_start(operator, start)), "that start where no pane does"
     )
     if exact:
-        late = is_known & alive & (due != panes.pane_due_times(operator, start))
+        late = is_known & alive & (due != pane_windows.pane_due_times(operator, start))
         yield from _count_problem(late, "that are due when their pane is not")
 
 

@@ -1,10 +1,10 @@
 """The interface of an operator: the work of one stage on one shard, as seen by the driver and the engines.
 
-    PaneOperator(PaneLogic, WindowOperator)                operators/panes.py           tumbling and hopping windows
-    SessionOperator(SessionLogic, WindowOperator)          operators/sessions.py        session windows
-    IntervalJoinOperator(JoinLogic, NonWindowOperator)     operators/interval_join.py   stream-stream joins
-    KeyedOperator(KeyedStateLogic, ImmediateOperator)           operators/keyed.py           base of operators with a row per key
-    StatelessOperator(NoState, ImmediateOperator)          operators/stateless.py       SQL alone
+    PaneOperator(CompiledPaneWindow, WindowOperator)        operators/panes.py           tumbling and hopping windows
+    SessionOperator(CompiledSessionWindow, WindowOperator)  operators/sessions.py        session windows
+    IntervalJoinOperator(CompiledJoin, NonWindowOperator)   operators/interval_join.py   stream-stream joins
+    KeyedOperator(KeyedStateLayout, ImmediateOperator)      operators/keyed.py           base of operators with a row per key
+    StatelessOperator(NoState, ImmediateOperator)           operators/stateless.py       SQL alone
 
 A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. What only one
 package needs, such as the columns of a store, is defined in that package, by dispatch on the operator's class

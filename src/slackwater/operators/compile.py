@@ -17,7 +17,7 @@ from slackwater.config.window import Window
 from slackwater.core.reserved import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
-from slackwater.joins import join_logic as joins
+from slackwater.joins import compiled_join as joins
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -115,7 +115,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     lower, upper = (1000 * ms for ms in join.bounds_ms)
     allowed = 1000 * allowed_ms(join)
     left, right = (
-        joins.build_side(
+        joins.build_join_side(
             which,
             source,
             keys[which],

@@ -11,9 +11,9 @@ from slackwater.state.protocol import ShardState, StateReader
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.joins.buffer import Buffers
-    from slackwater.joins.join_logic import JoinLogic
-    from slackwater.windows.state_rows import KeyedStateLogic
+    from slackwater.joins.compiled_join import CompiledJoin
+    from slackwater.joins.join_buffers import Buffers
+    from slackwater.windows.state_rows import KeyedStateLayout
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class DryRunShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
         return DryRunShard(self.state.with_metas(metas))
 
-    def reader(self, logic: KeyedStateLogic) -> StateReader:
+    def reader(self, logic: KeyedStateLayout) -> StateReader:
         return self.state.reader(logic)
 
     def stage(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         return self.metas
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         return OutputMeta(file="", rows=frame.height, checksum="")
 
-    def buffers(self, logic: JoinLogic) -> Buffers:
+    def buffers(self, logic: CompiledJoin) -> Buffers:
         return self.state.buffers(logic)
 
-    def write_changes(self, logic: JoinLogic, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: object, watermark: int) -> tuple[SegmentMeta, ...]:
         return self.metas
 
     def replace_rows(self, *args: object) -> NoReturn:

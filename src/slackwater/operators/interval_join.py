@@ -13,9 +13,9 @@ from slackwater.core.humanize import plural
 from slackwater.core.schema import field_of
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
-from slackwater.joins.join_logic import MATCH, UNMATCHED, JoinLogic, JoinSide
-from slackwater.joins.join_logic import build_side as side_with
-from slackwater.joins.shared_columns import SharedColumns
+from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide
+from slackwater.joins.compiled_join import build_join_side as side_with
+from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_expired, with_idle
 from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
 from slackwater.operators.late_row_histogram import count_by_lateness
@@ -49,7 +49,7 @@ class _JoinOutput:
 
 
 @dataclass(frozen=True)
-class IntervalJoinOperator(JoinLogic, NonWindowOperator):
+class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
     """The join of two streams."""
 
     def late_before(self, watermark: int) -> int:
@@ -68,18 +68,18 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Match and buffer rows.
 
-        `rows` has `__side`, `__kh`, `__ts`, the columns of `SharedColumns`, and `__src` if sources may be idle.
+        `rows` has `__side`, `__kh`, `__ts`, the columns of `ShuffleColumns`, and `__src` if sources may be idle.
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         rows = with_idle(task, rows)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
-        slots, more = SharedColumns.from_logic(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
+        slots, more = ShuffleColumns.from_logic(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
         new = {side.which: slots.select_side(rows, side.which, more) for side in self.sides}
         outbox, epoch = _JoinOutput(task), task.state.epoch
         try:
-            done = interval_join.ingest(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
+            done = interval_join.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
         except interval_join.RowsPerKeyExceededError as error:
             raise CapExceededError(
                 f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, "
@@ -171,7 +171,9 @@ class IntervalJoinOperator(JoinLogic, NonWindowOperator):
     def emit(self, task: ShardTask) -> EmitReport:
         """Stage outer rows that expire without a partner."""
         outbox = _JoinOutput(task)
-        counts = interval_join.emit(self, task.state.buffers(self), task.since, task.watermark, outbox.take)
+        counts = interval_join.emit_unmatched_rows(
+            self, task.state.buffers(self), task.since, task.watermark, outbox.take
+        )
         total = sum(counts.values())
         return EmitReport(
             shard=task.shard,

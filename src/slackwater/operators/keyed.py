@@ -28,14 +28,14 @@ from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.reports import IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.windows.results import ExpiryBounds, SegmentStats
-from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueRowFilter, KeyedStateLogic
+from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueRowFilter, KeyedStateLayout
 
 EVENT_TIME = "_event_ts"
 KEY = "__key"  # hidden column: the number of a row's key within the epoch
 
 
 @dataclass(frozen=True)
-class KeyedOperator(KeyedStateLogic, ImmediateOperator):
+class KeyedOperator(KeyedStateLayout, ImmediateOperator):
     """Base class of operators that store values per key.
 
     `fields`: the output columns, including the keys. The event time follows them and is not part of `fields`.

@@ -12,13 +12,13 @@ import polars as pl
 
 from slackwater.core import lateness_histogram
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.join_logic import JoinLogic
-from slackwater.windows.intervals import SessionLogic
-from slackwater.windows.panes import PaneLogic, last_window
-from slackwater.windows.window_logic import WindowLogic
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.intervals import CompiledSessionWindow
+from slackwater.windows.pane_windows import CompiledPaneWindow, last_window
 
 
-def count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Count late rows by step of the histogram.
 
     The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
@@ -28,17 +28,17 @@ def count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, waterm
 
 
 @singledispatch
-def _count_by_lateness(logic: WindowLogic | JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def _count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     raise_unregistered(logic, "slackwater.operators.late_row_histogram.count_by_lateness")
 
 
 @_count_by_lateness.register
-def _(logic: JoinLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def _(logic: CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     return lateness_histogram.lateness_histogram(watermark - logic.allowed_us - late["__ts"].to_numpy())
 
 
 @_count_by_lateness.register
-def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def _(logic: CompiledSessionWindow, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     horizon, start = logic.horizon(watermark), late["__start"].to_numpy()
     if _was_forgotten(logic, watermark) or logic.rows_from_us > int(start.min()):
         return {lateness_histogram.NEVER: late.height}
@@ -46,7 +46,7 @@ def _(logic: SessionLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]
 
 
 @_count_by_lateness.register
-def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def _(logic: CompiledPaneWindow, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     """Count the rows of panes. They are late once the last window of their pane has left the state."""
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
     if _was_forgotten(logic, watermark):
@@ -56,6 +56,6 @@ def _(logic: PaneLogic, late: pl.DataFrame, watermark: int) -> dict[str, int]:
     )
 
 
-def _was_forgotten(logic: WindowLogic, watermark: int) -> bool:
+def _was_forgotten(logic: CompiledWindow, watermark: int) -> bool:
     """Return whether a window left the state under an earlier config, although this config would still retain it."""
     return logic.horizon(watermark) > watermark - logic.retain_us

@@ -17,15 +17,15 @@ from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle
 from slackwater.operators.dead_letters import late_letters
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.operators.window_base import WindowOperator, empty_report
-from slackwater.windows import pane_emission, panes
-from slackwater.windows.panes import PaneLogic
+from slackwater.windows import pane_emission, pane_windows
+from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.state_rows import Int64s
 
 WINDOWS_SHOWN = 100  # the number of missed windows that a dead letter lists
 
 
 @dataclass(frozen=True)
-class PaneOperator(PaneLogic, WindowOperator):
+class PaneOperator(CompiledPaneWindow, WindowOperator):
     """The operator of tumbling and hopping windows."""
 
     @property
@@ -38,10 +38,10 @@ class PaneOperator(PaneLogic, WindowOperator):
 
     def late_before(self, watermark: int) -> int:
         """Return the time before which a row is late for at least one of its windows."""
-        return panes.late_before(self, watermark)
+        return pane_windows.late_before(self, watermark)
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Add lifted panes (see `windows.panes.lift_rows`).
+        """Add lifted panes (see `windows.pane_windows.lift_rows`).
 
         Each pane stands for several raw rows, so the engine stages the dead letters of late rows.
         """
@@ -53,9 +53,9 @@ class PaneOperator(PaneLogic, WindowOperator):
         reader, refused = task.state.reader(self), 0
         if task.group_limit is not None and self._may_exceed(task, rows):
             live_panes = self.drop_expired(reader.scan(), task.watermark)
-            rows, refused = panes.admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
+            rows, refused = pane_windows.admit_groups(self, rows, live_panes, task.watermark, task.group_limit)
         before = reader.units(distinct_values(rows["__h"].to_numpy()))
-        done = panes.ingest_panes(self, rows, before, task.watermark)
+        done = pane_windows.ingest_panes(self, rows, before, task.watermark)
         alone = None
         if self.window.late_data == "standalone":
             alone = pane_emission.emit_standalone_windows(self, rows, task.watermark)
@@ -77,7 +77,7 @@ class PaneOperator(PaneLogic, WindowOperator):
         return self.emit_report(task, done, due)
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        first, count = panes.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
+        first, count = pane_windows.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
         return late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
 
     # -- in the commit -------------------------------------------------------------------------------------------
@@ -90,7 +90,9 @@ class PaneOperator(PaneLogic, WindowOperator):
         return replace(before, panes={pane: tuple(groups) for pane, groups in counts.items()})
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
-        living = {p: groups for p, groups in before.panes.items() if panes.window_totals(self, {p: 1}, watermark)}
+        living = {
+            p: groups for p, groups in before.panes.items() if pane_windows.window_totals(self, {p: 1}, watermark)
+        }
         return replace(before, panes=living)
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
@@ -106,9 +108,9 @@ class PaneOperator(PaneLogic, WindowOperator):
         bound = self.fails_above
         if bound is None:
             return
-        totals = panes.window_totals(self, {p: sum(groups) for p, groups in counts.panes.items()}, watermark)
+        totals = pane_windows.window_totals(self, {p: sum(groups) for p, groups in counts.panes.items()}, watermark)
         suspects = sorted(w for w, groups in totals.items() if groups > bound)
-        if suspects and panes.is_overlapping(self):
+        if suspects and pane_windows.is_overlapping(self):
             exact = recount(partial(self.groups_in, tuple(suspects)))
             totals = {w: exact.get(w, 0) for w in suspects}
             suspects = [w for w in suspects if totals[w] > bound]
@@ -121,14 +123,14 @@ class PaneOperator(PaneLogic, WindowOperator):
 
     def groups_in(self, windows: Sequence[int], task: ShardTask) -> Mapping[int, int]:
         """Return the exact number of groups in each of these windows of a shard."""
-        return panes.exact_totals(self, task.state.reader(self).scan(), list(windows))
+        return pane_windows.exact_totals(self, task.state.reader(self).scan(), list(windows))
 
     def _may_exceed(self, task: ShardTask, rows: pl.DataFrame) -> bool:
         """Return whether any open window could exceed the limit if every lifted row were a new group."""
         counts = dict(task.pane_groups or {})
         for start, n in rows["__start"].value_counts().iter_rows():
             counts[start] = counts.get(start, 0) + n
-        totals = panes.window_totals(self, counts, task.watermark)
+        totals = pane_windows.window_totals(self, counts, task.watermark)
         return max(totals.values(), default=0) > (task.group_limit or 0)
 
 

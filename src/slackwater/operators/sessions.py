@@ -16,12 +16,12 @@ from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.state.commit import Hold
 from slackwater.windows import session_emission, session_holds, sessions
-from slackwater.windows.intervals import SessionLogic
+from slackwater.windows.intervals import CompiledSessionWindow
 from slackwater.windows.key_order import distinct_hashes
 
 
 @dataclass(frozen=True)
-class SessionOperator(SessionLogic, WindowOperator):
+class SessionOperator(CompiledSessionWindow, WindowOperator):
     """The operator of session windows."""
 
     @property

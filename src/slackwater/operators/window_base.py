@@ -20,15 +20,15 @@ from slackwater.operators.base import Recount, ShardTask, StageCounts, is_expire
 from slackwater.operators.late_row_histogram import count_by_lateness
 from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, plain_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.results import EmitResult, IngestResult
-from slackwater.windows.window_logic import WindowLogic
 
 EVENT_TIME = "_event_ts"
 Report = dict[str, Any]  # fields of an `IngestReport`
 
 
 @dataclass(frozen=True)
-class WindowOperator(WindowLogic):
+class WindowOperator(CompiledWindow):
     """A window as an operator; subclasses add what is specific to their kind."""
 
     @abstractmethod

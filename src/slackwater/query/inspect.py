@@ -32,8 +32,8 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalize_columns
+from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueRowFilter
-from slackwater.windows.window_logic import WindowLogic
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
@@ -61,7 +61,7 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
 Texts = Sequence[str] | Mapping[str, str | None]
 
 
-def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataFrame:
+def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.DataFrame:
     """Parse a key into a one-row frame with the key columns.
 
     Args:
@@ -100,7 +100,7 @@ def parse_key(logic: WindowLogic, texts: Texts, option: str = "key") -> pl.DataF
     return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
-def key_frame(logic: WindowLogic, key: Mapping[str, Any]) -> pl.DataFrame:
+def key_frame(logic: CompiledWindow, key: Mapping[str, Any]) -> pl.DataFrame:
     """Return a one-row frame with the key columns, from their values. Raises StartError for a value of the wrong type."""
     columns = []
     for k in logic.keys:
@@ -152,7 +152,7 @@ def _polars_key_value(field: Field, value: Any) -> Any:
     return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
 
 
-def _parse_key_value(logic: WindowLogic, field: Field, text: str | None) -> Any:
+def _parse_key_value(logic: CompiledWindow, field: Field, text: str | None) -> Any:
     """Parse the text of a key value. Times are ISO 8601 (UTC if there is no offset), binary values hexadecimal."""
     if text is None:
         return None
@@ -253,7 +253,7 @@ def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFram
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
-def _sort_by_close(logic: WindowLogic, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
+def _sort_by_close(logic: CompiledWindow, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
     return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 

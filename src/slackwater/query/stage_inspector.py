@@ -34,7 +34,7 @@ from slackwater.query.why_report import (
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK, SourceClock, holder
-from slackwater.windows import panes
+from slackwater.windows import pane_windows
 from slackwater.windows.intervals import IntervalBatch
 
 NEXT = 5  # the number of windows listed in a report
@@ -173,7 +173,7 @@ class StageInspector:
     def _(self, operator: PaneOperator) -> OpenState:
         """Return the open windows, counted from the groups per pane in the commit."""
         groups = {pane: sum(of_shards) for pane, of_shards in self.state.panes.items()}
-        totals = panes.window_totals(operator, groups, self.state.watermark_us)
+        totals = pane_windows.window_totals(operator, groups, self.state.watermark_us)
         windows = [(s, n) for s, n in sorted(totals.items()) if n]
         next_windows = (
             self._open_window(None, s, None, s + operator.duration_us, "close", None, n) for s, n in windows[:NEXT]
@@ -225,7 +225,7 @@ class StageInspector:
         windows = self._windows_of(operator, inspect.open_windows(operator, rows, watermark))
         before = None
         if watermark > NO_WATERMARK:
-            before = panes.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
+            before = pane_windows.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
         return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, None, before)
 
     @_key_report.register

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.errors import StartError
-from slackwater.joins.buffer import Buffers
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Buffers
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateReader
-from slackwater.windows.state_rows import KeyedStateLogic
+from slackwater.windows.state_rows import KeyedStateLayout
 
 
 def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
@@ -46,10 +46,10 @@ def narrow_snapshot(snapshot: Snapshot, number: int) -> Snapshot:
     if not snapshot.commit.stages[1:]:
         return snapshot
 
-    def rows_of(shard: int, logic: KeyedStateLogic, stage: int) -> StateReader:
+    def rows_of(shard: int, logic: KeyedStateLayout, stage: int) -> StateReader:
         return snapshot.reader(shard, logic, number)
 
-    def buffers_of(shard: int, logic: JoinLogic, stage: int) -> Buffers:
+    def buffers_of(shard: int, logic: CompiledJoin, stage: int) -> Buffers:
         return snapshot.buffers(shard, logic, number)
 
     return replace(snapshot, commit=narrow_commit(snapshot.commit, number), rows_of=rows_of, buffers_of=buffers_of)

@@ -18,10 +18,10 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
+from slackwater.windows.compiled_window import METADATA, CompiledWindow
 from slackwater.windows.key_order import sorted_by_key
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
-from slackwater.windows.window_logic import METADATA, WindowLogic
 
 TIMES = pl.Datetime("us", "UTC")
 STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
@@ -51,7 +51,7 @@ def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, e
     return pl.DataFrame(columns)
 
 
-def state_column_names(logic: WindowLogic) -> dict[str, str]:
+def state_column_names(logic: CompiledWindow) -> dict[str, str]:
     """Return the names of the state columns.
 
     If the output already has a column of that name, one more `_` is prepended.

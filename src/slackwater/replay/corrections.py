@@ -21,7 +21,7 @@ from slackwater.state.commit import OutputMeta
 from slackwater.targets.base import ReadableTarget
 from slackwater.windows import late_corrections as windows
 from slackwater.windows.aggregations import from_results, normalize_columns
-from slackwater.windows.window_logic import WindowLogic
+from slackwater.windows.compiled_window import CompiledWindow
 
 
 class Corrections:
@@ -118,7 +118,7 @@ def unmergeable_reason(operator: WindowOperator) -> str | None:
     return f"its window left the state, and the accumulators of {', '.join(lost)} are not stored"
 
 
-def stored_windows(logic: WindowLogic, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
+def stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
     """Read the target's rows in these ranges, in the form that `late_corrections.correct_windows` expects."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)

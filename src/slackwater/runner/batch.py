@@ -35,7 +35,7 @@ from slackwater.spark.batch_operators import END_WATERMARK, ShardFunction
 from slackwater.spark.row_plan import RowPlan
 from slackwater.spark.shard_columns import lift_rows
 from slackwater.windows.aggregations import quote_column
-from slackwater.windows.window_logic import allowed_us
+from slackwater.windows.compiled_window import allowed_lateness_us
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,7 +104,7 @@ def batch(
     timed = planner.usable_rows(ROWS, df)
     rows = lift_rows(planner.rows.logic, planner.columns(ROWS, timed, None), tagged=False)
     if not flush:
-        behind = 1000 * window.lateness_ms + (allowed_us(window) if window.emit == "final" else 0)
+        behind = 1000 * window.lateness_ms + (allowed_lateness_us(window) if window.emit == "final" else 0)
         newest = (
             planner.with_event_time(ROWS, df)
             .where("__bad IS NULL")

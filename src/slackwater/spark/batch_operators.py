@@ -13,8 +13,8 @@ from slackwater.core.humanize import plural
 from slackwater.engine.next_commit import late_text
 from slackwater.errors import BadRowError
 from slackwater.joins import interval_join as joining
-from slackwater.joins.buffer import NoBuffers
-from slackwater.joins.shared_columns import SharedColumns
+from slackwater.joins.join_buffers import NoBuffers
+from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
@@ -22,7 +22,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.spark.shard_columns import typed_rows
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import pane_emission, panes, session_emission, sessions
+from slackwater.windows import pane_emission, pane_windows, session_emission, sessions
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import FAR
 
@@ -55,7 +55,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
 
     rows = typed_rows(operator, rows)
     rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
-    done = panes.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
+    done = pane_windows.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
     return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, end_watermark))
 
 
@@ -92,9 +92,9 @@ def _(operator: IntervalJoinOperator) -> ShardFunction:
     def process(rows: pl.DataFrame) -> pl.DataFrame:
         import polars as pl
 
-        slots, output = SharedColumns.from_logic(logic), list[pl.DataFrame]()
+        slots, output = ShuffleColumns.from_logic(logic), list[pl.DataFrame]()
         new = {side.which: slots.select_side(rows, side.which, ["__kh", "__ts"]) for side in logic.sides}
-        done = joining.ingest(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
+        done = joining.ingest_rows(logic, new, NoBuffers(), NO_WATERMARK, 0, output.append)
         for side in logic.sides:
             lonely = done.changes[side.which].rows.filter(~pl.col("__matched"))
             if side.outer and lonely.height:

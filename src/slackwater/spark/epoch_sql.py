@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.joins.join_logic import JoinLogic
-from slackwater.joins.shared_columns import SharedColumns
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.sources import timestamp_parsing
 from slackwater.windows.aggregations import normalised_sql, quote_column
-from slackwater.windows.panes import PaneLogic, pane_us
-from slackwater.windows.window_logic import WindowLogic
+from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.pane_windows import CompiledPaneWindow, pane_us
 
 PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
@@ -71,7 +71,9 @@ def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
     return f"CASE WHEN {us} > 0 AND {us} < {cap_ms * 1000}L THEN unix_micros(_event_ts) + {us} END"
 
 
-def row_columns(logic: WindowLogic, source: int | None, before: int | None = None, end: str | None = None) -> list[str]:
+def row_columns(
+    logic: CompiledWindow, source: int | None, before: int | None = None, end: str | None = None
+) -> list[str]:
     """Return the columns that are sent to the shards with each row: hash, time, keys and inputs of aggregations.
 
     Args:
@@ -97,12 +99,12 @@ def row_columns(logic: WindowLogic, source: int | None, before: int | None = Non
     return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
 
 
-def side_columns(logic: JoinLogic, which: int, source: int | None, before: int | None = None) -> list[str]:
+def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
     """Return the columns that are sent to the shards with each row of one side of a join, over the output of its SQL.
 
     Equal integer keys get equal hashes, whatever their widths. `before`: as in `row_columns`.
     """
-    side, other, slots = logic.sides[which], logic.sides[1 - which], SharedColumns.from_logic(logic)
+    side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
         normalised_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
@@ -160,7 +162,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
     ]
 
 
-def pane_columns(logic: PaneLogic) -> list[str]:
+def pane_columns(logic: CompiledPaneWindow) -> list[str]:
     """Return a row's columns, the start of its pane, and the inputs of the aggregations."""
     pane, offset = pane_us(logic), logic.offset_us
     return [
@@ -170,17 +172,17 @@ def pane_columns(logic: PaneLogic) -> list[str]:
     ]
 
 
-def pane_aggregates(logic: PaneLogic) -> dict[str, str]:
+def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
     """Return SQL for the partial accumulators per key and pane, by name, plus the row count and the first event time.
 
-    Only for aggregations that have a SQL form. `windows.panes.lift_rows` computes the same for all others.
+    Only for aggregations that have a SQL form. `windows.pane_windows.lift_rows` computes the same for all others.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}
     return {"__n": "count(1)", "__first": "min(__ts)", **lifted, **shared}
 
 
-def group_columns(logic: PaneLogic, tagged: bool) -> list[str]:
+def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
     """Return the columns to group rows by."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]

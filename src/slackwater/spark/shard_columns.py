@@ -18,7 +18,7 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.sources import spark_connect
 from slackwater.spark import epoch_sql, shard_partitioning
-from slackwater.windows import panes
+from slackwater.windows import pane_windows
 from slackwater.windows.aggregations import Agg, quote_column
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame) -> pl.DataFrame:
         groups = [c for c in ("__kh", "__start", "__src", "__n", "__first") if c in rows.columns]
         keys = [rows[k.name].cast(k.polars) for k in operator.keys]
         return rows.select(*groups, *keys, *accumulators).cast(operator.accumulators)  # type: ignore[arg-type]
-    return panes.lift_rows(operator, _inputs(operator, rows))
+    return pane_windows.lift_rows(operator, _inputs(operator, rows))
 
 
 @typed_rows.register(SessionOperator)

@@ -199,7 +199,7 @@ class StageState(CommitModel):
     # no later result has an earlier event time; None in states older than this field
     output_watermark_us: Time | None = None
     flushed_us: Time = NO_WATERMARK  # the watermark that --flush set
-    gone_us: Time = NO_WATERMARK  # horizon that earlier configs reached, see `windows.window_logic`
+    gone_us: Time = NO_WATERMARK  # horizon that earlier configs reached, see `windows.compiled_window`
     rows_from_us: Time = NO_WATERMARK
     revised: StrictBool = False
     # contents

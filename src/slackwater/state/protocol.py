@@ -19,17 +19,17 @@ from typing import Any, NamedTuple, Protocol
 import polars as pl
 
 from slackwater.errors import StateError
-from slackwater.joins.buffer import Buffers, Changes, NoBuffers
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.runs import Run
-from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLogic
+from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLayout
 
 ASIDE = ".before-"  # part of the name of a state that was put aside
 OUTLINE = ("__h", "__kind", "__start", "__due")
 
 
-class StageLogic(Protocol):
+class StateLayout(Protocol):
     """The logic of a stage: a window, a join or `NoState`. Stores choose the storage layout by its class."""
 
     @property
@@ -84,9 +84,9 @@ class Snapshot:
 
     commit: Commit
     published: int
-    rows_of: Callable[[int, KeyedStateLogic, int], StateReader]
+    rows_of: Callable[[int, KeyedStateLayout, int], StateReader]
     read_list: Callable[[str], list[str]] = lambda name: []
-    buffers_of: Callable[[int, JoinLogic, int], Buffers] = lambda shard, logic, stage: NoBuffers()
+    buffers_of: Callable[[int, CompiledJoin, int], Buffers] = lambda shard, logic, stage: NoBuffers()
     reached: frozenset[str] = frozenset()
     check: Callable[[], None] = lambda: None
 
@@ -95,11 +95,11 @@ class Snapshot:
         """Return the targets that do not hold this epoch yet (see `Commit.recipients`)."""
         return [] if self.published >= self.commit.epoch else self.commit.missing(self.reached)
 
-    def buffers(self, shard: int, logic: JoinLogic, stage: int = 0) -> Buffers:
+    def buffers(self, shard: int, logic: CompiledJoin, stage: int = 0) -> Buffers:
         """Return the buffered rows of one shard of a join."""
         return self.buffers_of(shard, logic, stage)
 
-    def reader(self, shard: int, logic: KeyedStateLogic, stage: int = 0) -> StateReader:
+    def reader(self, shard: int, logic: KeyedStateLayout, stage: int = 0) -> StateReader:
         """Return a reader for one shard of a stage."""
         return self.rows_of(shard, logic, stage)
 
@@ -124,10 +124,10 @@ class ShardState(Protocol):
         """Return this shard with other segments."""
         ...
 
-    def reader(self, logic: KeyedStateLogic) -> StateReader: ...
+    def reader(self, logic: KeyedStateLayout) -> StateReader: ...
 
     def stage(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units and return the segments of the shard.
 
@@ -141,7 +141,7 @@ class ShardState(Protocol):
         ...
 
     def replace_rows(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard with `rows`, sorted by `__h`, after a reshard or a migration.
 
@@ -153,18 +153,18 @@ class ShardState(Protocol):
         """Stage output of the epoch."""
         ...
 
-    def buffers(self, logic: JoinLogic) -> Buffers:
+    def buffers(self, logic: CompiledJoin) -> Buffers:
         """Return the buffered rows of a join."""
         ...
 
-    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Stage an epoch's changes to the buffers, as `stage` does for units.
 
         Rows that have expired at `watermark` may be dropped.
         """
         ...
 
-    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the buffers with the rows of these changes, as `replace_rows` does for units."""
         ...
 
@@ -239,7 +239,7 @@ class StateStore(Protocol):
         """Rename the state, so that the pipeline no longer has one. Return the new location."""
         ...
 
-    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         """Create the storage of a stage before the first epoch.
 
         `begins`: whether the stage is new, so that the latest commit does not contain it.

@@ -20,7 +20,7 @@ from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
-from slackwater.joins.shared_columns import SharedColumns
+from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late
@@ -34,7 +34,7 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
-from slackwater.windows import panes
+from slackwater.windows import pane_windows
 from slackwater.windows.aggregations import AggregationInput, normalize_columns
 from slackwater.windows.state_rows import FAR, Int64s
 
@@ -279,10 +279,10 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 @lift_inputs.register
 def _(operator: PaneOperator, frame: pl.DataFrame) -> pl.DataFrame:
     if not operator.lifts_in_sql:
-        return panes.lift_rows(operator, frame)
+        return pane_windows.lift_rows(operator, frame)
     lifted = operator.lift_rows(frame)
     return lifted.with_columns(
-        pl.Series("__start", panes.pane_start(operator, lifted["__ts"].to_numpy())),
+        pl.Series("__start", pane_windows.pane_start(operator, lifted["__ts"].to_numpy())),
         pl.lit(1, pl.Int64).alias("__n"),
         pl.col("__ts").alias("__first"),
     ).drop("__ts")
@@ -301,7 +301,7 @@ def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @prepare_rows.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
-    which, slots = operator.input_index(source), SharedColumns.from_logic(operator)
+    which, slots = operator.input_index(source), ShuffleColumns.from_logic(operator)
     side = operator.sides[which]
     keys = normalize_columns(rows, list(side.keys))
     shared = [

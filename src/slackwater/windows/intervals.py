@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.key_order import order_by_key, sorted_by_key
 from slackwater.windows.results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import (
@@ -30,7 +31,6 @@ from slackwater.windows.state_rows import (
     DueRowFilter,
     Int64s,
 )
-from slackwater.windows.window_logic import WindowLogic
 
 if TYPE_CHECKING:
     from slackwater.windows.session_kernel.runs import SessionTimes
@@ -41,7 +41,7 @@ SESSION_ID = "session_id"
 
 
 @dataclass(frozen=True)
-class SessionLogic(WindowLogic):
+class CompiledSessionWindow(CompiledWindow):
     """A compiled session window.
 
     `rows_from_us` and `revised` carry over from an earlier config (see `windows.state_conversion`). Rows before
@@ -164,7 +164,7 @@ class IntervalBatch:
     end: Int64s  # how far its rows extend: last + gap, or the stored `__end`
 
     @classmethod
-    def from_frame(cls, logic: SessionLogic, frame: pl.DataFrame) -> IntervalBatch:
+    def from_frame(cls, logic: CompiledSessionWindow, frame: pl.DataFrame) -> IntervalBatch:
         """Sort a frame of state rows and new rows, and convert its columns to arrays."""
         frame, key = sorted_by_key(frame, logic.key_names, "__start", "__last")
         kind, start, last, due = (frame[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
@@ -184,14 +184,14 @@ class IntervalBatch:
     def is_gone(self, horizon: int) -> Bools:
         """Return a mask of the floors, and of whole sessions that close at or before the horizon.
 
-        See `WindowLogic.horizon`.
+        See `CompiledWindow.horizon`.
         """
         return is_gone(self.kind, self.due, horizon)
 
     def floors(self, reach: int, horizon: int) -> Int64s:
         """Return the floor of each key; NO_WATERMARK if no row can be late because of it any more.
 
-        `horizon` is described in `WindowLogic.horizon`, `reach` in `SessionLogic.reach_us`.
+        `horizon` is described in `CompiledWindow.horizon`, `reach` in `CompiledSessionWindow.reach_us`.
         """
         gone = self.is_gone(horizon)
         is_open = ~gone & (self.kind != ROW)
@@ -206,7 +206,7 @@ def is_gone(kind: NDArray[np.int8], due: Int64s, horizon: int) -> Bools:
     return gone
 
 
-def mark_emitted(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def mark_emitted(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Mark whole sessions that the watermark has closed as emitted: emitting them did not write to the state."""
     if not logic.revises:
         return state
@@ -261,7 +261,7 @@ def select_rows(unit: IntervalBatch, mask: Bools) -> IntervalBatch:
     )
 
 
-def find_runs(logic: SessionLogic, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
+def find_runs(logic: CompiledSessionWindow, unit: IntervalBatch) -> tuple[Int64s, Int64s]:
     """Number the runs of touching intervals; also return the result of `reach_before`.
 
     A new run begins where an interval begins after all earlier ones have ended. Intervals that touch belong to one

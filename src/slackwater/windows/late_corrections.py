@@ -20,10 +20,11 @@ import polars as pl
 
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.windows import panes, session_emission, sessions
-from slackwater.windows.intervals import IntervalBatch, SessionLogic, find_runs, first_per_key, mark_emitted
+from slackwater.windows import pane_windows, session_emission, sessions
+from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.intervals import CompiledSessionWindow, IntervalBatch, find_runs, first_per_key, mark_emitted
 from slackwater.windows.key_order import sorted_by_key
-from slackwater.windows.panes import PaneLogic
+from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import (
     EMITTED,
@@ -36,7 +37,6 @@ from slackwater.windows.state_rows import (
     Int64s,
     with_revision_columns,
 )
-from slackwater.windows.window_logic import WindowLogic
 
 _FOREVER_MS = 10**15
 
@@ -57,7 +57,7 @@ class LateCorrection:
 
 
 @singledispatch
-def touched_ranges(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def touched_ranges(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the ranges of stored windows that these rows may touch: `__kh`, keys, `__low` and `__high`.
 
     Limits are window starts in µs, inclusive. `rows` has the columns that `correct_windows` expects. The ranges of a
@@ -67,14 +67,19 @@ def touched_ranges(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @singledispatch
-def touched_units(logic: WindowLogic, rows: pl.DataFrame) -> Int64s:
+def touched_units(logic: CompiledWindow, rows: pl.DataFrame) -> Int64s:
     """Return the state units that these rows may touch, sorted and unique."""
     raise_unregistered(logic, "slackwater.windows.late_corrections.touched_units")
 
 
 @singledispatch
 def correct_windows(
-    logic: WindowLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
+    logic: CompiledWindow,
+    rows: pl.DataFrame,
+    state: pl.DataFrame,
+    stored: pl.DataFrame,
+    watermark: int,
+    lost: str | None,
 ) -> LateCorrection:
     """Apply late rows to closed windows.
 
@@ -93,7 +98,7 @@ def correct_windows(
 
 
 @touched_ranges.register
-def _(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def _(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
     keys = ["__kh", *logic.key_names]
     index, window = _missed_windows(logic, rows)
     spread = rows.select(keys)[index].with_columns(pl.Series("__low", window), pl.Series("__high", window))
@@ -101,13 +106,13 @@ def _(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @touched_units.register
-def _(logic: PaneLogic, rows: pl.DataFrame) -> Int64s:
+def _(logic: CompiledPaneWindow, rows: pl.DataFrame) -> Int64s:
     return np.empty(0, dtype=np.int64)  # these windows have left the state completely
 
 
-def _missed_windows(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
+def _missed_windows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> tuple[Int64s, Int64s]:
     """Return (row, window start) for every window for which a row was late."""
-    first = panes.first_window(logic, panes.pane_start(logic, rows["__ts"].to_numpy()))
+    first = pane_windows.first_window(logic, pane_windows.pane_start(logic, rows["__ts"].to_numpy()))
     count = rows["__missed"].to_numpy()
     index = np.repeat(np.arange(len(first)), count)
     nth = np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
@@ -116,7 +121,12 @@ def _missed_windows(logic: PaneLogic, rows: pl.DataFrame) -> tuple[Int64s, Int64
 
 @correct_windows.register
 def _(
-    logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
+    logic: CompiledPaneWindow,
+    rows: pl.DataFrame,
+    state: pl.DataFrame,
+    stored: pl.DataFrame,
+    watermark: int,
+    lost: str | None,
 ) -> LateCorrection:
     index, window = _missed_windows(logic, rows)
     keys, columns = ["__kh", *logic.key_names], ["__kh", *logic.key_names, *logic.accumulators]
@@ -155,7 +165,7 @@ def _(
 
 
 @touched_ranges.register
-def _(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def _(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
     # a touched session begins at most one cap before the row; the session before it, which may be cut, one cap earlier
     before, after = 2 * logic.cap_us + 3 * logic.reach_us, logic.cap_us + 2 * logic.reach_us
     low, high = pl.col("__ts").min() - before, pl.col("__ts").max() + after
@@ -163,13 +173,18 @@ def _(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @touched_units.register
-def _(logic: SessionLogic, rows: pl.DataFrame) -> Int64s:
+def _(logic: CompiledSessionWindow, rows: pl.DataFrame) -> Int64s:
     return distinct_values(rows["__kh"].to_numpy())
 
 
 @correct_windows.register
 def _(
-    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, stored: pl.DataFrame, watermark: int, lost: str | None
+    logic: CompiledSessionWindow,
+    rows: pl.DataFrame,
+    state: pl.DataFrame,
+    stored: pl.DataFrame,
+    watermark: int,
+    lost: str | None,
 ) -> LateCorrection:
     """
     state     ─┬─ gone, floors ─────────────────────────────────────────────▶ floors ┐
@@ -218,14 +233,14 @@ def _(
     return LateCorrection(EmitResult(upserts, changed, superseded, has[0] - had[0], has[1] - had[1]), refused)
 
 
-def _drop_gone(logic: SessionLogic, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Drop sessions that have expired as fragments. As in any epoch, their fragments are merged first."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     visited = pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])
 
 
-def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFrame:
+def _emitted_but_open(logic: CompiledSessionWindow, staying: pl.DataFrame) -> pl.DataFrame:
     """Return the rows that the target holds for sessions that are open again, unless the state records them."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if logic.revises:
@@ -234,7 +249,7 @@ def _emitted_but_open(logic: SessionLogic, staying: pl.DataFrame) -> pl.DataFram
     return again.drop("__start").explode("__out").rename({"__out": "__start"}).select(columns)
 
 
-def _retain_forever(logic: SessionLogic) -> SessionLogic:
+def _retain_forever(logic: CompiledSessionWindow) -> CompiledSessionWindow:
     """Return the same window with an unlimited allowed lateness."""
     emit = "on_close" if logic.window.emit == "final" else logic.window.emit
     retaining = {"late_data": "reopen", "allowed_lateness_ms": _FOREVER_MS, "emit": emit}
@@ -246,7 +261,7 @@ def _is_gone(horizon: int) -> pl.Expr:
     return (pl.col("__kind") == FLOOR) | (whole & (pl.col("__due") <= horizon))
 
 
-def _may_be_cut(logic: SessionLogic) -> pl.Expr:
+def _may_be_cut(logic: CompiledSessionWindow) -> pl.Expr:
     """Select the target's sessions that end at the cap.
 
     The cap may have cut them short. The time of their last event is unknown then.
@@ -254,7 +269,7 @@ def _may_be_cut(logic: SessionLogic) -> pl.Expr:
     return pl.col("__due") - 1 - pl.col("__start") == logic.cap_us
 
 
-def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
+def _revive_stored(retaining: CompiledSessionWindow, held: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
     """Return the target's sessions that are not in the state, as state rows marked as held by the target."""
     identity = ["__kh", *retaining.key_names, "__start"]
     emitted_starts = held.select("__kh", *retaining.key_names, "__out").explode("__out").drop_nulls("__out")
@@ -269,7 +284,7 @@ def _revive_stored(retaining: SessionLogic, held: pl.DataFrame, stored: pl.DataF
 
 
 def _refusal_reasons(
-    retaining: SessionLogic, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
+    retaining: CompiledSessionWindow, rows: pl.DataFrame, held: pl.DataFrame, revived: pl.DataFrame, lost: str | None
 ) -> pl.Series:
     """Return, for each row, why it cannot be applied. The run (rows joined by the gap) that contains the row decides."""
     hidden = ["__kh", "__kind", "__start", "__last", "__due", *retaining.key_names]
@@ -309,7 +324,7 @@ def _refusal_reasons(
     return pl.Series("refused", reasons.tolist(), dtype=pl.String)
 
 
-def _with_floors(logic: SessionLogic, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
+def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.DataFrame, horizon: int) -> pl.DataFrame:
     """Return whole units of state rows: the staying rows, and a floor for expired ones if rows can still be late."""
     bare = past.with_columns(pl.lit(FLOOR, pl.Int8).alias("__kind"))
     everything = pl.concat([staying, bare])

@@ -8,13 +8,20 @@ import polars as pl
 from slackwater.core.hashing import mix
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.key_order import order_by_unit
-from slackwater.windows.panes import PaneLogic, first_window, is_overlapping, last_closed, last_window, pane_us
+from slackwater.windows.pane_windows import (
+    CompiledPaneWindow,
+    first_window,
+    is_overlapping,
+    last_closed,
+    last_window,
+    pane_us,
+)
 from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
 from slackwater.windows.window_revisions import read_revision_notes, with_revision_notes
 
 
-def sibling_units(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
+def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
     """Return the other panes' units of all windows that contain a DIRTY pane, sorted and unique."""
     dirty = panes.filter(pl.col("__kind") == DIRTY)
     if logic.hop_us == logic.duration_us or dirty.is_empty():
@@ -36,7 +43,9 @@ def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
     return index, low[index] + nth * step
 
 
-def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: int, early: bool = False) -> EmitResult:
+def emit_windows(
+    logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int, early: bool = False
+) -> EmitResult:
     """Merge panes into the windows to emit as the watermark advances from `since` to `watermark`.
 
     window 60, hop 20, allowed lateness 30      since  watermark
@@ -79,7 +88,7 @@ def emit_windows(logic: PaneLogic, panes: pl.DataFrame, since: int, watermark: i
     return EmitResult(rows, state, rows.clear().select("__kh", *logic.key_names, "__start", "__rev"))
 
 
-def emit_standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def emit_standalone_windows(logic: CompiledPaneWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Emit late rows (as passed to `ingest_panes`) as separate windows, if their window has left the state.
 
     The reason column marks these windows.
@@ -96,7 +105,7 @@ def emit_standalone_windows(logic: PaneLogic, rows: pl.DataFrame, watermark: int
     )
 
 
-def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
+def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFrame:
     """Merge panes by key and window; `spread` has one row per pane and window.
 
     `__changed` is true if any pane changed.
@@ -113,7 +122,7 @@ def _merge_windows(logic: PaneLogic, spread: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_runs(spread.select(*noted, *logic.accumulators)[order], heads, carried)
 
 
-def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
+def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
     """Add to each pane its notes on its windows; `index` is the pane of each row of `spread`."""
     notes = read_revision_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
@@ -128,7 +137,7 @@ def _with_notes(logic: PaneLogic, panes: pl.DataFrame, spread: pl.DataFrame, ind
 
 
 def _record_emissions(
-    logic: PaneLogic, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
+    logic: CompiledPaneWindow, panes: pl.DataFrame, rows: pl.DataFrame, watermark: int, early: bool
 ) -> pl.DataFrame:
     """Return the new rows of units with DIRTY panes; a pane stays DIRTY while one of its windows has not been emitted."""
     hashes = panes["__h"].to_numpy()

@@ -20,8 +20,8 @@ from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import (
     Bools,
+    CompiledSessionWindow,
     IntervalBatch,
-    SessionLogic,
     find_runs,
     first_per_key,
     mark_emitted,
@@ -35,7 +35,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGME
 
 
 def emit_sessions(
-    logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool = False
+    logic: CompiledSessionWindow, units: pl.DataFrame, since: int, watermark: int, early: bool = False
 ) -> EmitResult:
     """Return the sessions to emit as the watermark advances from `since` to `watermark`.
 
@@ -78,7 +78,7 @@ def emit_sessions(
     )
 
 
-def emit_standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.DataFrame:
+def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
     """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason (KIP-94)."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
@@ -97,12 +97,12 @@ def emit_standalone_sessions(logic: SessionLogic, late: pl.DataFrame) -> pl.Data
     ).select(_columns(logic))
 
 
-def _columns(logic: SessionLogic) -> list[str]:
+def _columns(logic: CompiledSessionWindow) -> list[str]:
     """Return the columns of emitted rows."""
     return ["__kh", *logic.key_names, "__start", "__end", "__final", "__rev", "__reason", *logic.accumulators]
 
 
-def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def _superseded_starts(logic: CompiledSessionWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the other start times under which these sessions (from `__out`) were emitted earlier."""
     columns = ["__kh", *logic.key_names, "__start", "__rev"]
     if not logic.revises:
@@ -114,7 +114,7 @@ def _superseded_starts(logic: SessionLogic, rows: pl.DataFrame) -> pl.DataFrame:
     return several.drop("__start").rename({"__out": "__start"}).select(columns)
 
 
-def _count_keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
+def _count_keys_gone(logic: CompiledSessionWindow, units: pl.DataFrame, going: Bools, staying: Bools) -> int:
     """Count the keys that lose their last session."""
     gone, still = units[np.flatnonzero(going)], units[np.flatnonzero(staying)]
     hashes = gone["__kh"].to_numpy()
@@ -125,7 +125,7 @@ def _count_keys_gone(logic: SessionLogic, units: pl.DataFrame, going: Bools, sta
     return closing.join(still.select(keys), on=keys, how="anti", nulls_equal=True).height
 
 
-def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
+def _settle(logic: CompiledSessionWindow, units: pl.DataFrame, since: int, watermark: int, early: bool) -> EmitResult:
     """Merge the sessions of these units, emit those that are due, and return what remains."""
     cap, horizon = logic.cap_us, logic.horizon(watermark)
     whole = IntervalBatch.from_frame(logic, mark_emitted(logic, units, since))
@@ -165,7 +165,12 @@ def _settle(logic: SessionLogic, units: pl.DataFrame, since: int, watermark: int
 
 
 def _record_emissions(
-    logic: SessionLogic, unit: IntervalBatch, session: Int64s, heads: Int64s, emitted: Bools, merged: pl.DataFrame
+    logic: CompiledSessionWindow,
+    unit: IntervalBatch,
+    session: Int64s,
+    heads: Int64s,
+    emitted: Bools,
+    merged: pl.DataFrame,
 ) -> IntervalBatch:
     """Record in the intervals what the target now holds: a session's first interval stores its emitted start."""
     if not logic.revises or not emitted.any():
@@ -190,7 +195,7 @@ def _record_emissions(
 
 
 def _remaining_state(
-    logic: SessionLogic, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
+    logic: CompiledSessionWindow, whole: IntervalBatch, rest: IntervalBatch, floors: Int64s, watermark: int
 ) -> tuple[pl.DataFrame, Bools]:
     """Return the new rows of all settled units, and a mask of their keys that no longer have a session."""
     reach, horizon = logic.reach_us, logic.horizon(watermark)
@@ -213,7 +218,7 @@ def _remaining_state(
     return pl.concat(parts).sort("__h", maintain_order=True), bare
 
 
-def _superseded(logic: SessionLogic, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
+def _superseded(logic: CompiledSessionWindow, merged: pl.DataFrame, emitted: Bools) -> pl.DataFrame:
     """Return the rows in the target that the emitted sessions replaced and that are no longer sessions of their keys."""
     gone = _superseded_starts(logic, merged.filter(pl.Series(emitted)))
     if gone.is_empty():

@@ -28,7 +28,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, W
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.windows.intervals import SessionLogic
+    from slackwater.windows.intervals import CompiledSessionWindow
 
 Hold = tuple[int | None, int, int]
 MOST = 64  # per shard
@@ -43,7 +43,7 @@ def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     return min(counting, default=watermark)
 
 
-def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
+def find_holds(logic: CompiledSessionWindow, rows: pl.DataFrame) -> list[Hold]:
     """Find the holds for state rows, which must be sorted by unit and time."""
     kind, start, last, due = (rows[c].to_numpy() for c in ("__kind", "__start", "__last", "__due"))
     end = rows["__end"].to_numpy() if logic.dynamic else last + logic.gap_us
@@ -64,7 +64,7 @@ def find_holds(logic: SessionLogic, rows: pl.DataFrame) -> list[Hold]:
     return holds
 
 
-def replace_holds(logic: SessionLogic, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
+def replace_holds(logic: CompiledSessionWindow, holds: Sequence[Hold], rows: pl.DataFrame) -> tuple[Hold, ...]:
     """Update the holds of a shard after `rows` replaced all rows of their units."""
     new = find_holds(logic, rows)
     if not holds:

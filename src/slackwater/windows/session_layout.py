@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, find_runs, first_per_key
+from slackwater.windows.intervals import Bools, CompiledSessionWindow, IntervalBatch, find_runs, first_per_key
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -38,7 +38,7 @@ class SessionLayout:
     end: Int64s
 
 
-def build_layout(logic: SessionLogic, unit: IntervalBatch) -> SessionLayout:
+def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLayout:
     """Build the layout of a non-empty batch of intervals. Only their keys and times matter."""
     cap = logic.cap_us
     run, _ = find_runs(logic, unit)
@@ -58,7 +58,7 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 
 
-def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
+def mark_still_emitted(logic: CompiledSessionWindow, unit: IntervalBatch, fragment: Int64s) -> IntervalBatch:
     """Return the intervals with the emitted mark on those that the target still holds.
 
     `fragment` is the number of the fragment that each new row or stored interval becomes part of. The target still
@@ -85,7 +85,12 @@ def mark_still_emitted(logic: SessionLogic, unit: IntervalBatch, fragment: Int64
 
 
 def unmark_changed_intervals(
-    logic: SessionLogic, unit: IntervalBatch, stored: Int64s, before: SessionLayout, after: SessionLayout, now: Int64s
+    logic: CompiledSessionWindow,
+    unit: IntervalBatch,
+    stored: Int64s,
+    before: SessionLayout,
+    after: SessionLayout,
+    now: Int64s,
 ) -> IntervalBatch:
     """Clear the emitted mark of intervals whose session has a different end or different intervals than before.
 

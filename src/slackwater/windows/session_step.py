@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import Bools, IntervalBatch, SessionLogic, is_gone, mark_emitted
+from slackwater.windows.intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
 from slackwater.windows.key_order import order_by_key
 from slackwater.windows.results import IngestResult, ResultCounts
 from slackwater.windows.session_kernel import runs
@@ -28,7 +28,7 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAG
 
 
 def ingest_intervals(
-    logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
+    logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
     """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
@@ -102,7 +102,9 @@ class SessionInput:
     intervals: runs.SortedIntervals
 
     @classmethod
-    def from_frames(cls, logic: SessionLogic, rows: pl.DataFrame, state: pl.DataFrame, horizon: int) -> SessionInput:
+    def from_frames(
+        cls, logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, horizon: int
+    ) -> SessionInput:
         """Sort state rows and new rows together by (key, start, last)."""
 
         def column(of_state: str, of_rows: str) -> Int64s:
@@ -145,7 +147,7 @@ class SessionInput:
             return touched
         return is_in_sorted(unit, distinct_values(unit[touched]))
 
-    def still_emitted(self, logic: SessionLogic, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
+    def still_emitted(self, logic: CompiledSessionWindow, positions: Int64s, key: Int64s, fragment: Bools) -> Bools:
         """Return a mask of the intervals that the target still holds unchanged, once they are part of these fragments."""
         if not logic.revises or not self.state["__kind"].is_in([EMITTED, EMITTED_FRAGMENT]).any():
             return np.zeros(len(positions), dtype=bool)
@@ -161,7 +163,7 @@ class SessionInput:
         )
         return mark_still_emitted(logic, unit, np.cumsum(fragment) - 1).emitted
 
-    def late_rows(self, logic: SessionLogic, positions: Int64s) -> pl.DataFrame:
+    def late_rows(self, logic: CompiledSessionWindow, positions: Int64s) -> pl.DataFrame:
         """Return the late rows in the form of state rows."""
         rows = self.rows[self.order[positions] - self.state.height]
         extra = [c for c in ("__idle", "__row") if c in rows.columns]
@@ -175,7 +177,7 @@ class SessionInput:
         return logic.add_revision_columns(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
 
 
-def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
+def build_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
     """Build the state rows of a non-empty batch of intervals that are all open or retained."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(run_starts(unit.key), count)
@@ -190,7 +192,7 @@ def build_state_rows(logic: SessionLogic, unit: IntervalBatch, watermark: int) -
 
 
 def _keys_over_limit(
-    logic: SessionLogic, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
+    logic: CompiledSessionWindow, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
 ) -> Bools:
     """Return a mask of the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
     positions = judged.positions[run_starts(judged.key)]
@@ -206,7 +208,7 @@ def _keys_over_limit(
 
 
 def _rows(
-    logic: SessionLogic,
+    logic: CompiledSessionWindow,
     fragments: runs.SessionFragments,
     parts: pl.DataFrame,
     keys: Sequence[pl.Series],
@@ -234,7 +236,7 @@ def _rows(
     return merged.with_columns(**hidden).select(logic.state_schema.keys())
 
 
-def _floors(logic: SessionLogic, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
+def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
     """Build one FLOOR row for each key with a floor; `floors` has one element per key."""
     keys = np.flatnonzero(floors != runs.NONE)
     if not len(keys):

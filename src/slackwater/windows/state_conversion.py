@@ -12,7 +12,7 @@ Closed windows do not change.
     late to 13     [15 ── 20]22       [32]34     15 to 20 stays one session, though its rows may be 5 apart
 
 Floors of sessions that left the state under the former gap do not move. Rows up to `watermark - gap` were late because
-of floors that have expired since; they stay late (`SessionLogic.rows_from_us`). Windows that had left the state stay
+of floors that have expired since; they stay late (`CompiledSessionWindow.rows_from_us`). Windows that had left the state stay
 out of it (`gone_us`).
 """
 
@@ -26,27 +26,27 @@ import polars as pl
 
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import panes
+from slackwater.windows import pane_windows
+from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.intervals import (
     Bools,
+    CompiledSessionWindow,
     IntervalBatch,
-    SessionLogic,
     find_runs,
     first_per_key,
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.panes import PaneLogic
+from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.session_layout import build_layout, session_heads
 from slackwater.windows.sessions import build_state, floor_rows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
-from slackwater.windows.window_logic import WindowLogic
 
 
-def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Convert all state rows of one or more shards, sorted by `__h`, from window `former` to window `logic`.
 
-    `logic` comes from `WindowLogic.after`; its keys, kind and lengths equal those of `former`. `rows` has the
+    `logic` comes from `CompiledWindow.after`; its keys, kind and lengths equal those of `former`. `rows` has the
     accumulators that both windows share. All other aggregations start as if they had seen no rows.
     """
     rows = logic.add_revision_columns(initial_state(logic, rows))
@@ -55,24 +55,24 @@ def convert_state(former: WindowLogic, logic: WindowLogic, rows: pl.DataFrame, w
 
 
 @singledispatch
-def _convert_rows(logic: WindowLogic, former: WindowLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _convert_rows(logic: CompiledWindow, former: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Convert the unexpired state rows to the new window."""
     raise_unregistered(logic, "slackwater.windows.state_conversion.convert_state")
 
 
 @_convert_rows.register
-def _(logic: PaneLogic, former: PaneLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    return panes.convert_emission(logic, rows, former.updates)
+def _(logic: CompiledPaneWindow, former: CompiledPaneWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    return pane_windows.convert_emission(logic, rows, former.updates)
 
 
 @_convert_rows.register
-def _(logic: SessionLogic, former: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _(logic: CompiledSessionWindow, former: CompiledSessionWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if rows.is_empty() or (former.gap_us, former.cap_us) == (logic.gap_us, logic.cap_us):
         return rows
     return _regroup_sessions(former, logic, rows, watermark)
 
 
-def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def initial_state(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Complete the accumulators of state rows, and convert those that an earlier version stored in another form.
 
     Missing accumulators start as if they had seen no rows.
@@ -87,7 +87,9 @@ def initial_state(logic: WindowLogic, rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(nothing[c].new_from_index(0, rows.height) for c in nothing.columns)
 
 
-def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _regroup_sessions(
+    former: CompiledSessionWindow, logic: CompiledSessionWindow, rows: pl.DataFrame, watermark: int
+) -> pl.DataFrame:
     """Regroup open and retained sessions by the new gap and cap; expired sessions become floors."""
     whole = IntervalBatch.from_frame(former, mark_emitted(former, rows, watermark))
     horizon = former.horizon(watermark)
@@ -105,7 +107,7 @@ def _regroup_sessions(former: SessionLogic, logic: SessionLogic, rows: pl.DataFr
 
 
 def _regroup_intervals(
-    former: SessionLogic, logic: SessionLogic, unit: IntervalBatch, floors: Int64s, watermark: int
+    former: CompiledSessionWindow, logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
 ) -> pl.DataFrame:
     """Regroup intervals by the new gap and cap, and return their state rows."""
     was = build_layout(former, unit)
@@ -122,7 +124,7 @@ def _regroup_intervals(
     return build_state(logic, unit, floors, watermark)
 
 
-def _number_sessions(logic: SessionLogic, unit: IntervalBatch, cap: int) -> Int64s:
+def _number_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, cap: int) -> Int64s:
     """Number the sessions that the intervals would form if no more rows arrived."""
     run, _ = find_runs(logic, unit)
     return np.cumsum(session_heads(unit.start, unit.last, unit.end, run, cap)) - 1
@@ -142,7 +144,7 @@ def _unmark_changed(unit: IntervalBatch, before: Int64s, after: Int64s, ends: Bo
     return replace(unit, kind=np.where(changed & (kind == EMITTED_FRAGMENT), FRAGMENT, kind).astype(np.int8))
 
 
-def _merge_sessions(logic: SessionLogic, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
+def _merge_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, session: Int64s) -> IntervalBatch:
     """Merge the intervals of each session into one."""
     heads = first_per_key(session)
     columns = ["__h", "__kh", *logic.revisions, *logic.key_names, *logic.accumulators]

@@ -92,7 +92,7 @@ class DueRowFilter(NamedTuple):
         return any(first_due <= upto and last_due > after for after, upto in self.moves)
 
 
-class KeyedStateLogic(ABC):
+class KeyedStateLayout(ABC):
     """The interface of a keyed operator to stores: its state rows, and when they are due or expire.
 
     Packages that read state rows need no special code for operators that derive from this class.

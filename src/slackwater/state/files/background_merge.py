@@ -15,31 +15,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import singledispatch
 
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.buffers import JoinWriter
 from slackwater.state.files.merging import FAN, SegmentMerge
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.storage import Storage
-from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedStateLogic
+from slackwater.state.protocol import NoState, StateLayout
+from slackwater.windows.state_rows import KeyedStateLayout
 
 StageShard = tuple[int, int]  # stage number, shard
 
 
 @singledispatch
-def merge_segments(logic: StageLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
+def merge_segments(logic: StateLayout, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
     """Merge the segments of a shard that have piled up."""
     raise_unregistered(logic, "slackwater.state.files.background_merge.merge_segments")
 
 
 @merge_segments.register
-def _(logic: KeyedStateLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
+def _(logic: KeyedStateLayout, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
     return shard.merges(logic, watermark, FAN)
 
 
 @merge_segments.register
-def _(logic: JoinLogic, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
+def _(logic: CompiledJoin, shard: FilesShard, watermark: int) -> list[SegmentMerge]:
     return JoinWriter(shard.storage, shard.shard, shard.epoch, logic).merges(shard.metas, watermark, FAN)
 
 
@@ -54,7 +54,7 @@ class BackgroundMerger:
     def __init__(self, storage: Storage) -> None:
         # set at the start
         self._storage = storage
-        self._logics: dict[int, StageLogic] = {}  # by stage number
+        self._logics: dict[int, StateLayout] = {}  # by stage number
         # changes with every commit
         self._watermarks: list[int] = []  # by stage, as of the latest commit
         self._thread: ThreadPoolExecutor | None = None
@@ -62,7 +62,7 @@ class BackgroundMerger:
         self._running: dict[StageShard, tuple[int, Future[list[SegmentMerge]]]] = {}
         self._done: dict[StageShard, tuple[int, list[SegmentMerge]]] = {}
 
-    def add_stage(self, stage: int, logic: StageLogic) -> None:
+    def add_stage(self, stage: int, logic: StateLayout) -> None:
         """Register the logic of a stage. Only registered stages are merged."""
         self._logics[stage] = logic
 

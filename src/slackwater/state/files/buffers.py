@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s, is_in_sorted, run_starts
-from slackwater.joins.buffer import OUTLINE, BufferChange, Changes
-from slackwater.joins.join_logic import HIDDEN, JoinLogic, JoinSide
-from slackwater.joins.match import SortedRows, bisect_ranges, sort_order
+from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
+from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
+from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.merging import MOST, SegmentMerge, merge_plan
@@ -70,7 +70,7 @@ class FilesBuffers:
 
     storage: Storage
     metas: tuple[SegmentMeta, ...]
-    logic: JoinLogic
+    logic: CompiledJoin
 
     @cached_property
     def _segments(self) -> dict[str, list[JoinSegment]]:
@@ -162,7 +162,7 @@ class JoinWriter:
     storage: Storage
     shard: int
     epoch: int
-    logic: JoinLogic
+    logic: CompiledJoin
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         """Return the segments after these changes, without expired ones.

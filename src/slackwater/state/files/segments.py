@@ -17,8 +17,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
-from slackwater.joins.buffer import Changes
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import frame_of
 from slackwater.state.files.buffers import FilesBuffers, JoinWriter
@@ -31,7 +31,7 @@ from slackwater.windows.state_rows import (
     TOMBSTONE,
     DueRowFilter,
     Int64s,
-    KeyedStateLogic,
+    KeyedStateLayout,
     empty_frame,
     with_revision_columns,
 )
@@ -197,11 +197,11 @@ class FilesShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> FilesShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: KeyedStateLogic) -> SegmentReader:
+    def reader(self, logic: KeyedStateLayout) -> SegmentReader:
         return SegmentReader(self.storage, self.metas, logic.state_schema)
 
     def stage(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         """Return the segments, with `rows` added as the newest one and without expired ones.
 
@@ -217,7 +217,7 @@ class FilesShard:
             segments = merge.apply(segments, watermark)
         return segments
 
-    def merges(self, logic: KeyedStateLogic, watermark: int, fan: int) -> list[SegmentMerge]:
+    def merges(self, logic: KeyedStateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
         """Merge the newest segments, once `fan` segments of a size class have piled up."""
         count = merge_plan(self.metas, fan)
         if not count:
@@ -225,17 +225,17 @@ class FilesShard:
         merged = self._merge(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)
         return [SegmentMerge(self.metas[-count:], (self._write(logic, merged),) if merged.height else ())]
 
-    def buffers(self, logic: JoinLogic) -> FilesBuffers:
+    def buffers(self, logic: CompiledJoin) -> FilesBuffers:
         return FilesBuffers(self.storage, self.metas, logic)
 
-    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.storage, self.shard, self.epoch, logic).stage(self.metas, changes, watermark)
 
-    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
         return JoinWriter(self.storage, self.shard, self.epoch, logic).stage((), changes, NO_WATERMARK)
 
     def replace_rows(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Replace the contents of the shard with `rows`, and return its new segments. `before` is not needed here."""
         return (self._write(logic, rows),) if rows.height else ()
@@ -245,7 +245,7 @@ class FilesShard:
         _, digest = self.storage.write(name, frame)
         return OutputMeta(file=name, rows=frame.height, checksum=digest)
 
-    def _write(self, logic: KeyedStateLogic, rows: pl.DataFrame) -> SegmentMeta:
+    def _write(self, logic: KeyedStateLayout, rows: pl.DataFrame) -> SegmentMeta:
         """Write a new segment. Its name is unique, so a task may run twice."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, rows)
@@ -253,7 +253,7 @@ class FilesShard:
         return SegmentMeta(file=name, rows=rows.height, bytes=size, checksum=digest, **stats._asdict())
 
     def _merge(
-        self, logic: KeyedStateLogic, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int
+        self, logic: KeyedStateLayout, metas: tuple[SegmentMeta, ...], oldest: bool, watermark: int
     ) -> pl.DataFrame:
         """Merge segments into one frame.
 

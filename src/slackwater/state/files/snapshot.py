@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from slackwater.errors import StateError
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.files import offset_lists, publish_markers
 from slackwater.state.files.buffers import FilesBuffers
 from slackwater.state.files.commit import CommitLog
@@ -66,7 +66,7 @@ class SnapshotReader:
                 verify_file(self._storage, file_ref(meta))
         self._whole = {m.file for m in segments}
 
-        def buffers(shard: int, logic: JoinLogic, stage: int) -> FilesBuffers:
+        def buffers(shard: int, logic: CompiledJoin, stage: int) -> FilesBuffers:
             join_buffers = FilesBuffers(self._storage, commit.stages[stage].segments[shard], logic)
             return join_buffers.use_open_tables({s.meta.file: s.table for s in stages[stage][shard].segments})
 

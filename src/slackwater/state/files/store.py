@@ -35,7 +35,7 @@ from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.storage import NAMED, FileRef, Storage, StorageLock, file_ref
 from slackwater.state.files.storage_factory import storage_for
-from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, StoredRecord
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
@@ -217,7 +217,7 @@ class FilesStore:
         epochs = self.epochs()
         return self._log.read_record(epochs[-1]) if epochs else None
 
-    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         self._merger.add_stage(stage, logic)
 
     def drop_stages(self, stages: range) -> None:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import EpochError, StartError
-from slackwater.joins.buffer import OUTLINE, Changes
-from slackwater.joins.join_logic import JoinLogic, JoinSide
-from slackwater.joins.match import SortedRows
+from slackwater.joins.compiled_join import CompiledJoin, JoinSide
+from slackwater.joins.join_buffers import OUTLINE, Changes
+from slackwater.joins.sorted_match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
 from slackwater.state.files.buffers import describe_segment
 from slackwater.state.postgres import client, row_validation
@@ -39,7 +39,7 @@ class JoinTable:
     """The table for a join's rows, with its names for both sides' columns."""
 
     tables: TableNames
-    logic: JoinLogic
+    logic: CompiledJoin
 
     @property
     def state(self) -> str:
@@ -301,7 +301,7 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
 
 
 def collapsed_segments(
-    logic: JoinLogic, state: StageState, expired: Mapping[tuple[str, int], int], size: int
+    logic: CompiledJoin, state: StageState, expired: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
     """Return the segments after the staged rows were moved into the table and the expired rows were deleted."""
     shards = []

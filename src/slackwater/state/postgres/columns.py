@@ -5,27 +5,27 @@ from __future__ import annotations
 from functools import singledispatch
 
 from slackwater.core.dispatch import raise_unregistered
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.postgres import client
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedStateLogic
+from slackwater.state.protocol import NoState, StateLayout
+from slackwater.windows.state_rows import KeyedStateLayout
 
 
 @singledispatch
-def column_types(logic: StageLogic, tables: TableNames) -> dict[str, str]:
+def column_types(logic: StateLayout, tables: TableNames) -> dict[str, str]:
     """Map the columns of a stage's table to their types, except the columns that all state tables share."""
     raise_unregistered(logic, "slackwater.state.postgres.columns.column_types")
 
 
 @column_types.register
-def _(logic: KeyedStateLogic, tables: TableNames) -> dict[str, str]:
+def _(logic: KeyedStateLayout, tables: TableNames) -> dict[str, str]:
     return tables.types(logic)
 
 
 @column_types.register
-def _(logic: JoinLogic, tables: TableNames) -> dict[str, str]:
+def _(logic: CompiledJoin, tables: TableNames) -> dict[str, str]:
     return JoinTable(tables, logic).types()
 
 
@@ -35,18 +35,18 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 
 
 @singledispatch
-def check_columns(logic: StageLogic, tables: TableNames, where: str) -> None:
+def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
     """Raise StartError for a column that Postgres cannot store without changing its values."""
     raise_unregistered(logic, "slackwater.state.postgres.columns.check_columns")
 
 
 @check_columns.register
-def _(logic: KeyedStateLogic, tables: TableNames, where: str) -> None:
+def _(logic: KeyedStateLayout, tables: TableNames, where: str) -> None:
     client.check_names(list(tables.columns(logic).values()), where)
 
 
 @check_columns.register
-def _(logic: JoinLogic, tables: TableNames, where: str) -> None:
+def _(logic: CompiledJoin, tables: TableNames, where: str) -> None:
     JoinTable(tables, logic).check(where)
 
 

@@ -18,14 +18,14 @@ from psycopg import errors
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.offsets import Offsets
 from slackwater.errors import FencedError
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
 from slackwater.state.postgres import buffers, client, columns, version_merge
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import NoState, Publish, StageLogic
+from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLogic
+from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLayout
 
 # the segments of a stage's shards, and how many rows its table gained
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
@@ -60,7 +60,7 @@ class Transaction:
 
     db: psycopg.Connection[Any]
     tables: TableNames
-    stages: Sequence[StageLogic]
+    stages: Sequence[StateLayout]
     location: str
     altering: Sequence[str] = ()  # statements that alter the tables of the state
     named: frozenset[str] = frozenset()  # tokens of staged rows that the previous commit references
@@ -95,7 +95,7 @@ class Transaction:
             )
             self._write_offsets(stored)
             if staged := [
-                t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedStateLogic)
+                t.for_stage(n).staged for n, logic in enumerate(self.stages) if not isinstance(logic, KeyedStateLayout)
             ]:
                 db.execute(f"TRUNCATE {', '.join(staged)}")
         return stored
@@ -157,7 +157,7 @@ class RowChange:
 
     db: psycopg.Connection[Any]
     tables: TableNames
-    logic: StageLogic
+    logic: StateLayout
     epoch: int
     named: frozenset[str] = frozenset()
     alters: bool = False
@@ -170,11 +170,11 @@ class RowChange:
         return self._run(self.logic, state)
 
     @singledispatchmethod
-    def _run(self, logic: StageLogic, state: StageState) -> Changed:
+    def _run(self, logic: StateLayout, state: StageState) -> Changed:
         raise_unregistered(logic, "slackwater.state.postgres.commit.RowChange")
 
     @_run.register
-    def _(self, logic: KeyedStateLogic, state: StageState) -> Changed:
+    def _(self, logic: KeyedStateLayout, state: StageState) -> Changed:
         t, fresh = self.tables, [m for m in version_merge.staged_segments(state.segments) if m.file not in self.named]
         version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
         if not self.alters and not version_merge.should_merge(state.segments):
@@ -188,7 +188,7 @@ class RowChange:
         return tuple(version_merge.collapsed_segments(metas, size // state.shards) for metas in state.segments), gained
 
     @_run.register
-    def _(self, logic: JoinLogic, state: StageState) -> Changed:
+    def _(self, logic: CompiledJoin, state: StageState) -> Changed:
         table = JoinTable(self.tables, logic)
         gained = buffers.apply_staged(self.db, table, state, self.epoch)
         gone = buffers.delete_expired(self.db, table, state)
@@ -209,7 +209,7 @@ class RowChange:
         row = self.db.execute("SELECT pg_total_relation_size(%s)", (self.tables.state,)).fetchone()
         return int(row[0]) if row else 0
 
-    def _forget(self, logic: KeyedStateLogic, watermark: int) -> int:
+    def _forget(self, logic: KeyedStateLayout, watermark: int) -> int:
         """Delete units whose rows have all expired, and return the number of deleted rows."""
         if watermark <= NO_WATERMARK:
             return 0

@@ -11,15 +11,15 @@ import psycopg
 
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.errors import StateError
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
 from slackwater.state.postgres import client, columns, table_ownership
 from slackwater.state.postgres.buffers import JoinTable
 from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import NoState, StageLogic
-from slackwater.windows.state_rows import KeyedStateLogic
+from slackwater.state.protocol import NoState, StateLayout
+from slackwater.windows.state_rows import KeyedStateLayout
 
 
 def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
@@ -65,7 +65,7 @@ class SchemaSetup:
         """Return whether the stage's table must already exist."""
         return self.epoch >= 0 and not self.begins
 
-    def run(self, logic: StageLogic) -> list[str]:
+    def run(self, logic: StateLayout) -> list[str]:
         """Set up the tables, and return the statements by which the next commit alters them.
 
         Raises StartError, StateError or psycopg's errors.
@@ -76,11 +76,11 @@ class SchemaSetup:
         return self._run(logic)
 
     @singledispatchmethod
-    def _run(self, logic: StageLogic) -> list[str]:
+    def _run(self, logic: StateLayout) -> list[str]:
         raise_unregistered(logic, "slackwater.state.postgres.schema_setup.SchemaSetup")
 
     @_run.register
-    def _(self, logic: KeyedStateLogic) -> list[str]:
+    def _(self, logic: KeyedStateLayout) -> list[str]:
         t, altering = self.tables, list[str]()
         if self.continues:
             self._must_exist()
@@ -101,7 +101,7 @@ class SchemaSetup:
         return altering
 
     @_run.register
-    def _(self, logic: JoinLogic) -> list[str]:
+    def _(self, logic: CompiledJoin) -> list[str]:
         table = JoinTable(self.tables, logic)
         if self.continues:
             self._must_exist()
@@ -156,7 +156,7 @@ class SchemaSetup:
         """Return the tables under the names that they have now."""
         return table_ownership.current_names(self.db, self.tables, self.tables.stage + 1)
 
-    def _empty_staged(self, logic: KeyedStateLogic) -> None:
+    def _empty_staged(self, logic: KeyedStateLayout) -> None:
         """Empty the table of staged rows. `open` has already merged the rows that the latest commit references.
 
         A table with the expected columns is kept, because others may be reading from it.

@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 
 from slackwater.errors import EpochError
-from slackwater.joins.buffer import Changes
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
+from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow import encode_frame, file_checksum
 from slackwater.state.postgres import buffers, client, local_cache, row_validation
@@ -34,7 +34,7 @@ from slackwater.windows.state_rows import (
     WHOLE,
     DueRowFilter,
     Int64s,
-    KeyedStateLogic,
+    KeyedStateLayout,
 )
 
 _ORDINAL = "__ordinal"  # hidden: the position of a row in its unit
@@ -60,11 +60,11 @@ class PostgresShard:
     def with_metas(self, metas: tuple[SegmentMeta, ...]) -> PostgresShard:
         return replace(self, metas=metas)
 
-    def reader(self, logic: KeyedStateLogic) -> PostgresReader:
+    def reader(self, logic: KeyedStateLayout) -> PostgresReader:
         return PostgresReader(self, logic)
 
     def stage(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
         if rows.is_empty():
             return self.metas
@@ -91,7 +91,7 @@ class PostgresShard:
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
     def replace_rows(
-        self, logic: KeyedStateLogic, rows: pl.DataFrame, before: pl.DataFrame | None = None
+        self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
         """Return the new segments after a reshard or a migration.
 
@@ -108,15 +108,15 @@ class PostgresShard:
         stats = logic.stats(rows)
         return (SegmentMeta(file="", rows=rows.height, bytes=rows.estimated_size(), **stats._asdict()),)
 
-    def buffers(self, logic: JoinLogic) -> PostgresBuffers:
+    def buffers(self, logic: CompiledJoin) -> PostgresBuffers:
         return PostgresBuffers(
             self.url, JoinTable(self.tables, logic), self.shard, self.shards, self.metas, self.snapshot
         )
 
-    def write_changes(self, logic: JoinLogic, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
+    def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
         return buffers.stage_changes(self.url, JoinTable(self.tables, logic), self.metas, changes)
 
-    def replace_buffers(self, logic: JoinLogic, changes: Changes) -> tuple[SegmentMeta, ...]:
+    def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
         return buffers.replace_buffer_rows(JoinTable(self.tables, logic), changes)
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
@@ -164,7 +164,7 @@ class PostgresReader:
     """The `StateReader` of one shard."""
 
     state: PostgresShard
-    logic: KeyedStateLogic
+    logic: KeyedStateLayout
 
     @cached_property
     def _staged_versions(self) -> StagedVersions:

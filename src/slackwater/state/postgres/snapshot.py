@@ -15,7 +15,7 @@ import psycopg
 
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StateError
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.postgres import client, offset_lists, table_ownership
@@ -25,7 +25,7 @@ from slackwater.state.postgres.table_checks import check_tables
 from slackwater.state.postgres.tables import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
 from slackwater.state.record_fields import RecordError
-from slackwater.windows.state_rows import KeyedStateLogic
+from slackwater.windows.state_rows import KeyedStateLayout
 
 
 def stored_record(db: psycopg.Connection[Any], tables: TableNames, location: str) -> tuple[StoredRecord, int] | None:
@@ -104,10 +104,10 @@ def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None
                 table, metas = current.for_stage(stage), stages[stage].segments[shard]
                 return PostgresShard(url, table, shard, commit.shards, commit.epoch, metas, exported[0])
 
-            def reader(shard: int, logic: KeyedStateLogic, stage: int) -> PostgresReader:
+            def reader(shard: int, logic: KeyedStateLayout, stage: int) -> PostgresReader:
                 return shard_state(shard, stage).reader(logic)
 
-            def buffers(shard: int, logic: JoinLogic, stage: int) -> PostgresBuffers:
+            def buffers(shard: int, logic: CompiledJoin, stage: int) -> PostgresBuffers:
                 return shard_state(shard, stage).buffers(logic)
 
             reached = frozenset(commit.reached)

@@ -49,7 +49,7 @@ from slackwater.state.postgres.database_errors import report_database_errors
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
 from slackwater.state.postgres.tables import TableNames
-from slackwater.state.protocol import ASIDE, Publish, Snapshot, StageLogic, StoredRecord
+from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.runs import Run
 
 log = logging.getLogger("slackwater")
@@ -69,7 +69,7 @@ class PostgresStore:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.tables = TableNames(schema, pipeline)
         self._connection: psycopg.Connection[Any] | None = None
-        self._stages: dict[int, StageLogic] = {}
+        self._stages: dict[int, StateLayout] = {}
         self._altering: dict[int, list[str]] = {}  # by stage: the statements by which the next commit alters its table
         self._epoch = self._published = -1
         self._reached: frozenset[str] = frozenset()
@@ -191,7 +191,7 @@ class PostgresStore:
             schema_setup.migrate_tables(self._db, self.tables, self._location)
             self._version = FORMAT
 
-    def prepare(self, logic: StageLogic, stage: int = 0, begins: bool = False) -> None:
+    def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:
         self._migrate()
         preparation = schema_setup.SchemaSetup(
             self._db, self.tables.for_stage(stage), self._location, self._epoch, begins

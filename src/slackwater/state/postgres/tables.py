@@ -16,7 +16,7 @@ from slackwater.windows.state_rows import (
     REVISED,
     TOMBSTONE,
     WHOLE,
-    KeyedStateLogic,
+    KeyedStateLayout,
 )
 
 # names of the hidden columns of a state row in the table
@@ -126,7 +126,7 @@ class TableNames:
         """Return the comment of a table, which names its owner."""
         return f'Slackwater: {table_kind} of pipeline "{self.pipeline}", stage {self.stage + 1}'
 
-    def columns(self, logic: KeyedStateLogic) -> dict[str, str]:
+    def columns(self, logic: KeyedStateLayout) -> dict[str, str]:
         """Map the columns of a state row to columns of the table."""
         taken = set(_RESERVED)
 
@@ -161,7 +161,7 @@ class TableNames:
                 outcome text, last_epoch bigint, error text, PRIMARY KEY (pipeline_name, started_at, runner))""",
         ]
 
-    def types(self, logic: KeyedStateLogic) -> dict[str, str]:
+    def types(self, logic: KeyedStateLayout) -> dict[str, str]:
         """Map the columns of the table to their types, except the columns that all state tables share."""
         types = {name: client.sql_type_of(dtype) for name, dtype in logic.state_schema.items()}
         types |= dict.fromkeys(TIMES, "timestamp with time zone")
@@ -172,7 +172,7 @@ class TableNames:
         """Return the pipeline's name as an SQL literal."""
         return "'" + self.pipeline.replace("'", "''") + "'"
 
-    def create_state(self, logic: KeyedStateLogic) -> str:
+    def create_state(self, logic: KeyedStateLayout) -> str:
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return (
             f"CREATE TABLE {self.state} (pipeline_name text NOT NULL DEFAULT {self._literal}, {columns}, ordinal integer NOT NULL,"
@@ -192,7 +192,7 @@ class TableNames:
         """Return the statement that creates the index for due rows."""
         return f"CREATE INDEX {client.quote_name(self.name_of('state', 'due'))} ON {self.state} (closes_at)"
 
-    def complete_state(self, logic: KeyedStateLogic) -> str:
+    def complete_state(self, logic: KeyedStateLayout) -> str:
         """Return a statement that adds missing revision columns to a table; empty if the window has no revisions."""
         types = {c: client.sql_type_of(t) for c, t in REVISED.items() if logic.revises}
         defaults = {"__rev": "0", "__out": "'{}'"}
@@ -202,7 +202,7 @@ class TableNames:
         ]
         return f"ALTER TABLE {self.state} {', '.join(added)}" if added else ""
 
-    def alter_state(self, logic: KeyedStateLogic, existing_columns: Sequence[str]) -> list[str]:
+    def alter_state(self, logic: KeyedStateLayout, existing_columns: Sequence[str]) -> list[str]:
         """Return the statements that alter a table with these columns, and its view, for a changed window.
 
         Empty if nothing changes.
@@ -222,7 +222,7 @@ class TableNames:
             f"COMMENT ON VIEW {self.windows} IS '{view}'",
         ]
 
-    def create_staged(self, logic: KeyedStateLogic) -> list[str]:
+    def create_staged(self, logic: KeyedStateLayout) -> list[str]:
         """Return the statements that create the table for versions that are not merged yet."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types(logic).items())
         return [
@@ -231,7 +231,7 @@ class TableNames:
             f"CREATE INDEX {client.quote_name(self.name_of('staged', 'token'))} ON {self.staged} (token)",
         ]
 
-    def complete_staged(self, logic: KeyedStateLogic, existing_columns: Sequence[str]) -> str:
+    def complete_staged(self, logic: KeyedStateLayout, existing_columns: Sequence[str]) -> str:
         """Return a statement that adds missing columns to the table of staged rows; empty if none is missing."""
         added = [
             f"ADD COLUMN {client.quote_name(c)} {t}" for c, t in self.types(logic).items() if c not in existing_columns
@@ -254,7 +254,7 @@ class TableNames:
             f" SELECT {columns} FROM {self.state} s WHERE NOT EXISTS (SELECT 1 FROM latest WHERE latest.unit = s.unit)"
         )
 
-    def create_view(self, logic: KeyedStateLogic) -> str:
+    def create_view(self, logic: KeyedStateLayout) -> str:
         """Return the statement that creates the view of open windows, without hashes."""
         names = self.columns(logic)
         shown = client.quote_names([names[n] for n in (*logic.key_names, *TIMES, *logic.accumulators)])

@@ -18,7 +18,7 @@ from slackwater.core.hashing import shard_of
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.engine import next_commit
 from slackwater.evolution.operator_from_state import restore_operator
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.query.inspect import plain_row
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.axis import tick_step
@@ -102,7 +102,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     first = snapshot.commit.stages[0]
     if first.fingerprint.get("kind") != "join":
         return None
-    logic = cast("JoinLogic", restore_operator(snapshot.commit))
+    logic = cast("CompiledJoin", restore_operator(snapshot.commit))
     watermark = first.watermark_us
     rows = [
         pl.concat([snapshot.buffers(n, logic).outline(side.which, watermark) for n in range(first.shards)])
@@ -141,7 +141,9 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
     )
 
 
-def _hot_key(snapshot: Snapshot, logic: JoinLogic, which: int, hashes: Int64s, watermark: int) -> BufferHotKey | None:
+def _hot_key(
+    snapshot: Snapshot, logic: CompiledJoin, which: int, hashes: Int64s, watermark: int
+) -> BufferHotKey | None:
     """Return the key with the most rows, by its hash. If keys share a hash, which is rare, return the largest."""
     if not len(hashes):
         return None

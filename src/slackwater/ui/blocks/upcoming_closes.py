@@ -30,7 +30,7 @@ from slackwater.query import inspect
 from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.ui.axis import tick_step
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import panes
+from slackwater.windows import pane_windows
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 BINS = 200
@@ -107,7 +107,7 @@ def _closing_times(operator: Operator, snapshot: Snapshot) -> tuple[str, Int64s,
 def _(operator: PaneOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64s]:
     last = snapshot.commit.stages[-1]
     groups = {pane: sum(of_shards) for pane, of_shards in last.panes.items()}
-    totals = panes.window_totals(operator, groups, last.watermark_us)
+    totals = pane_windows.window_totals(operator, groups, last.watermark_us)
     ends = {s + operator.duration_us: n for s, n in sorted(totals.items()) if n}
     still = [(e, n) for e, n in ends.items() if e > last.watermark_us]
     times = np.array([e for e, _ in still], dtype=np.int64)

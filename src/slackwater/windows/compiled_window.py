@@ -1,7 +1,7 @@
 """A window compiled against the available columns: the private counterpart of `config.window.Window`.
 
-`WindowLogic` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
-`panes.PaneLogic` (tumbling, hopping) and `intervals.SessionLogic` define how state rows combine and when they are due.
+`CompiledWindow` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
+`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `intervals.CompiledSessionWindow` define how state rows combine and when they are due.
 The columns of a state row are described in `state_rows`.
 """
 
@@ -20,18 +20,18 @@ from slackwater.config.window import Window, allowed_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, AggregationInput
 from slackwater.windows.results import EmitResult
-from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLogic
+from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]
 
 
-def allowed_us(window: Window) -> int:
+def allowed_lateness_us(window: Window) -> int:
     """Return how long (µs) a window can be corrected after it closes."""
     return 1000 * allowed_ms(window)
 
 
 @dataclass(frozen=True)
-class WindowLogic(KeyedStateLogic):
+class CompiledWindow(KeyedStateLayout):
     """A compiled window: pure functions, without a clock or I/O. All times are in µs.
 
     `gone_us`: windows that close at or before this time left the state under an earlier config and do not come back
@@ -47,7 +47,7 @@ class WindowLogic(KeyedStateLogic):
     @property
     def allowed_us(self) -> int:
         """Return how long (µs) a window can be corrected after it closes."""
-        return allowed_us(self.window)
+        return allowed_lateness_us(self.window)
 
     @property
     def retain_us(self) -> int:

@@ -30,15 +30,15 @@ import polars as pl
 from slackwater.core.hashing import mix
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
+from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
-from slackwater.windows.window_logic import WindowLogic
 from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, note_missed_emissions
 
 
 @dataclass(frozen=True)
-class PaneLogic(WindowLogic):
+class CompiledPaneWindow(CompiledWindow):
     """A compiled tumbling or hopping window.
 
     With `one_by_one`, Spark does not pre-aggregate rows before the shuffle.
@@ -102,36 +102,36 @@ class PaneLogic(WindowLogic):
         return state.filter((pl.col("__due") > watermark) | (pl.col("__kind") == DIRTY))
 
 
-def pane_us(logic: PaneLogic) -> int:
+def pane_us(logic: CompiledPaneWindow) -> int:
     """Return the length of a pane in µs."""
     return math.gcd(logic.duration_us, logic.hop_us)
 
 
-def pane_start(logic: PaneLogic, ts: Int64s) -> Int64s:
+def pane_start(logic: CompiledPaneWindow, ts: Int64s) -> Int64s:
     """Return the start of the pane that contains each time. Floor division also handles times before 1970."""
     pane, offset = pane_us(logic), logic.offset_us
     return (ts - offset) // pane * pane + offset
 
 
-def first_window(logic: PaneLogic, pane: Int64s) -> Int64s:
+def first_window(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the start of the earliest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - logic.duration_us - offset) // hop * hop + offset + hop
 
 
-def last_window(logic: PaneLogic, pane: Int64s) -> Int64s:
+def last_window(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the start of the latest window that contains each pane."""
     hop, offset = logic.hop_us, logic.offset_us
     return (pane - offset) // hop * hop + offset
 
 
-def last_closed(logic: PaneLogic, watermark: int) -> int:
+def last_closed(logic: CompiledPaneWindow, watermark: int) -> int:
     """Return the start of the last window that is closed at a watermark (or, given a horizon, has left the state)."""
     hop, offset = logic.hop_us, logic.offset_us
     return (watermark - logic.duration_us - offset) // hop * hop + offset
 
 
-def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
+def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Aggregate rows (`__kh`, `__ts`, keys, inputs) into partial accumulators per key and pane, in any order.
 
     If every aggregation has a SQL form, Spark computes the same before the shuffle.
@@ -150,19 +150,19 @@ def lift_rows(logic: PaneLogic, rows: pl.DataFrame) -> pl.DataFrame:
     return logic.merge_runs(lifted.select(*logic.accumulators)[order], heads, [*carried, *counts])
 
 
-def late_before(logic: PaneLogic, watermark: int) -> int:
+def late_before(logic: CompiledPaneWindow, watermark: int) -> int:
     """Return the end of the last window that has left the state. A row before it is late for at least one window."""
     return last_closed(logic, logic.horizon(watermark)) + logic.duration_us
 
 
-def missed_windows(logic: PaneLogic, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
+def missed_windows(logic: CompiledPaneWindow, ts: Int64s, watermark: int) -> tuple[Int64s, Int64s]:
     """For each time, return the first of its windows that has left the state, and the number of such windows."""
     first = first_window(logic, ts)
     gone = np.minimum(last_window(logic, ts), last_closed(logic, logic.horizon(watermark)))
     return first, np.clip((gone - first) // logic.hop_us + 1, 0, None)
 
 
-def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
+def ingest_panes(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> IngestResult:
     """Merge lifted panes (`__kh`, `__start`, `__n`, keys, accumulators) into the touched units.
 
     `watermark` is that of the previous epoch. A row is late for a window that has left the state by then, and dropped
@@ -194,7 +194,7 @@ def ingest_panes(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, wate
     )
 
 
-def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def _merge(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Merge rows with equal key and pane into one state row, which is DIRTY if any of them is."""
     pane = rows["__start"].to_numpy()
     earliest = np.maximum(first_window(logic, pane), last_closed(logic, logic.horizon(watermark)) + logic.hop_us)
@@ -232,18 +232,18 @@ def _merge(logic: PaneLogic, rows: pl.DataFrame, state: pl.DataFrame, watermark:
     return note_missed_emissions(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
-def is_overlapping(logic: PaneLogic) -> bool:
+def is_overlapping(logic: CompiledPaneWindow) -> bool:
     """Return whether a pane can belong to several windows."""
     return logic.hop_us != logic.duration_us
 
 
-def pane_due_times(logic: PaneLogic, pane: Int64s) -> Int64s:
+def pane_due_times(logic: CompiledPaneWindow, pane: Int64s) -> Int64s:
     """Return the watermark at which the last window of each pane leaves the state."""
     return last_window(logic, pane) + logic.duration_us + logic.retain_us
 
 
 def admit_groups(
-    logic: PaneLogic, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
+    logic: CompiledPaneWindow, rows: pl.DataFrame, existing: pl.DataFrame, watermark: int, limit: int
 ) -> tuple[pl.DataFrame, int]:
     """Apply `on_state_cap = "drop_new_groups"` in a shard: return admitted rows and the number of refused raw rows.
 
@@ -284,7 +284,7 @@ def _hashable(value: object) -> object:
     return "NaN" if isinstance(value, float) and value != value else value
 
 
-def convert_emission(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
+def convert_emission(logic: CompiledPaneWindow, state: pl.DataFrame, updates: bool) -> pl.DataFrame:
     """Convert state rows to a new emission mode. `updates`: whether the old mode emitted changed windows early."""
     state = state.with_columns(pl.Series("__due", pane_due_times(logic, state["__start"].to_numpy())))
     if logic.updates and not updates:  # open windows have not been emitted yet
@@ -294,7 +294,7 @@ def convert_emission(logic: PaneLogic, state: pl.DataFrame, updates: bool) -> pl
     return state
 
 
-def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> dict[int, int]:
+def window_totals(logic: CompiledPaneWindow, panes: dict[int, int], watermark: int) -> dict[int, int]:
     """Return, for each open or retained window, the total number of groups in its panes.
 
     This is exact for tumbling windows and an upper bound for hopping windows.
@@ -309,7 +309,7 @@ def window_totals(logic: PaneLogic, panes: dict[int, int], watermark: int) -> di
     return totals
 
 
-def exact_totals(logic: PaneLogic, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
+def exact_totals(logic: CompiledPaneWindow, state: pl.DataFrame, windows: list[int]) -> dict[int, int]:
     """Count the groups of each of these windows in the live panes of one shard."""
     keys = ["__kh", *logic.key_names]
     return {

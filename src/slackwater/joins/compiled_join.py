@@ -63,7 +63,7 @@ class JoinSide:
 
 
 @dataclass(frozen=True)
-class JoinLogic:
+class CompiledJoin:
     """A compiled join: two sides bound to their columns, as pure functions.
 
     `event_time` selects the event time of a joined row: "later", "left" or "right".
@@ -132,7 +132,7 @@ def _utc(us: pl.Series) -> pl.Series:
     return us.cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
 
 
-def build_side(
+def build_join_side(
     which: int,
     source: str,
     keys: Sequence[Field],

@@ -44,7 +44,9 @@ def sort_order(kh: Int64s, ts: Int64s) -> Int64s:
     hashes = kh[order]
     repeats = hashes[1:] == hashes[:-1]
     if repeats.any():
-        tied = mask_at(len(kh), np.flatnonzero(repeats)) | mask_at(len(kh), np.flatnonzero(repeats) + 1)
+        tied = positions_to_mask(len(kh), np.flatnonzero(repeats)) | positions_to_mask(
+            len(kh), np.flatnonzero(repeats) + 1
+        )
         some = order[tied]
         order[tied] = some[np.lexsort((some, ts[some], hashes[tied]))]
     return order
@@ -97,7 +99,7 @@ def matching_pairs(begin: Int64s, end: Int64s, most: int) -> Iterator[tuple[Int6
         yield query, begin[query] + flat - (upto[query] - counts[query])
 
 
-def mask_at(length: int, positions: Int64s) -> NDArray[np.bool_]:
+def positions_to_mask(length: int, positions: Int64s) -> NDArray[np.bool_]:
     """Return an array of this length that is true at the given positions."""
     flags = np.zeros(length, dtype=bool)
     flags[positions] = True

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.joins.match import SortedRows
+from slackwater.joins.sorted_match import SortedRows
 
 OUTLINE = {"__kh": pl.Int64(), "__ts": pl.Int64(), "__matched": pl.Boolean()}
 NONE: Int64s = np.empty(0, dtype=np.int64)

@@ -12,18 +12,18 @@ from dataclasses import dataclass
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.joins.join_logic import JoinLogic
+from slackwater.joins.compiled_join import CompiledJoin
 
 
 @dataclass(frozen=True)
-class SharedColumns:
+class ShuffleColumns:
     """The shared columns of a join, and for each side the shared column that holds each of its own columns."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]
 
     @classmethod
-    def from_logic(cls, logic: JoinLogic) -> SharedColumns:
+    def from_logic(cls, logic: CompiledJoin) -> ShuffleColumns:
         """Assign the columns of both sides to shared columns."""
         columns: list[Field] = []
         by_side = []
