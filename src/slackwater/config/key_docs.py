@@ -49,7 +49,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "state_store": "Where open windows, offsets and watermarks are stored.",
         "dead_letter": 'Where bad rows (on_error = "dlq") and late rows (late_data = "dlq") are written.',
         "spark": 'Settings of the Spark session, in quotes: "spark.driver.memory" = "4g".',
-        "trigger_interval_ms": "The pause between two epochs; 0: no pause.",
+        "trigger_interval_ms": "The interval at which the sources are polled; 0: without a pause.",
         "idle_pause_ms": "How often an idle pipeline checks its clock.",
     },
     Connection: {

@@ -50,7 +50,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The DataFrame is not a batch",
         START,
-        "`sw.batch` takes batch DataFrames of a classic Spark session.",
+        "`sw.batch` and `sw.batch_join` take batch DataFrames, not streaming ones.",
         "Run a streaming DataFrame as a pipeline: [compute windows over a batch](batch.md).",
         ("streaming DataFrame, expected", "Spark Connect"),
     ),
