@@ -382,7 +382,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(
         (str(two), [], "found csv and json, expected files of one kind"),
         (str(tmp_path / "bad.parquet"), [], "bad.parquet: cannot be read as parquet"),
         (str(tmp_path / "lake"), [], "lake: cannot be read as a Delta table"),
-        (url, [], "no table is named; append it, as in postgresql://"),
+        (url, [], "the URL does not name a table; append it, as in postgresql://"),
         (f"{url}#nothing", [], "there is no such table"),
         (f"state:{tmp_path}/none", [], "there is no such state directory"),
     ):

@@ -273,7 +273,9 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
         letter_summary(toml.load(config("console")))
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
-    with pytest.raises(StartError, match=r"p: the config has no \[dead_letter\], so no letters are kept; set on_error"):
+    with pytest.raises(
+        StartError, match=r"p: the config has no \[dead_letter\], so no dead letters are kept; set on_error"
+    ):
         letter_summary(toml.load(file))
     file = config("parquet")
     (tmp_path / "letters").mkdir()

@@ -138,6 +138,7 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
             "the state alone tells it"
         )
     with pytest.raises(
-        StartError, match="--key: no row waits, because rows are emitted in the epoch that reads them; leave it out"
+        StartError,
+        match="--key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out",
     ):
         why(pipeline, make(), 1, ["user=x"])

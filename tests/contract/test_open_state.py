@@ -377,7 +377,7 @@ def test_over_http(place: Place) -> None:
             for path, status, message in (
                 ("/nowhere", 404, "there is no /nowhere; available: /, /fetch"),
                 ("/fetch?key=usr=c", 400, '"usr" is not a key of this window'),
-                ("/fetch?kee=user=c", 400, '"kee" is not known here; available: key, at, format'),
+                ("/fetch?kee=user=c", 400, '"kee" is not a known parameter; available: key, at, format'),
                 ("/scan?limit=many", 400, 'limit: found "many", expected a whole number'),
                 ("/scan?limit=-1", 400, 'limit: found "-1", expected a whole number from 0 to'),
                 ("/scan?at=9", 503, "epoch 9 is not kept"),

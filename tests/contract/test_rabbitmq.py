@@ -228,7 +228,7 @@ def test_a_batch_that_is_not_there_any_more(
 
 
 def test_a_missing_queue(rabbit: Any, source: Any) -> None:
-    with pytest.raises(StartError, match='has no queue "nowhere"; expected one that exists') as raised:
+    with pytest.raises(StartError, match='has no queue "nowhere"; declare it') as raised:
         source.RabbitQueue(rabbit.url, "nowhere")
     assert "guest" not in str(raised.value) and "\n" not in str(raised.value)
 

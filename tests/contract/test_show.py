@@ -227,7 +227,9 @@ def test_what_stands_in_the_way_is_one_line(
 ) -> None:
     code, out, err = said(monkeypatch, capsys, place_at("console").file)
     assert (code, out) == (1, "")
-    assert err == "error: p: its target is the console, which keeps nothing; name another connection in [target]\n"
+    assert (
+        err == "error: p: its target is the console, which does not store rows; name another connection in [target]\n"
+    )
     output = place_at("parquet")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "p-000000000.parquet").write_bytes(b"PAR1 no")
@@ -282,4 +284,4 @@ def test_results_that_cannot_be_read_are_a_line_of_the_answer(place_at: Callable
     output = place_at("console")
     key = pl.DataFrame({"user": ["u1"]})
     history = key_history.read_key_history(output.pipeline, "transform", output.logic.keys, key)
-    assert "its target is the console, which keeps nothing" in str(history.results[0].problem)
+    assert "its target is the console, which does not store rows" in str(history.results[0].problem)

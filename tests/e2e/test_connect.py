@@ -271,9 +271,9 @@ def test_settings_of_the_server(runner: Runner, server: connect_server.Server, m
 def test_what_only_spark_can_plan_is_refused_by_name(runner: Runner, lent: Any) -> None:
     runner.write("0.jsonl", [{"user": "a", "ts": iso(0)}])
     source = runner.source("user STRING, ts STRING", options={"latestFirst": "true"})
-    with pytest.raises(StartError, match='test: source "events" needs a streaming query of Spark, which'):
+    with pytest.raises(StartError, match='test: source "events" needs a Spark streaming query, which'):
         runner.run(source=source, window=COUNTS, spark=lent)
     stream = lent.readStream.schema("user STRING, ts STRING").json(str(runner.home / "in"))
-    with pytest.raises((StartError, ConfigError), match='source "s" needs a streaming query of Spark, which'):
+    with pytest.raises((StartError, ConfigError), match='source "s" needs a Spark streaming query, which'):
         runner.run(source=sw.Source(name="s", dataframe=stream), window=COUNTS, spark=lent)
     assert not (runner.home / "out").exists()

@@ -54,7 +54,7 @@ def test_a_rebuild_reads_everything_again(runner: Runner) -> None:
     )
     runner.run(source=source, window=tumbling, rebuild={}, target_path=str(runner.home / "again"))
     assert runner.output("again")["n"].to_list() == [len(events(0, 45))]
-    assert any("starting over; the former state is now" in line for _, line in runner.notices)
+    assert any("starting over; the previous state is now" in line for _, line in runner.notices)
     assert ("info", "sources begin: events at its first file") in runner.notices
     with FilesStore(runner.home / "state", "test").peek() as snapshot:
         assert snapshot is not None

@@ -92,7 +92,7 @@ def write_case(home: Path, content: str, name: str = "clicks.toml") -> Path:
         ),
         ("[[steps]]\nrows = []\n[expect]\nstages = []", "expect.stages: found [], expected a list of rows per stage"),
         ('pipeline = "gone.toml"\n[[steps]]\nrows = []', 'gone.toml" does not exist; expected the TOML of a pipeline'),
-        ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a moment'),
+        ('clock = "noon"\n[[steps]]\nrows = []', 'clock: found "noon", expected a time'),
     ],
 )
 def test_a_mistake_is_one_line_with_its_key(tmp_path: Path, content: str, message: str) -> None:
@@ -406,7 +406,7 @@ def build_pipeline(**more: Any) -> sw.Pipeline:
 def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
         LocalPipeline(build_pipeline(**more))
-    assert f"clicks: this SQL needs Spark: {sql}; give session=" in str(raised.value)
+    assert f"clicks: this SQL needs Spark: {sql}; pass session=" in str(raised.value)
 
 
 def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
@@ -431,7 +431,7 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
     ("rows", "message"),
     [
         ({"evnts": []}, 'there is no source "evnts"; available: in'),
-        (["broken"], "only Spark can read: give session="),
+        (["broken"], "only Spark can read: pass session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has another value'),
     ],
 )
@@ -441,5 +441,5 @@ def test_invalid_given_rows_are_reported(rows: Any, message: str) -> None:
 
 
 def test_a_schema_must_be_declared() -> None:
-    with pytest.raises(StartError, match='source "in" declares no schema; give schema='):
+    with pytest.raises(StartError, match='source "in" declares no schema; pass schema='):
         LocalPipeline(build_pipeline(source_schema=None))

@@ -95,7 +95,7 @@ def test_the_summary_of_a_replay() -> None:
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [("web", 'dead letters of source "web" cannot be replayed yet: they cannot be turned back into rows of a connector or a DataFrame'),
+    [("web", 'dead letters of source "web" cannot be replayed yet: only those of files, tables and Kafka can be turned back into rows'),
      ("old", 'dead letters of source "old" cannot be replayed: the config has no such source, only web; restore it, or select')],
 )  # fmt: skip
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
@@ -109,7 +109,7 @@ def all_letters(letters: object) -> object:
 
 
 def test_a_config_without_dead_letters(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no letters are kept"):
+    with pytest.raises(StartError, match=r"orders: the config has no \[dead_letter\], so no dead letters are kept"):
         replay_dead_letters(pipeline(tmp_path, letters=""), all_letters)  # type: ignore[arg-type]
 
 

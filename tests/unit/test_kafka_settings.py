@@ -42,7 +42,7 @@ QUESTIONS: dict[str, Callable[[KafkaBroker], object]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_setting_that_is_refused_is_one_line(name: str, question: str) -> None:
     with pytest.raises(
-        StartError, match=rf"Kafka at {NOWHERE}: a setting is refused \(.+\); correct the options"
+        StartError, match=rf"Kafka at {NOWHERE}: a setting is not accepted \(.+\); correct the options"
     ) as raised:
         QUESTIONS[question](broker(**REFUSED[name]))
     assert len(str(raised.value).splitlines()) == 1

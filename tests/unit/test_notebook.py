@@ -109,7 +109,7 @@ def test_a_large_state_shows_no_windows_in_time(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(notebook, "SCAN_S", -1.0)
     with sw.open_state(file) as view:
         text = words(parse_html(view))
-    assert "the query takes longer than" in text
+    assert "the query took longer than" in text
 
 
 def test_each_displayed_class_has_a_picture() -> None:
@@ -213,7 +213,7 @@ def test_as_a_context_manager_it_stops_at_the_end_of_the_block(tmp_path: Path) -
 def test_run_has_a_background_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`sw.run` in the background is the same run with fewer log lines. The handle raises its error."""
     pipeline = toml.load(config("session", tmp_path))
-    with pytest.raises(sw.ConfigError, match="stop: is for a run in the foreground"):
+    with pytest.raises(sw.ConfigError, match="stop: applies only to a run in the foreground"):
         sw.run(pipeline, background=True, stop=threading.Event())  # type: ignore[call-overload]
     with pytest.raises(sw.ConfigError, match="--flush: needs --available-now"):
         sw.run(pipeline, background=True, flush=True)

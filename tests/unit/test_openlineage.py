@@ -292,7 +292,7 @@ def test_without_a_transport_it_does_not_start() -> None:
 
 def test_a_wrong_configuration_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("openlineage.yml").write_text('{"transport": {"type": "file"}}')
-    with pytest.raises(StartError, match=r"^--openlineage: the configuration of its client is wrong: .*log_file_path"):
+    with pytest.raises(StartError, match=r"^--openlineage: the client configuration is invalid: .*log_file_path"):
         observe.open_lineage()
 
 

@@ -173,7 +173,7 @@ def test_only_one_choice_for_previous_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = config(tmp_path)
-    with pytest.raises(ConfigError, match='former_output: "x" is not a choice; expected "aside" or "keep"'):
+    with pytest.raises(ConfigError, match='former_output: found "x", expected "aside" or "keep"'):
         run(toml.load(file), available_now=True, former_output="x")
     monkeypatch.setattr(sys, "argv", ["slackwater", "run", str(file), "--put-aside-output", "--keep-output"])
     with pytest.raises(SystemExit) as ended:

@@ -190,7 +190,7 @@ def test_malformed_requests_are_refused(served: HttpServer, path: str) -> None:
     [
         ("MOST_ROWS", 10, 413, "the answer has 50 windows; at most 10 are sent: request fewer"),
         ("MOST_BYTES", 500, 413, "the answer is larger than 0 MiB; request fewer windows"),
-        ("SCAN_SECONDS", 0.0, 400, "where: the query takes longer than 0 seconds; request the windows of one key"),
+        ("SCAN_SECONDS", 0.0, 400, "where: the query took longer than 0 seconds; request the windows of one key"),
     ],
 )
 def test_an_answer_is_limited_in_size(

@@ -271,7 +271,7 @@ def test_another_table_of_the_same_name_is_refused(table: Any, tmp_path: Path) -
     append_versions(table, 1, 1, 1)
     with pytest.raises(StartError, match=r"is not the table that was read up to .*created again"):
         Run(table, run.at)
-    with pytest.raises(SlackwaterError, match=r"created again|became another table"):
+    with pytest.raises(SlackwaterError, match=r"created again|was replaced by another table"):
         run.all()  # while it runs
 
 

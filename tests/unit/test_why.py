@@ -351,7 +351,7 @@ def test_a_config_that_needs_a_migration_shows_the_state_as_it_is(say: Say) -> N
     ("option", "message"),
     [
         ("usr=u1", '--key: "usr" is not a key of this window; did you mean "user"?'),
-        ("zzz", '--key: found "zzz", expected the name of the column too: user=zzz,n=…'),
+        ("zzz", '--key: found "zzz", expected a column name and a value: user=zzz,n=…'),
         ("user=u1", '--key: "n" is missing; expected user=…,n=…'),
         ("user=u1,n=x", '--key: n: found "x", expected a value of type bigint'),
     ],

@@ -131,7 +131,7 @@ def _compute_expected(
         try:
             test = LocalPipeline(pipeline)
         except StartError as error:
-            if "give session=" not in str(error):
+            if "pass session=" not in str(error):
                 raise
             print("computing the expected results with Spark, which takes some seconds …", flush=True)
             test = LocalPipeline(pipeline, session=case_runner.spark_session([pipeline]))

@@ -23,7 +23,7 @@ def export_state(
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
         raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"))
     if not path.parent.is_dir():
-        raise StartError(f"{out}: there is no directory {path.parent}; create it")
+        raise StartError(f"{out}: the directory {path.parent} does not exist; create it")
     store = locate_store(where, pipeline, schema)
     with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
         commit, windows = view.manifest(), view.scan(where=condition)

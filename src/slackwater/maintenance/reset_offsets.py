@@ -49,7 +49,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
     for name, source in commit.sources.items():
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
-                f'{commit.pipeline}: source "{name}" continues from Spark\'s checkpoint only, which then holds the offsets of all '
+                f'{commit.pipeline}: source "{name}" resumes only from Spark\'s checkpoint, which then holds the offsets of all '
                 "sources, so they cannot be reset: give the pipeline a new name or state path to start over"
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names

@@ -24,8 +24,8 @@ FAMILIES: Sequence[MessageFamily] = (
         "[testing](testing.md).",
         (
             "a row of the test has",
-            r"declares no schema; give schema=",
-            "give session=",
+            r"declares no schema; pass schema=",
+            "pass session=",
             "tests cannot write it yet",
             "a test cannot make its rows",
             "without a pipeline needs schema=",

@@ -124,7 +124,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "broker was contacted.",
         "Correct or remove the setting. Slackwater's own client (librdkafka) uses `sasl.username`, `sasl.password` "
         "and `ssl.ca.location`, where Java has other names: [Kafka](sources/kafka.md).",
-        ("a setting is refused",),
+        ("a setting is not accepted",),
     ),
     MessageFamily(
         "A topic was deleted and created again",
@@ -148,11 +148,11 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
             "rows would be lost",
             "is not the table that was read",
             "created again while it was read",
-            "became another table",
+            "was replaced by another table",
             "no longer descends from",
             "its log was changed",
-            "in the history of its current one",
-            "expected one of its versions",
+            "in the history of its current snapshot",
+            "expected a version up to",
             "it reads a table; expected",
             "only the table knows",
         ),
@@ -164,7 +164,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "changed columns were not read.",
         'For new columns set `schema_changes`: `"add"` reads them, `"ignore"` leaves them out. Restore columns that '
         "were changed or removed: [Delta and Iceberg tables](sources/new-columns.md).",
-        ("its columns changed in", "new columns in", "a run ended for new columns"),
+        ("its columns changed in", "new columns in", "a run ended because of new columns"),
     ),
     MessageFamily(
         "A table needs another reader",
@@ -206,7 +206,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "[transform](configuration.md#transform).",
         (
             "must be row-wise",
-            "^(?!.*(no column|not known here|is not kept)).*; available: ",
+            "^(?!.*(no column|not a known parameter|is not kept)).*; available: ",
             "valid expression",
             "same columns from every source",
             "expected milliseconds, an interval",
@@ -224,7 +224,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "checkpoint is lost, or was made for other sources. Reading from another offset would count rows twice or not "
         "at all.",
         "Restore the checkpoint, keep the sources as they were, or start over under another name: [seek](sources.md).",
-        ("cannot seek", "Spark's checkpoint only"),
+        ("cannot seek", "resumes only from Spark's checkpoint, which"),
     ),
     MessageFamily(
         "The target does not fit the output",

@@ -264,7 +264,7 @@ def _client() -> OpenLineageClient:
             client = OpenLineageClient()
     except Exception as error:
         raise StartError(
-            f"--openlineage: the configuration of its client is wrong: {mask_secrets(error_reason(error))}"
+            f"--openlineage: the client configuration is invalid: {mask_secrets(error_reason(error))}"
         ) from None
     finally:
         log.removeFilter(_not_the_console)

@@ -86,7 +86,7 @@ def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.Da
             if not is_value and not isinstance(texts, Mapping):  # a value without its column
                 form = ",".join(f"{n}={name if i == 0 else '…'}" for i, n in enumerate(names))
                 raise StartError(
-                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"the name of the column too: {form}")
+                    f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}")
                 )
             raise StartError(
                 f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'

@@ -71,7 +71,7 @@ def read_output_at(where: str) -> ResultOutput:
         url, _, table = where.partition("#")
         if not table:
             raise StartError(
-                f"{_server_address(url)}: no table is named; append it, as in postgresql://…/database#schema.table"
+                f"{_server_address(url)}: the URL does not name a table; append it, as in postgresql://…/database#schema.table"
             )
         return _read_postgres(url, table)
     path = Path(where)

@@ -138,7 +138,7 @@ def _(connection: KafkaConnection, pipeline: Pipeline) -> ResultReader:
 @_reader_for.register
 def _(connection: ConsoleConnection, pipeline: Pipeline) -> ResultReader:
     raise StartError(
-        f"{pipeline.name}: its target is the console, which keeps nothing; name another connection in [{'targets' if pipeline.targets else 'target'}]"
+        f"{pipeline.name}: its target is the console, which does not store rows; name another connection in [{'targets' if pipeline.targets else 'target'}]"
     )
 
 

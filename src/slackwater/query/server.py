@@ -190,7 +190,7 @@ def _check_parameters(parameters: Query, *names: str) -> None:
     unknown = [n for n in parameters if n not in (*names, "at", "format")]
     if unknown:
         raise StartError(
-            f"{format_value(unknown[0])} is not known here; available: {', '.join((*names, 'at', 'format'))}"
+            f"{format_value(unknown[0])} is not a known parameter; available: {', '.join((*names, 'at', 'format'))}"
         )
 
 

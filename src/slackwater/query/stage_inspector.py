@@ -245,7 +245,7 @@ class StageInspector:
     @_key_report.register
     def _(self, operator: ImmediateOperator, texts: inspect.Texts) -> KeyReport:
         raise StartError(
-            f"{self.pipeline.name}: --key: no row waits, because rows are emitted in the epoch that reads them; leave it out"
+            f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out"
         )
 
     def _sessions(

@@ -140,7 +140,7 @@ class StateView(NotebookRepr):
                     selected.append(part)
                     if ends is not None and time.monotonic() > ends:
                         raise StartError(
-                            f"where: the query takes longer than {timeout_s:g} seconds; request the windows of one key"
+                            f"where: the query took longer than {timeout_s:g} seconds; request the windows of one key"
                         )
                 if limit is not None:
                     selected = [logic.sorted_output(pl.concat(selected)).head(limit)]

@@ -119,4 +119,4 @@ def _key_reports(pipeline: str, inspectors: Sequence[StageInspector], key: inspe
     if not problems[1:]:
         raise problems[0]
     keys_text = "; ".join(f"{inspector.name}: {', '.join(inspector.key_names) or 'none'}" for inspector in inspectors)
-    raise StartError(f"{pipeline}: --key: no stage has windows with such keys; keys by stage: {keys_text}")
+    raise StartError(f"{pipeline}: --key: no stage has windows with these keys; keys by stage: {keys_text}")

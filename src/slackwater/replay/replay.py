@@ -332,8 +332,8 @@ def _(operator: SessionOperator) -> pl.Expr:
 @_all_late_together.register
 def _(operator: IntervalJoinOperator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: late rows of a join cannot be replayed: the rows that they missed have left the state; "
-        "send them again, or select others with --reason"
+        f"{operator.pipeline}: late rows of a join cannot be replayed: their partners have left the state; send the rows "
+        "again, or select others with --reason"
     )
 
 

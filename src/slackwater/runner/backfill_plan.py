@@ -79,7 +79,9 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
             )
         )
     if window.time_mode == "processing":
-        raise StartError(f'{name}: time_mode = "processing" uses the time of reading, and history has no such time')
+        raise StartError(
+            f'{name}: time_mode = "processing" uses the time at which a row is read, and history has no such time'
+        )
     for source in pipeline.sources:
         connection = resolve_connection(source.connection, pipeline.connections)
         if connection is None or not CONNECTORS[connection.kind].keeps_history:

@@ -172,7 +172,7 @@ class _Planner:
             F.col("__bad"),
             F.lit(f' in "{step.event_time_column}": '),
             F.to_json(F.struct(*(quote_column(c) for c in shown_columns or frame.columns))),
-            F.lit('; correct the input, or give on_error="drop" to leave such rows out'),
+            F.lit('; correct the input, or pass on_error="drop" to leave out such rows'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
         # the ID makes the filter non-deterministic for Spark, which would otherwise apply filters of the SQL first and
@@ -207,7 +207,9 @@ def _plan(
         )
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):
-            raise StartError(f'{name}: "{source}" is a streaming DataFrame, expected a batch one; run it as a pipeline')
+            raise StartError(
+                f'{name}: "{source}" is a streaming DataFrame, expected a batch DataFrame; run it as a pipeline'
+            )
         if spark_connect.is_connect(frame):
             connect_session.check_session_settings(frame.sparkSession, name)
     described = {"join": step} if isinstance(step, Join) else {"window": step, "sql": sql}

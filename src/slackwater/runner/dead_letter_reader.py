@@ -70,7 +70,7 @@ def _read_frames(pipeline: Pipeline, letter_filter: LetterFilter) -> Iterator[pl
     target = pipeline.dead_letter
     if target is None:
         raise StartError(
-            f'{pipeline.name}: the config has no [dead_letter], so no letters are kept; set on_error or late_data to "dlq"'
+            f'{pipeline.name}: the config has no [dead_letter], so no dead letters are kept; set on_error or late_data to "dlq"'
         )
     connection = resolve_connection(target.connection, pipeline.connections)
     frames = connector_for(connection or ConsoleConnection()).letters(target, pipeline.name, letter_filter)

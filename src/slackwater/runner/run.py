@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline, check_run_flags
+from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
@@ -100,7 +101,9 @@ def run(
     if background:
         check_run_flags(available_now, flush)
         if stop is not None:
-            raise ConfigError(["stop: is for a run in the foreground; stop a run in the background with its handle"])
+            raise ConfigError(
+                ["stop: applies only to a run in the foreground; stop a run in the background with its handle"]
+            )
 
         def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
             return run(
@@ -119,7 +122,7 @@ def run(
         return Handle(pipeline, run_in_thread)
     check_run_flags(available_now, flush)
     if former_output not in (None, *previous_output.CHOICES):
-        raise ConfigError([f'former_output: "{former_output}" is not a choice; expected "aside" or "keep"'])
+        raise ConfigError(["former_output: " + mismatch(f'"{former_output}"', '"aside" or "keep"')])
     if rebuild:
         pipeline = starting_offsets.with_offsets(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
@@ -157,7 +160,7 @@ def _run(
             except NewColumnsError as error:
                 if (failure := (str(error), runner.epoch)) == previous_failure:
                     raise EpochError(
-                        f"{pipeline.name}: a run ended for new columns, and the next start did not find them; set "
+                        f"{pipeline.name}: a run ended because of new columns, but the next start did not find them; set "
                         f'schema_changes = "ignore" to leave such columns out: {error}'
                     ) from None
                 previous_failure, rebuild, former_output = failure, None, None
@@ -238,7 +241,7 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
     aside = runner.store.start_over()
     notice = runner.reporter.notice
     if aside is not None:
-        notice("warning", f"starting over; the former state is now {aside}, remove it when you no longer need it")
+        notice("warning", f"starting over; the previous state is now {aside}; remove it when you no longer need it")
     notice("info", f"sources begin: {starting_offsets.offsets_text(runner.pipeline)}")
     return None
 

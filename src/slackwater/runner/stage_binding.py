@@ -99,8 +99,8 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
     """Raise StartError if a source has a column with a reserved name."""
     if taken := find_reserved_collisions(columns):
         raise StartError(
-            f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater uses for a column of its '
-            "own; rename the column where it is written"
+            f'{stage_pipeline.name}: source "{source}": found a column named {format_value(taken[0])}, a name that Slackwater '
+            "reserves; rename the column in the source"
         )
 
 

@@ -104,7 +104,7 @@ class DeltaLog:
         newest = self._table().version()
         if version > newest + 1:
             raise StartError(
-                f"{self.description} has no version {version}, its newest is {newest}; expected one of its versions"
+                f"{self.description} has no version {version}; expected a version up to {newest}, the newest one"
             )
         return TableOffsets(self._id, version - 1)
 
@@ -176,7 +176,9 @@ class DeltaLog:
         removes = [a["remove"] for a in actions if a.get("remove") and a["remove"].get("dataChange", True)]
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
-            raise StartError(f"{self.description} became another table at version {version}; read it with a new state")
+            raise StartError(
+                f"{self.description} was replaced by another table at version {version}; read it with a new state"
+            )
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))
         if removes or vectors:

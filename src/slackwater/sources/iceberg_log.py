@@ -79,8 +79,8 @@ class IcebergLog:
             if snapshot.snapshot_id == version:
                 return _offsets_of(table, snapshot, files=0)
         raise StartError(
-            f"{self.description} has no snapshot {version} in the history of its current one; expected the id of one "
-            "of its snapshots"
+            f"{self.description} has no snapshot {version} in the history of its current snapshot; expected the id of "
+            "a snapshot in it"
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------

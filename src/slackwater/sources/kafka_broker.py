@@ -192,8 +192,8 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         cause = error.args[0] if error.args else error
         text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
         raise StartError(
-            f"Kafka at {settings['bootstrap.servers']}: a setting is refused ({' '.join(text.split())[:300]}); correct "
-            "the options of the connection: librdkafka gets them, too, and has sasl.username, sasl.password and "
+            f"Kafka at {settings['bootstrap.servers']}: a setting is not accepted ({' '.join(text.split())[:300]}); correct "
+            "the options of the connection: librdkafka also uses them, and has sasl.username, sasl.password and "
             "ssl.ca.location instead of Java's settings"
         ) from None
 

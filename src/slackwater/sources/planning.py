@@ -82,8 +82,8 @@ def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
 def connect_not_supported(pipeline: str, source: str) -> StartError:
     """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
-        f'{pipeline}: source "{source}" needs a streaming query of Spark, which Slackwater does not run over Spark '
-        "Connect; expected local files or Kafka, without options of Spark's streams; or run it with a classic session "
+        f'{pipeline}: source "{source}" needs a Spark streaming query, which Slackwater does not run over Spark '
+        "Connect; use local files or Kafka without Spark's streaming options, or run it with a classic session "
         "(SPARK_MASTER)"
     )
 
@@ -94,9 +94,9 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
-                f'source "{source.name}" is a {source.kind}, which is read without a streaming query of Spark, but '
-                f'source "{other.name}" needs one; expected only tables, local files or Kafka, without options of '
-                "Spark's streams"
+                f'source "{source.name}" is a {source.kind}, which is read without a Spark streaming query, but '
+                f'source "{other.name}" needs one; expected only tables, local files or Kafka, without Spark\'s streaming '
+                "options"
             )
 
 

@@ -55,7 +55,7 @@ try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:
     raise StartError(
-        "reading RabbitMQ needs PySpark 4.3, found an older one; pip install --upgrade 'pyspark>=4.3'"
+        "reading RabbitMQ needs PySpark 4.3, but found an older version; pip install --upgrade 'pyspark>=4.3'"
     ) from None
 
 FORMAT = "slackwater_rabbitmq"
@@ -146,7 +146,7 @@ def _search_queue(settings: RabbitSettings, expected: Counter[bytes]) -> list[Ra
     except import_client().exceptions.AMQPError as error:
         raise EpochError(
             f"RabbitMQ at {broker_address(settings.url)} closed the connection ({describe_connection_error(error)}); "
-            "expected it to stay open; check the broker's log and start again"
+            "check the broker's log and start again"
         ) from None
     finally:
         close_connection(connection)

@@ -81,13 +81,11 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         parameters.client_properties = {"connection_name": f"slackwater {queue}"}
         connection = pika.BlockingConnection(parameters)
     except (pika.exceptions.ProbableAuthenticationError, pika.exceptions.AuthenticationError):
-        raise StartError(
-            f"RabbitMQ at {address} refused the user; expected one that exists; correct user and password in url"
-        ) from None
+        raise StartError(f"RabbitMQ at {address} refused the user; correct the user and password in url") from None
     except pika.exceptions.ProbableAccessDeniedError:
         raise StartError(
-            f"RabbitMQ at {address} refused the virtual host; expected one that the user may open; correct the end of "
-            "url (%2F is /)"
+            f"RabbitMQ at {address} refused the virtual host; name one that the user may access at the end of url "
+            "(%2F is /)"
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
@@ -106,13 +104,10 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         close_connection(connection)
         code = getattr(error, "reply_code", None)
         if code == 404:
-            raise StartError(
-                f'RabbitMQ at {address} has no queue "{queue}"; expected one that exists; declare it, or correct query'
-            ) from None
+            raise StartError(f'RabbitMQ at {address} has no queue "{queue}"; declare it, or correct query') from None
         reason = getattr(error, "reply_text", None) or describe_connection_error(error)
         raise StartError(
-            f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); expected a queue that the user may '
-            "read; grant the right"
+            f'RabbitMQ at {address} denies access to queue "{queue}" ({reason}); grant the user permission to read it'
         ) from None
     return connection, channel, int(ready)
 
@@ -201,8 +196,8 @@ class RabbitQueue:
                     if attempt == 2:
                         raise EpochError(
                             f"RabbitMQ at {broker_address(self._url)} closed the connection twice "
-                            f"({describe_connection_error(error)}); expected it to stay open; check the broker's log "
-                            "and start again"
+                            f"({describe_connection_error(error)}); check the broker's log and start "
+                            "again"
                         ) from None
                     self._reopen()
         raise AssertionError
@@ -231,8 +226,8 @@ class RabbitQueue:
         for method, properties, body in self._channel.consume(self._queue, inactivity_timeout=seconds):
             return None if method is None else (method, properties, body)
         raise StartError(
-            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read, expected it to '
-            "stay; declare it and start again"
+            f'RabbitMQ at {broker_address(self._url)} deleted queue "{self._queue}" while it was read; declare it and '
+            "start again"
         )
 
     def _was_handed_out(self, message: RabbitMessage, tag: int) -> bool:

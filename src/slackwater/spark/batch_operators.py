@@ -75,7 +75,7 @@ def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
     sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
     raise BadRowError(
         f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "
-        f'below max_session_duration: {sample}; correct the expression, or give on_error="drop" to leave such rows out'
+        f'below max_session_duration: {sample}; correct the expression, or pass on_error="drop" to leave out such rows'
     )
 
 

@@ -36,8 +36,8 @@ def letter_frames(
             )
         if not isinstance(source, Seekable):
             raise StartError(
-                f'dead letters of source "{source.name}" cannot be replayed yet: they cannot be turned back into rows of a '
-                "connector or a DataFrame; expected files, tables or Kafka, or select others with --reason and --epoch"
+                f'dead letters of source "{source.name}" cannot be replayed yet: only those of files, tables and '
+                "Kafka can be turned back into rows; select others with --reason and --epoch"
             )
         records = session.createDataFrame(source_letters.select(_TAKEN).to_arrow(compat_level=pl.CompatLevel.oldest()))
         frames[source.name] = source.rows_of_letters(records, LETTER, FILE)

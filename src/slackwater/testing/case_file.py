@@ -126,7 +126,7 @@ def _parse_by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
 @with_schema(type="string", format="date-time")
 def _parse_time(value: Any) -> dt.datetime:
     if not isinstance(value, dt.datetime):
-        raise InvalidValueError("a moment (2024-03-01T09:00:00Z, without quotes)")
+        raise InvalidValueError("a time (2024-03-01T09:00:00Z, without quotes)")
     return value if value.tzinfo else value.replace(tzinfo=dt.UTC)
 
 

@@ -209,7 +209,7 @@ class LoadedCase:
             target = test.pipeline.per_target.get(name or first)
             if target is None:
                 raise ConfigError(
-                    [f"{self.path}: expect.rows.{show_key(name)}: is not a target of the pipeline at the end"]
+                    [f"{self.path}: expect.rows.{show_key(name)}: is not a target of the pipeline after the last step"]
                 )
             actual = result.tables[name or first]
             differences[f"rows.{name}" if name else "rows"] = _compare_table(
@@ -218,7 +218,7 @@ class LoadedCase:
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 raise ConfigError(
-                    [f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline at the end"]
+                    [f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline after the last step"]
                 )
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []

@@ -50,7 +50,7 @@ def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError if a pipeline has SQL, or a column `ts` that is not only the event time."""
     if unsupported := find_sql(pipeline, columns):
         raise StartError(
-            f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; give session=, a Spark session, "
+            f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass session=, a Spark session, "
             "or test a pipeline without it"
         )
     for source, source_fields in columns.items():
@@ -64,7 +64,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
         declared = given_columns[source.name] if source.name in given_columns else columns_of(pipeline, index)
         if declared is None:
             raise StartError(
-                f'{pipeline.name}: source "{source.name}" declares no schema; give schema={{"column": "type"}} to the test'
+                f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test'
             )
         columns[source.name] = declared
     return columns
@@ -84,7 +84,7 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
             f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which needs Spark: '
-            "give session="
+            "pass session="
         )
 
 

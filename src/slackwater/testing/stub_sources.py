@@ -222,8 +222,8 @@ def create_stub_source(
         return StubSource(spec, "files", files_source.schema, files_source)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
-            f'source "{spec.name}" reads a table, whose columns no config declares, so a test cannot make its rows; test the SQL with a '
-            "source of files that declares them, or in Python with a DataFrame"
+            f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test cannot make its rows; test the '
+            "SQL with a files source that declares them, or in Python with a DataFrame"
         )
     payload = _payload(session, spec, connection, zone)
     if isinstance(connection, KafkaConnection):
@@ -287,7 +287,7 @@ def to_micros(value: Any) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise StartError(mismatch(repr(value), "a moment: a datetime, its text, or microseconds since 1970"))
+        raise StartError(mismatch(repr(value), "a time: a datetime, its text, or microseconds since 1970"))
     return value
 
 

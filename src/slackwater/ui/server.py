@@ -100,7 +100,9 @@ class Ui:
     def __init__(self, watched: Sequence[PageSource], viewers: int = VIEWERS) -> None:
         names = [w.pipeline.name for w in watched]
         if len(set(names)) < len(names):
-            raise StartError("two of the files describe pipelines of one name; name each pipeline once")
+            raise StartError(
+                "two of the files describe pipelines with the same name; pass each pipeline once, or rename one"
+            )
         self._threads = ThreadPoolExecutor(AT_ONCE, "page")
         self._open = 0
         self._streams = StreamSlots(viewers)
