@@ -22,7 +22,7 @@ from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark
 RECREATED = (
-    r'source "events": topic ".*" was deleted and created again: found id \S+, expected \S+, and .*nothing was read'
+    r'source "events": topic ".*" was deleted and created again: found id \S+, expected \S+, but .*nothing was read'
 )
 
 
