@@ -219,7 +219,7 @@ def test_it_is_weighed_checked_and_made_small(url: str) -> None:
         db.execute("DELETE FROM slackwater_staged_p WHERE epoch = 1")
     assert ["holds 0 rows under" in p.what for p in verify_state(store).problems] == [True]
     store.close()
-    with pytest.raises(StateError, match="lacks rows that the latest commit names; restore it from a backup"):
+    with pytest.raises(StateError, match="lacks rows that the latest commit refers to; restore it from a backup"):
         create_store(url).open()
 
 

@@ -164,7 +164,7 @@ path = "{state}"
         (["{"], "--offsets: found {, which is not JSON (Expecting property name"),
         (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?'),
         (["old=earliest", "old=earliest"], '--offsets: source "old" is named twice'),
-        (["old=latest"], '--offsets: source "old": it reads files, which have no offsets to continue at; expected "earliest"'),
+        (["old=latest"], '--offsets: source "old": it reads files, which have no offsets to continue from; expected "earliest"'),
         (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": it reads files'),
         (["events=soon"], '--offsets: source "events": found "soon", expected "earliest", "latest", a time such as 2026-'),
         (['{"events": 7}'], '--offsets: source "events": found 7, expected "earliest"'),
@@ -176,7 +176,7 @@ path = "{state}"
         (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
         (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; available: 0, 1'),
         (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?'),
-        (["events=2026-03-01T12:00:00Z"], "only a broker knows that offset; give the pipeline's TOML file as WHERE"),
+        (["events=2026-03-01T12:00:00Z"], "only a broker knows that offset; pass the pipeline's TOML file as WHERE"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_and_no_commit(
@@ -222,7 +222,7 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pyt
     assert not (tmp_path / "s").exists()
     begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
     offsets_json = '{"events": {"clicks": {"0": 1}}}'
-    assert "it was never read, so the state does not know its partitions; give the" in ask(
+    assert "it was never read, so the state does not know its partitions; pass the" in ask(
         offsets_json, where=str(tmp_path / "s")
     )
     assert "it reads files, which have no offsets" in ask("latest", where=str(file))

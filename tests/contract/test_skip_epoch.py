@@ -151,7 +151,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert '"k":"wrong"' in shown
     assert f"slackwater outbox skip {stuck} 1" in shown
     assert ask(monkeypatch, "skip", stuck, 7) != 0
-    assert "epoch 7 does not wait to be published; epoch 1 does" in capsys.readouterr().err
+    assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
     letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
@@ -163,7 +163,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "nothing is pending" in capsys.readouterr().out
     # a second call changes nothing
     assert ask(monkeypatch, "skip", stuck, 1) != 0
-    assert "no epoch waits to be published" in capsys.readouterr().err
+    assert "no epoch is waiting to be published" in capsys.readouterr().err
     run = Started(stuck)
     run.epoch((120 * S, "z"))
     run.driver.flush()

@@ -192,8 +192,8 @@ def test_figures_and_rows_are_judged_by_what_the_window_makes_of_them(directory:
     problems = [*map(str, verify_state(store).problems)]
     for pattern in (
         rf"{meta.file}: holds \d+ rows? whose hash does not match their key, first row 0; restore it from .*no kept commit is",
-        r"its rows have close -?\d+, the commit says -?\d+; ",
-        r"manifests/000000011.json: shard 1 holds \d+ keys with \d+ open intervals, the commit says \d+ with \d+; ",
+        r"its rows have close -?\d+, but the commit says -?\d+; ",
+        r"manifests/000000011.json: shard 1 holds \d+ keys with \d+ open intervals, but the commit says \d+ with \d+; ",
     ):
         assert any(re.search(pattern, text) for text in problems), (pattern, problems)
 
@@ -254,14 +254,14 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
     select_cases([
         ("DELETE FROM slackwater_state_law WHERE ordinal = 0", r"slackwater_state_law\W+\d+ units? whose rows are not numbered"),
         ("DELETE FROM slackwater_state_law WHERE unit = (SELECT min(unit) FROM slackwater_state_law WHERE kind <> 2)",
-         r"shard \d: \d+ keys with \d+ open intervals, the commit says \d+ with \d+"),
+         r"shard \d: \d+ keys with \d+ open intervals, but the commit says \d+ with \d+"),
         ("UPDATE slackwater_state_law SET u = 'zz' WHERE u = 'a'", r"\d+ rows? whose hash does not match their key"),
         ("UPDATE slackwater_state_law SET epoch = 99 WHERE ordinal = 0", r"\d+ rows of another pipeline, or of an epoch after 11"),
         ('ALTER TABLE slackwater_state_law DROP COLUMN "n.n" CASCADE', r'column "n.n" is missing, expected bigint'),
         ("DROP TABLE slackwater_state_law CASCADE", r'"slackwater_state_law": is missing; restore it from a backup'),
         ("DROP TABLE slackwater_lists", r'"slackwater_lists": is missing; restore it from a backup'),
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
-        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, this version reads formats 1 to 3; install a newer"),
+        ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, but this version reads formats 1 to 3; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is recorded as published, but the latest is 11"),
         ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),

@@ -233,7 +233,7 @@ def sealed(text: str) -> str:
         (sealed('{"format": 1}'), r"manifest .*000000000.json is damaged: its record does not fit format 1"),
         (
             sealed('{"format": 9}'),
-            r"state in .* has format 9, this version reads formats 1 to 3; install a newer version",
+            r"state in .* has format 9, but this version reads formats 1 to 3; install a newer version",
         ),
         (sealed('{"format": 0}'), r"no migration from it is registered"),
         (sealed(commit(0).model_dump_json()).replace('"epoch":0', '"epoch":1'), r"does not match its checksum"),

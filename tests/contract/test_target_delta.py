@@ -134,9 +134,9 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
     with pytest.raises(StartError) as caught:
         opened(tmp_path, TargetTable("p", fields, ("at",)))
     assert str(caught.value) == (
-        f'Delta table {tmp_path} has other columns than the pipeline: column "at" is timestamp_ntz, expected timestamp; '
+        f'Delta table {tmp_path} has different columns from the pipeline: column "at" is timestamp_ntz, expected timestamp; '
         'column "n" (bigint) is missing; column "d" is decimal(10,2), expected decimal(12,2); '
-        'column "extra" (int) is not in the output of the pipeline; change the table or the pipeline, or give another path'
+        'column "extra" (int) is not in the output of the pipeline; change the table or the pipeline, or choose another path'
     )
 
 

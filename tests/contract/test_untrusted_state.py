@@ -125,7 +125,7 @@ def test_a_commit_that_cannot_be_is_refused_and_nothing_is_touched(lie: str, tmp
     [
         (lambda m: newest(m).update(first_due=2**61, last_due=2**61), "its rows have first_due"),
         (lambda m: newest(m).update(dead=-5), "its rows have dead"),
-        (lambda m: newest(m).update(rows=77), "rows, the commit says 77"),
+        (lambda m: newest(m).update(rows=77), "rows, but the commit says 77"),
         (lambda m: m["stages"][0].update(windows=[99, 99]), "the commit says"),
         (
             lambda m: m["stages"][0]["fingerprint"].update(gap_ms=5),

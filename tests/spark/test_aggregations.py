@@ -138,7 +138,9 @@ def test_sets_that_spark_makes_are_held_to_their_bound(runner: Runner) -> None:
             if bound == 5:
                 runner.run(**settings)
                 continue
-            with pytest.raises(CapExceededError, match=f'"x" holds 5 distinct values of "i" in one group, {key} is 4'):
+            with pytest.raises(
+                CapExceededError, match=f'"x" holds 5 distinct values of "i" in one group, but {key} is 4'
+            ):
                 runner.run(**settings)
 
 

@@ -192,7 +192,7 @@ def test_bad_rows_fail_or_are_dropped_and_counted(runner: Runner) -> None:
 def test_caps_fail_exactly_or_refuse_new_groups(runner: Runner) -> None:
     rows = [{"user": f"u{k}", "i": 1, "ts": iso(k)} for k in range(10)]
     runner.write("0.jsonl", rows)
-    with pytest.raises(CapExceededError, match="10 keys have open sessions, max_groups_per_window is 9"):
+    with pytest.raises(CapExceededError, match="10 keys have open sessions, but max_groups_per_window is 9"):
         runner.run(source=runner.source(SIMPLE), window=simple(max_groups_per_window=9))
     runner.run(
         source=runner.source(SIMPLE),

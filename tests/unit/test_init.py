@@ -412,9 +412,9 @@ WRONG: list[tuple[str, str | bytes | None, tuple[str, ...], str]] = [
     ("a.json", "1\n2\n3\n", (), "none of the first 3 lines is a JSON object"),
     ("a.log", "one\ntwo words\nand three words\n", (), "its lines have no common separator"),
     ("a.parquet", b"PAR1nonsense", (), "cannot be read as Parquet"),
-    ("a.csv", "user,ts\n", (), "has a header and no rows"),
+    ("a.csv", "user,ts\n", (), "has a header but no rows"),
     ("a.json", '{"a": "x", "b": 5}\n', (), "no column holds times (a, b)"),
-    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column fits as a key of sessions (a, ts)"),
+    ("a.json", '{"a": 1.5, "ts": "2024-01-01T00:00:00Z"}\n', (), "no column can be the key of sessions (a, ts)"),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--key", "b"), '"b" is not a column'),
     ("a.json", '{"a": "x", "ts": "2024-01-01T00:00:00Z"}\n', ("--time", "a"), '"a" of a.json holds no times'),
     (

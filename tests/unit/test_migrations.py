@@ -124,10 +124,16 @@ def test_two_migrations_run_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (FORMAT + 1, f"state of x has format {FORMAT + 1}, this version reads formats 1 to {FORMAT}; install a newer"),
-        (-(10**23), f"state of x has format {-(10**23)}, this version reads formats 1 to {FORMAT}; no migration"),
-        (10**23, f"state of x has format {10**23}, this version reads formats 1 to {FORMAT}; install a newer"),
-        (0, f"state of x has format 0, this version reads formats 1 to {FORMAT}; no migration from it is registered"),
+        (
+            FORMAT + 1,
+            f"state of x has format {FORMAT + 1}, but this version reads formats 1 to {FORMAT}; install a newer",
+        ),
+        (-(10**23), f"state of x has format {-(10**23)}, but this version reads formats 1 to {FORMAT}; no migration"),
+        (10**23, f"state of x has format {10**23}, but this version reads formats 1 to {FORMAT}; install a newer"),
+        (
+            0,
+            f"state of x has format 0, but this version reads formats 1 to {FORMAT}; no migration from it is registered",
+        ),
     ],
 )
 def test_a_format_without_a_migration_is_refused(version: int, message: str) -> None:

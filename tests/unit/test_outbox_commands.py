@@ -113,7 +113,7 @@ def test_outbox_show_and_skip(
     assert "2 rows, 0 dead letters" in shown
     assert "and 1 row more" in shown
     assert run_outbox(monkeypatch, "skip", unpublished, 7) != 0
-    assert "epoch 7 does not wait to be published; epoch 0 does" in capsys.readouterr().err
+    assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert "the next start continues after it" in capsys.readouterr().out
     letters = dead_letter_reader.newest_letters(toml.load(unpublished), dead_letter_reader.LetterFilter())
@@ -122,7 +122,7 @@ def test_outbox_show_and_skip(
     assert run_outbox(monkeypatch, "show", unpublished) == 0
     assert "nothing is pending" in capsys.readouterr().out
     assert run_outbox(monkeypatch, "skip", unpublished, 0) != 0
-    assert "no epoch waits to be published" in capsys.readouterr().err
+    assert "no epoch is waiting to be published" in capsys.readouterr().err
     (tmp_path / "out").unlink()
     driver = start_driver(unpublished)
     epoch(driver, (120 * S, "d"))

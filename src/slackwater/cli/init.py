@@ -267,7 +267,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
-            f"--sample: {sample.path}: no column fits as a key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
+            f"--sample: {sample.path}: no column can be the key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
         )
     length = 300_000
     if time is not None and len(time.times_us) > 1:
@@ -355,7 +355,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
         contents.append(render_config.render_config(draft, sides))
     if not contents:
         raise StartError(
-            f"--sample: {left_sample.path} and {right_sample.path} have no columns that fit as keys; name one with --key"
+            f"--sample: {left_sample.path} and {right_sample.path} have no columns that can be join keys; name one with --key"
         )
     pairs = zip((left_sample, right_sample), times, disorders, strict=True)
     return _first_valid(contents), [line for pair in pairs for line in _sample_lines(*pair)]

@@ -88,7 +88,7 @@ def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     with store.peek() as snapshot:
         if snapshot is None:
             raise StartError(
-                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch makes one: slackwater run"
+                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run"
             )
         return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, report_lines, is_described=True)
 

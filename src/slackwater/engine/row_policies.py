@@ -167,7 +167,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
 def _log_lost(pipeline: Pipeline, epoch: int, batch: Batch) -> None:
     for name, lost in batch.lost.items():
         log.warning(
-            '%s: epoch %d: source "%s": %s gone before they were read',
+            '%s: epoch %d: source "%s": %s deleted before being read',
             pipeline.name,
             epoch,
             name,

@@ -138,7 +138,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int)
     groups_by_start = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in state.panes.items():
         if groups_by_start.get(start, 0) != groups[shard]:
-            yield f"{plural(groups_by_start.get(start, 0), 'key')} in the pane at {start} µs, the commit says {groups[shard]:,}"
+            yield f"{plural(groups_by_start.get(start, 0), 'key')} in the pane at {start} µs, but the commit says {groups[shard]:,}"
 
 
 @check_counts.register
@@ -147,7 +147,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: i
     recorded = (state.groups[shard], state.windows[shard])
     if counts != recorded:
         yield (
-            f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}, the commit says {recorded[0]:,} with {recorded[1]:,}"
+            f"{plural(counts[0], 'key')} with {plural(counts[1], 'open interval')}, but the commit says {recorded[0]:,} with {recorded[1]:,}"
         )
 
 
@@ -168,7 +168,7 @@ def _(
 @check_counts.register
 def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     if rows.height != state.groups[shard]:
-        yield f"{plural(rows.height, 'key')}, the commit says {state.groups[shard]:,}"
+        yield f"{plural(rows.height, 'key')}, but the commit says {state.groups[shard]:,}"
 
 
 @check_segment.register
@@ -219,7 +219,7 @@ def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMet
     """Describe differences between the metadata of a segment and its rows."""
     for name, value in _segment_figures(operator, rows, meta).items():
         if getattr(meta, name) != value:
-            yield f"its rows have {name} {value}, the commit says {getattr(meta, name)}"
+            yield f"its rows have {name} {value}, but the commit says {getattr(meta, name)}"
 
 
 @singledispatch

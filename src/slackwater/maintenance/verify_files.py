@@ -170,7 +170,7 @@ class _FilesCheck:
         try:
             table = open_arrow(self.storage.local_path(file_ref(meta)), self.storage.full_name(meta.file))
             if table.num_rows != meta.rows:
-                yield f"holds {plural(table.num_rows, 'row')}, the commit says {meta.rows:,}"
+                yield f"holds {plural(table.num_rows, 'row')}, but the commit says {meta.rows:,}"
                 return
             if step is None:
                 return
@@ -228,7 +228,7 @@ class _FilesCheck:
             self.add_problem(path, _strip_remedy(str(error)), (epoch,))
             return
         if count != meta.rows:
-            self.add_problem(path, f"holds {plural(count, 'row')}, the commit says {meta.rows:,}", (epoch,))
+            self.add_problem(path, f"holds {plural(count, 'row')}, but the commit says {meta.rows:,}", (epoch,))
 
     def check_lists(self) -> None:
         """Check the lists of offsets and of replayed dead letters. A list's name ends with its checksum."""

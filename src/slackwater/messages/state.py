@@ -73,7 +73,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "refuses](outbox.md).",
         (
             r"not published yet|not yet published",
-            "waits? to be published",
+            "waiting to be published",
             "could not be marked as skipped",
             "skipped rows go to",
             "name a directory that can be written",

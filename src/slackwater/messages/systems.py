@@ -30,7 +30,7 @@ SERVICES: Sequence[MessageFamily] = (
             "does not read a topic",
             "found the partition",
             "the sources already continue there",
-            "which have no offsets to continue at",
+            "which have no offsets to continue from",
             "only a broker knows",
             "it was never read",
         ),
@@ -45,13 +45,13 @@ SERVICES: Sequence[MessageFamily] = (
             "cannot be reached",
             "do(es)? not answer",
             "did not answer",
-            "(gave|returned) nothing for",
+            "returned nothing for",
             "refused the",
             r"cannot be used \(.*brokers",
             "is not the address of a broker",
             "the url is not valid",
             "url has an unknown setting",
-            "ended at once",
+            "exited immediately",
         ),
     ),
     MessageFamily(
@@ -68,7 +68,7 @@ SERVICES: Sequence[MessageFamily] = (
         START,
         "The service answers, but this role may not do what is needed.",
         "Grant the role the permission that the message names.",
-        ("check the role's rights", "check who may read", "denies access to queue"),
+        ("check the role's permissions", "check who may read", "denies access to queue"),
     ),
     MessageFamily(
         "Something is not installed",
@@ -234,7 +234,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         (
             "does not fit the output",
             "lacks new columns",
-            "other columns than",
+            "different columns from",
             'mode "merge" needs',
             "cleanup.policy",
             r"^(Kafka )?topic|Kafka topic",
@@ -246,10 +246,10 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "The target holds rows of another state",
         START,
-        "A state starts over, but its target only adds rows and holds those of a former state. Or an earlier version "
+        "A state starts over, but its target is append-only and holds rows of an earlier state. Or an earlier version "
         "resolved relative paths from another directory. A start would write rows twice, so you have to choose.",
         "`--put-aside-output` moves the former files away, and `--keep-output` adds to them. For paths the message "
         "has the command.",
-        ("another state wrote them", "relative paths are now resolved", "could not be moved to"),
+        ("another state wrote them", "relative paths are now resolved", "could not all be moved to"),
     ),
 )

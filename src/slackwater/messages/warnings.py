@@ -43,7 +43,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Rows were bad, belong to groups beyond a limit, exceed `max_rows_per_key` of a join, or were deleted before "
         "they were read. All are counted.",
         "The message says which rows, how many, and where they were read.",
-        ("refused", "wait for partners", "gone before", "are gone from Kafka", "^… …: …$"),
+        ("refused", "wait for partners", "deleted before being read", "were deleted from Kafka", "^… …: …$"),
     ),
     MessageFamily(
         "Results came out as NULL",

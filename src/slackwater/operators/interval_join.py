@@ -82,7 +82,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             done = interval_join.ingest_rows(self, new, task.state.buffers(self), task.watermark, epoch, outbox.take)
         except interval_join.RowsPerKeyExceededError as error:
             raise CapExceededError(
-                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, "
+                f"{self.pipeline}: {plural(error.rows, 'row')} of the {error.side.name} side wait for partners with {error.key}, but "
                 f'max_rows_per_key is {self.max_rows_per_key:,}; raise it, or set on_state_cap = "drop_oldest"; this epoch '
                 "was not committed"
             ) from None

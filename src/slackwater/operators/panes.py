@@ -117,7 +117,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         if suspects:
             window = suspects[0]
             raise CapExceededError(
-                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds {totals[window]} groups, "
+                f"{self.pipeline}: window {format_iso(window)} to {format_iso(window + self.duration_us)} holds {totals[window]} groups, but "
                 f'max_groups_per_window is {bound}; raise it, or set on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 

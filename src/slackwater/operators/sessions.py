@@ -121,7 +121,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         bound, open_keys = self.fails_above, sum(counts.groups)
         if bound is not None and open_keys > bound:
             raise CapExceededError(
-                f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, max_groups_per_window is {bound}; raise it, "
+                f"{self.pipeline}: {plural(open_keys, 'key has open sessions', 'keys have open sessions')}, but max_groups_per_window is {bound}; raise it, "
                 'or set on_state_cap = "drop_new_groups"; this epoch was not committed'
             )
 

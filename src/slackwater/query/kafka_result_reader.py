@@ -115,7 +115,7 @@ class KafkaResultReader:
                 break
             if time.monotonic() > end:
                 raise StartError(
-                    f"{self.location} gave nothing for {_SECONDS:g} s "
+                    f"{self.location} returned nothing for {_SECONDS:g} s "
                     f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers run"
                 )
         self._ended = True

@@ -67,7 +67,7 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(
-                f"{pipeline.name}: there is no state yet, which would give the types of keys; leave out --key"
+                f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; leave out --key"
             )
         key_frames = _key_frames(pipeline, snapshot.commit, key)
     return {frame.select(group_key(operator.keys)).item() for operator, frame in key_frames.values()}

@@ -181,8 +181,8 @@ class _HistoryRunner:
         if reader.missing and self.driver.state.sources[source.name].offsets is None:
             self.notice(
                 "warning",
-                f'source "{source.name}": the first records of {", ".join(reader.missing)} are gone from Kafka; if '
-                "they belong to the range, its first windows lack them",
+                f'source "{source.name}": the first records of {", ".join(reader.missing)} were deleted from Kafka; '
+                "if they belong to the range, its first windows do not include them",
             )
         return reader
 

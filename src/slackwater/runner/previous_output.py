@@ -83,6 +83,6 @@ def put_aside(pipeline: Pipeline) -> list[str]:
     for name, target in previous_outputs(pipeline):
         if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:
             moved.append(
-                f"{name}: the files of the former state are now in {location}; remove them when you no longer need them"
+                f"{name}: the files of the previous state are now in {location}; remove them when you no longer need them"
             )
     return moved

@@ -145,11 +145,11 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
     """Raise StartError unless this epoch is pending. `published`: the last published epoch."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
-            f"{pipeline.name}: no epoch waits to be published; the latest is {latest.epoch}, and its output is "
+            f"{pipeline.name}: no epoch is waiting to be published; the latest is {latest.epoch}, and its output is "
             "published"
         )
     if epoch != latest.epoch:
-        raise StartError(f"{pipeline.name}: epoch {epoch} does not wait to be published; epoch {latest.epoch} does")
+        raise StartError(f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is")
 
 
 def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:

@@ -170,7 +170,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     ]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is not a table: its lines have no common separator, the first is {abbreviate_value(head[0].strip())}; "
+            f"--sample: {path}: is not a table: its lines have no common separator, the first line is {abbreviate_value(head[0].strip())}; "
             "expected JSON lines, CSV or Parquet"
         )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
@@ -188,7 +188,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
     rows = [dict(zip(names, map(parse_cell, r), strict=True)) for r in body]
     if not rows:
-        raise StartError(f"--sample: {path}: has a header and no rows")
+        raise StartError(f"--sample: {path}: has a header but no rows")
     columns: dict[str, str] = {}
     for i, name in enumerate(names):
         seen = TypeStats()

@@ -233,7 +233,7 @@ def migration_route(version: int, label: str) -> list[int]:
     versions = list(range(max(version, 0), FORMAT))  # a damaged record may contain any number
     if not 0 < version <= FORMAT or any(v not in STEPS for v in versions):
         raise StateError(
-            f"{label} has format {version}, this version reads formats {min(STEPS)} to {FORMAT}; "
+            f"{label} has format {version}, but this version reads formats {min(STEPS)} to {FORMAT}; "
             + ("install a newer version of slackwater" if version > FORMAT else "no migration from it is registered")
         )
     return versions

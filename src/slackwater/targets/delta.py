@@ -93,8 +93,8 @@ class DeltaTarget:
             ) from error
         if differences:
             raise StartError(
-                f"Delta table {self._path} has other columns than the pipeline: {differences}; "
-                "change the table or the pipeline, or give another path"
+                f"Delta table {self._path} has different columns from the pipeline: {differences}; "
+                "change the table or the pipeline, or choose another path"
             )
 
     def close(self) -> None:

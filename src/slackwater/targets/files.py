@@ -171,8 +171,8 @@ class FilesTarget:
 
     def _move_error(self, directory: str, error: OSError) -> StartError:
         return StartError(
-            f"target directory {self._shown}: files of the former state could not be moved to {directory} "
-            f"({error.strerror}); some of them may be there; check the permissions, then repeat this"
+            f"target directory {self._shown}: files of the previous state could not all be moved to {directory} "
+            f"({error.strerror}); check the permissions, then repeat this"
         )
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:

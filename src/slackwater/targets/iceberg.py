@@ -95,8 +95,8 @@ class IcebergTarget:
             raise self._open_error(error) from error
         if different:
             raise StartError(
-                f"{self.description} has other columns than the pipeline: {different}; "
-                "change the table or the pipeline, or give another table"
+                f"{self.description} has different columns from the pipeline: {different}; "
+                "change the table or the pipeline, or choose another table"
             )
         self._table = table
 

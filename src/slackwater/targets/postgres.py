@@ -82,7 +82,7 @@ class PostgresTarget:
         except psycopg.Error as error:
             self.close()
             raise StartError(
-                f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
             ) from None
 
     def _create(self, db: psycopg.Connection[Any]) -> None:
@@ -121,7 +121,7 @@ class PostgresTarget:
                 return None
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
                 ) from None
         if row is None:
             return None
@@ -144,7 +144,7 @@ class PostgresTarget:
                 return None
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
                 ) from None
         if row is None or not _is_same_table(row[3:5], row[5:7]):
             return None
@@ -161,7 +161,7 @@ class PostgresTarget:
                 return []
             except psycopg.Error as error:
                 raise StartError(
-                    f"{self.description}: {client.error_reason(error)}; check the role's rights on it"
+                    f"{self.description}: {client.error_reason(error)}; check the role's permissions on it"
                 ) from None
         return [row[0] for row in rows]
 

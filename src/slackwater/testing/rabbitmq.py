@@ -41,7 +41,7 @@ class RabbitMQ:
     def started(cls) -> Iterator[RabbitMQ]:
         """Yield a running broker and stop it afterwards. Raises StartError if none is installed or it does not respond."""
         if not _INSTALLED.exists():
-            raise StartError(f"there is no {_INSTALLED}; expected a RabbitMQ broker: apt-get install rabbitmq-server")
+            raise StartError(f"{_INSTALLED} does not exist; install a RabbitMQ broker: apt-get install rabbitmq-server")
         directory = Path(tempfile.mkdtemp(prefix="slackwater-rabbitmq-"))
         rabbit = cls._create(directory)
         try:

@@ -71,7 +71,7 @@ class Process:
         """Raise StartError if the process has ended. `service`: its name for messages."""
         assert self.child is not None
         if self.child.poll() is not None:
-            raise StartError(f"{service} ended at once: {self.tail()}")
+            raise StartError(f"{service} exited immediately: {self.tail()}")
 
     def wait_for_http(self, service: str, url: str) -> None:
         """Wait until the URL returns any response. Raises StartError."""

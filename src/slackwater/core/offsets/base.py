@@ -34,7 +34,7 @@ class OffsetChange(NamedTuple):
 
 
 OffsetLookup = Callable[[str | int], "Offsets"]  # returns the offsets for "earliest", "latest" or a time (µs)
-NEEDS_FILE = "give the pipeline's TOML file as WHERE"
+NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 
 
 class Offsets(ABC):

@@ -176,7 +176,7 @@ def open_file(storage: Storage, file: FileRef) -> pa.Table:
     table = arrow.open_arrow(storage.local_path(file), storage.full_name(file.file))
     if table.num_rows != file.rows:
         raise StateError(
-            f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, the commit says {file.rows or 0:,}; "
+            f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
             "restore both from a copy of the state directory"
         )
     return table

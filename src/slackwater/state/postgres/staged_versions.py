@@ -119,7 +119,7 @@ class StagedVersions:
         count = 0 if frame is None else frame.height
         if frame is None or count != meta.rows:
             raise EpochError(
-                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, the commit says {meta.rows:,}; "
+                f"state could not be read: found {plural(count, 'staged row')} under {meta.file}, but the commit says {meta.rows:,}; "
                 "restore the database from a backup"
             )
         table = _table(frame)

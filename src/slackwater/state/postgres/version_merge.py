@@ -74,7 +74,7 @@ def merge_versions(db: psycopg.Connection[Any], staged: str, state: str, segment
     missing = [t for t in (staged, state) if not _exists(db, t)]
     if missing or _count(db, staged, metas) != sum(m.rows for m in metas):
         raise StateError(
-            f"{missing[0] if missing else staged} lacks rows that the latest commit names; restore it from a backup of the database"
+            f"{missing[0] if missing else staged} lacks rows that the latest commit refers to; restore it from a backup of the database"
         )
     state_columns = set(client.columns_of(db, state))
     columns = [c for c in client.columns_of(db, staged) if c in state_columns]

@@ -182,7 +182,7 @@ def check_group_size(kind: AggregationKind, pipeline: str, sizes: pl.Series, key
     bound, largest = getattr(kind.spec, key), sizes.max()
     if isinstance(largest, int) and bound is not None and largest > bound:
         raise CapExceededError(
-            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, {key} is {bound}; {advice}'
+            f'{pipeline}: "{kind.name}" holds {largest} {noun} of "{kind.spec.column}" in one group, but {key} is {bound}; {advice}'
         )
 
 
