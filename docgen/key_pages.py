@@ -38,10 +38,10 @@ def keys_page() -> str:
         "",
         MADE,
         "",
-        "All keys of a config by table, with their values and defaults. [Configuration](configuration.md) describes how they go together, and",
-        "the JSON Schema for [editors](write-config.md#in-an-editor) has the same content. A text may also be `${NAME}` or `${NAME:-default}`, from",
-        "the environment. A duration is a text with a unit (`250ms`, `30s`, `5m`, `2h`, `30d`). Each duration key also exists with `_ms` at its end:",
-        "`gap_ms = 1800000` is a number of milliseconds.",
+        "This page lists all keys of a config by table, with their values and defaults. [Configuration](configuration.md) describes how they fit",
+        "together. The JSON Schema for [editors](write-config.md#in-an-editor) has the same content. A string may also be `${NAME}` or",
+        "`${NAME:-default}`, which is read from the environment. A duration is a string with a unit (`250ms`, `30s`, `5m`, `2h`, `30d`). Each",
+        "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
     ]
     lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
     by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *key_docs.TEXTS)}
@@ -52,7 +52,7 @@ def keys_page() -> str:
             "",
             f"## `{table}`" if table else "## At the top",
             "",
-            "| key | values | default | |",
+            "| key | values | default | meaning |",
             "|---|---|---|---|",
         ]
         units = duration_keys(spec)
@@ -85,12 +85,12 @@ def _values(key_schema: Mapping[str, Any]) -> str:
     if "enum" in key_schema:
         return ", ".join(code(str(v)) for v in key_schema["enum"])
     if key_schema.get("type") == "array":
-        return f"a list of {'tables' if '$ref' in key_schema.get('items', {}) else 'texts'}"
+        return f"a list of {'tables' if '$ref' in key_schema.get('items', {}) else 'strings'}"
     kind = key_schema.get("type")
     kinds = [kind] if isinstance(kind, str) else list(kind or [])
     return " or ".join(
         {
-            "string": "text",
+            "string": "a string",
             "integer": "a whole number",
             "number": "a number",
             "boolean": "`true`, `false`",
@@ -125,10 +125,10 @@ def metrics_page() -> str:
         "",
         MADE,
         "",
-        f"All names begin with `{PREFIX}`, and all are labelled `pipeline`. Counters come from the commit, so they continue across",
-        "restarts. [How to get them](monitoring.md), with a dashboard and alerts.",
+        f"All metric names begin with `{PREFIX}`, and every metric has the label `pipeline`. Counters are stored in the commit, so they",
+        "continue across restarts. [Monitoring](monitoring.md) describes how to scrape the metrics, and has a dashboard and alerts.",
         "",
-        "| metric | kind | further labels | |",
+        "| metric | type | other labels | meaning |",
         "|---|---|---|---|",
     ]
     metrics = Metrics()

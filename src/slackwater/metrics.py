@@ -93,13 +93,15 @@ class Metrics(Collector, Observer):
     def _run_metrics(self) -> Iterator[Metric]:
         """Yield the metrics that are known before the first status."""
         started = GaugeMetricFamily(
-            f"{PREFIX}started_seconds", "Unix time at which this process began to run it.", labels=["pipeline"]
+            f"{PREFIX}started_seconds",
+            "Unix time at which this process began to run the pipeline.",
+            labels=["pipeline"],
         )
         for pipeline, started_s in self._started.items():
             started.add_metric([pipeline], started_s)
         unpublished = GaugeMetricFamily(
             f"{PREFIX}unpublished_seconds",
-            "Time since the commit of the epoch that waits to be published; 0 if none waits.",
+            "Time since the commit of the epoch that is not published yet; 0 if all are published.",
             labels=["pipeline"],
         )
         for pipeline, epoch in self._waiting.items():
@@ -115,17 +117,17 @@ class Metrics(Collector, Observer):
         labels = ["pipeline", "target"]
         emitted = CounterMetricFamily(f"{PREFIX}target_emitted_rows", "Rows committed for a target.", labels=labels)
         published = CounterMetricFamily(
-            f"{PREFIX}target_published_rows", "Committed rows that the target holds.", labels=labels
+            f"{PREFIX}target_published_rows", "Committed rows that are in the target.", labels=labels
         )
         failures = CounterMetricFamily(
             f"{PREFIX}target_failures", "Failed writes to a target, in this process.", labels=labels
         )
         pending = GaugeMetricFamily(
-            f"{PREFIX}target_waiting_rows", "Committed rows that a target does not hold yet.", labels=labels
+            f"{PREFIX}target_waiting_rows", "Committed rows that are not in the target yet.", labels=labels
         )
         age = GaugeMetricFamily(
             f"{PREFIX}target_unpublished_seconds",
-            "Time since the commit of the epoch that a target does not hold yet; 0 if none waits.",
+            "Time since the commit of the epoch that is not in the target yet; 0 if there is none.",
             labels=labels,
         )
         for pipeline in dict.fromkeys([*statuses, *self._waiting]):
@@ -163,7 +165,11 @@ def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metri
         ("windows_active", "Open windows.", lambda s: s.windows_active),
         ("state_groups_total", "Groups in the state: keys with open sessions, or (key, pane).", lambda s: s.groups),
         ("state_bytes", "Size of the state's files.", lambda s: s.state_bytes),
-        ("emit_lag_seconds", "Clock minus window end of the newest emitted row.", lambda s: lag.get(s.pipeline)),
+        (
+            "emit_lag_seconds",
+            "Clock time minus the window end of the newest emitted row.",
+            lambda s: lag.get(s.pipeline),
+        ),
     ):
         family = GaugeMetricFamily(PREFIX + name, about, labels=["pipeline"])
         for status in statuses:
@@ -173,7 +179,7 @@ def _gauges(statuses: Iterable[Status], lag: dict[str, float]) -> Iterator[Metri
         yield family
     marks = GaugeMetricFamily(
         f"{PREFIX}watermark_seconds",
-        "Watermark as Unix time; _global is the pipeline's.",
+        "Watermark as Unix time, by source; `_global` is the watermark of the pipeline.",
         labels=["pipeline", "source"],
     )
     for status in statuses:
@@ -205,7 +211,7 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
         ("rows_used", "Rows of a stage that are in a window, or were joined.", lambda c: c.rows_used),
         ("late_rows", "Rows that were late for a stage.", lambda c: c.rows_late),
         ("bad_rows", "Rows that a stage could not use.", lambda c: c.rows_bad),
-        ("refused_rows", "Rows of a stage in groups beyond max_groups_per_window.", lambda c: c.rows_refused),
+        ("refused_rows", "Rows that a stage refused because of max_groups_per_window.", lambda c: c.rows_refused),
         ("rows_emitted", "Rows that a stage emitted.", lambda c: c.rows_emitted),
     )
     for name, about, count in counters:
@@ -229,7 +235,7 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
     rows = GaugeMetricFamily(f"{PREFIX}join_buffered_rows", "Rows in the state, by side.", labels=labels)
     largest = GaugeMetricFamily(
         f"{PREFIX}join_largest_key_rows",
-        "Rows of the largest key that the latest epoch touched; 0 below half of max_rows_per_key.",
+        "Rows of the largest key that the latest epoch updated; 0 below half of max_rows_per_key.",
         labels=labels,
     )
     for pipeline, stage in joins:
@@ -257,23 +263,23 @@ def _joins(statuses: Iterable[Status]) -> Iterator[Metric]:
 def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
     simple: tuple[tuple[str, str, Any], ...] = (
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
-        ("bad_rows", "Rows without a usable event time, or undecodable.", lambda c: c.rows_bad),
-        ("refused_rows", "Rows of groups beyond max_groups_per_window.", lambda c: c.rows_refused),
+        ("bad_rows", "Rows that cannot be decoded or have no usable event time.", lambda c: c.rows_bad),
+        ("refused_rows", "Rows that were refused because of max_groups_per_window.", lambda c: c.rows_refused),
         (
             "lost_rows",
-            "Records gone from the source before they were read, or skipped (on_rewrite).",
+            "Records that the source lost before they were read, or that were skipped (on_rewrite).",
             lambda c: c.rows_lost,
         ),
         (
             "files_changed",
-            "Files that changed after they were read, and are not read again.",
+            "Files that changed after they were read. They are not read again.",
             lambda c: c.files_changed,
         ),
         ("replayed_letters", "Dead letters that were replayed.", lambda c: c.replayed),
         ("overflows", "Results that did not fit their type and became NULL (on_overflow).", lambda c: c.overflows),
         (
             "late_between_stages",
-            "Results that were late for the stage that reads them; it should be 0.",
+            "Results that were late for the stage that reads them; should be 0.",
             lambda c: c.late_between_stages,
         ),
         ("rows_in", "Rows read.", lambda c: c.rows_in),
@@ -309,7 +315,7 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
     """
     family = CounterMetricFamily(
         f"{PREFIX}late_by_rows",
-        "Late rows that `le` more seconds of lateness would have kept, counted since the lateness last changed.",
+        "Late rows that would not be late with `le` more seconds of lateness, counted since the lateness last changed.",
         labels=["pipeline", "le"],
     )
     for status in statuses:

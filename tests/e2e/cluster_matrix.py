@@ -221,7 +221,7 @@ class Cell(Pair):
         return open_directory(f"{self.bucket}/{name}", self.storage.s3.options()).local_copy()
 
     def letters(self) -> tuple[int, int, int]:
-        """Return the letters that are expected, lost, and doubled or wrong: one for each record that is not JSON, by its offset."""
+        """Return the letters that are expected, lost, and duplicated or wrong: one for each record that is not JSON, by its offset."""
         sent = Counter(
             (m.partition(), m.offset())
             for m in read_messages(self.services.kafka.address, self._topic())
@@ -235,7 +235,7 @@ class Cell(Pair):
 def cell(
     services: Services, cluster: Cluster, kind: str, store: str, fault: str, arguments: argparse.Namespace
 ) -> tuple[Any, ...]:
-    """Run one cell of the matrix. Return its description, and the rows that are expected, lost, and doubled or wrong."""
+    """Run one cell of the matrix. Return its description, and the rows that are expected, lost, and duplicated or wrong."""
     seed = random.randrange(10**6)
     with ExitStack() as stack:
         storage = stack.enter_context(Storage.started()) if store == "s3" else None
@@ -289,7 +289,7 @@ def in_a_bucket(services: Services, cluster: Cluster, arguments: argparse.Namesp
     rng.shuffle(faults)
     table = Table(
         "bucket",
-        ["what", "events", "epochs", "killed", "storage faults", "rows", "lost", "doubled or wrong"],
+        ["what", "events", "epochs", "killed", "storage faults", "rows", "lost", "duplicated or wrong"],
         1,
         page,
     )
@@ -371,7 +371,7 @@ def main() -> int:
     arguments = options.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger(cluster_faults.__name__).setLevel(logging.INFO)  # log the progress
-    head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "doubled or wrong"]
+    head = ["kind", "state and target", "fault", "how often", "epochs", "rows", "lost", "duplicated or wrong"]
     table, failed = Table("cluster", head, 3, arguments.write), False
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="slackwater-cluster-")))

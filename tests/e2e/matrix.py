@@ -310,7 +310,7 @@ max_offsets_per_trigger = {self.per_epoch // len(topics)}
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def verdict(self) -> tuple[int, int, int]:
-        """Return the rows that are expected, lost, and doubled or wrong. Equal rows are counted."""
+        """Return the rows that are expected, lost, and duplicated or wrong. Equal rows are counted."""
         with psycopg.connect(self.url, options="-c timezone=UTC") as db:
             self._load(db)
             if self.target != "postgres":
@@ -411,7 +411,7 @@ def main() -> int:
         "late for the next stage",
         "rows",
         "lost",
-        "doubled or wrong",
+        "duplicated or wrong",
     ]
     table = Table("kills", [*head, "when"], 3, arguments.write)
     failed = False
