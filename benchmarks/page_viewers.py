@@ -34,7 +34,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Driver
 from slackwater.engine.driver_callbacks import DriverCallbacks
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId

@@ -27,7 +27,7 @@ from benchmarks.figures import machine, summarize_runs
 from benchmarks.worker_process import run_worker
 from slackwater.core.schema import Field
 from slackwater.engine.driver import Driver, DriverCallbacks
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators.compile import compile_window
 from slackwater.query.view import StateView
 from slackwater.sources.base import Batch

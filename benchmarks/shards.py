@@ -70,8 +70,8 @@ class _Run:
         import slackwater as sw
         from slackwater.core.schema import Field
         from slackwater.engine.driver import Driver, DriverCallbacks
-        from slackwater.engine.protocol import SourceStats
-        from slackwater.engine.stage import StageRunner
+        from slackwater.engine.engine_interface import SourceStats
+        from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.compile import compile_window
         from slackwater.sources.kafka import KafkaSource

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.connection import KafkaConnection
-from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch

@@ -73,9 +73,9 @@ def build_plan(pipeline: Pipeline) -> Plan:
         stages += [_sql(stage_pipeline), *_step_stages(stage_pipeline)]
     return Plan(
         (*stages, _commit(pipeline), _publish(pipeline)),
-        delivery_guarantee(pipeline),
+        _delivery_guarantee(pipeline),
         bound,
-        (*plan_warnings(pipeline), *list_late_row_notes(pipeline), *state_size.size_warnings(last)),
+        (*find_plan_warnings(pipeline), *list_late_row_notes(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
         tuple(text for stage_pipeline in pipeline.stage_pipelines.values() for text in _state_texts(stage_pipeline)),
     )
@@ -87,7 +87,7 @@ describe = build_plan  # the name that `slackwater` exports
 def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     step = pipeline.transform.step
     if isinstance(step, Join):
-        return retention_text(step, pipeline)
+        return _retention_text(step, pipeline)
     if isinstance(step, Window):
         return [(state_size.projected_bytes(step), step.max_groups_per_window or 0)]
     return [step.summary().state]
@@ -260,13 +260,13 @@ def _shuffle_sides(join: Join) -> ExplainedStage:
     return ExplainedStage("shuffle", "Spark", "both sides by hash of their keys: {} and {}".format(*keys))
 
 
-def join_text(join: Join) -> str:
+def describe_join(join: Join) -> str:
     """Describe the join: its kind and its two inputs."""
     outer = "" if join.join_type == "inner" else " outer"
     return f'{join.join_type}{outer} join of "{join.left_source}" and "{join.right_source}"'
 
 
-def retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
+def _retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     """Describe, for each side, how long the join keeps its rows."""
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(
@@ -283,7 +283,7 @@ def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
     if join.late_data == "reopen":
         late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
-    title = f"{join_text(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
+    title = f"{describe_join(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
     return ExplainedStage("step", "shards", title, (f"late rows: {late}", bound))
 
 
@@ -297,10 +297,10 @@ def _emit_pairs(join: Join) -> ExplainedStage:
 
 def _commit(pipeline: Pipeline) -> ExplainedStage:
     title = "one record per epoch: state, staged output, offsets, watermarks, counters"
-    return ExplainedStage("commit", "driver", f"{title} ({state_text(pipeline)})")
+    return ExplainedStage("commit", "driver", f"{title} ({describe_state_location(pipeline)})")
 
 
-def state_text(pipeline: Pipeline) -> str:
+def describe_state_location(pipeline: Pipeline) -> str:
     """Describe the location of the state."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
@@ -324,11 +324,12 @@ def _publish(pipeline: Pipeline) -> ExplainedStage:
     return ExplainedStage("publish", "driver", f"to {len(several)} targets, each separately", (*each, *lines))
 
 
-def target_text(pipeline: Pipeline) -> str:
+def describe_result_location(pipeline: Pipeline) -> str:
     """Describe the location of the results; if there are several targets, each with its name."""
     if len(pipeline.targets) > 1:
         return "; ".join(
-            f"{name}: {target_text(target_pipeline)}" for name, target_pipeline in pipeline.per_target.items()
+            f"{name}: {describe_result_location(target_pipeline)}"
+            for name, target_pipeline in pipeline.per_target.items()
         )
     return CONNECTORS[connection_kind(pipeline.target, pipeline)].location_text(pipeline.target)
 
@@ -336,7 +337,7 @@ def target_text(pipeline: Pipeline) -> str:
 def _target(t: Target, pipeline: Pipeline) -> str:
     # joined pairs, stateless rows and dead letters have no identity to upsert by
     adds = pipeline.target_stage.transform.window is None or t is not pipeline.target
-    in_transaction = t is pipeline.target and shares_transaction(pipeline)
+    in_transaction = t is pipeline.target and _shares_transaction(pipeline)
     return CONNECTORS[connection_kind(t, pipeline)].write_text(t, adds, in_transaction)
 
 
@@ -345,7 +346,7 @@ def connection_kind(t: Target, pipeline: Pipeline) -> str:
     return connection.kind if connection is not None else "console"
 
 
-def shares_transaction(pipeline: Pipeline) -> bool:
+def _shares_transaction(pipeline: Pipeline) -> bool:
     """Return whether the config uses the same Postgres URL for the state and the target."""
     store = pipeline.state_store
     connection = resolve_connection(pipeline.target.connection, pipeline.connections)
@@ -357,10 +358,10 @@ def shares_transaction(pipeline: Pipeline) -> bool:
     )
 
 
-def delivery_guarantee(pipeline: Pipeline) -> str:
+def _delivery_guarantee(pipeline: Pipeline) -> str:
     """Describe the guarantee of store and target together; one for each target if they differ."""
     if len(pipeline.targets) > 1:
-        each = {name: delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
+        each = {name: _delivery_guarantee(target_pipeline) for name, target_pipeline in pipeline.per_target.items()}
         if len(set(each.values())) > 1:
             return "; ".join(f"{name}: {guarantee}" for name, guarantee in each.items())
         return next(iter(each.values()))
@@ -369,12 +370,12 @@ def delivery_guarantee(pipeline: Pipeline) -> str:
         return weaker
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return "exactly once while the process lives; a restart reads everything again"
-    if shares_transaction(pipeline):
+    if _shares_transaction(pipeline):
         return "exactly once: state, offsets and output are one transaction"
     return connector.exactly_once_text
 
 
-def plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
+def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
     """Return warnings that do not need data: an in-memory state, doubtful units, hops that result in too many panes."""
     store = pipeline.state_store
     warnings = []

@@ -22,7 +22,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.lateness_histogram import EDGES
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Counters, StageStatus, Status
-from slackwater.health import Health
+from slackwater.health_probes import HealthProbes
 
 if TYPE_CHECKING:
     from slackwater.web.guard import Receive, Scope, Send
@@ -328,7 +328,7 @@ def _lateness(statuses: Iterable[Status]) -> Metric:
 
 
 def serve_metrics(
-    metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: Health | None = None
+    metrics: Metrics, port: int, host: str = "127.0.0.1", names: Sequence[str] = (), health: HealthProbes | None = None
 ) -> HttpServer:
     """Serve `/metrics`, and the paths that `health` answers, until `stop` is called. Raises StartError.
 

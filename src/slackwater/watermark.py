@@ -61,7 +61,7 @@ class SourceClock:
         """The spans that are held back: rows beyond an unconfirmed jump."""
         if self.jump_us is None:
             return ()
-        return self.spans[1:] if is_confirmed(self.spans) else self.spans
+        return self.spans[1:] if _is_confirmed(self.spans) else self.spans
 
     def needs_spans(self, activity: SourceActivity) -> bool:
         """Return whether the spans of the rows of `activity` are needed, because the rows may contain a jump."""
@@ -70,7 +70,7 @@ class SourceClock:
         fresh = SourceClock(self.lateness_us, self.idleness_us, jump_us=self.jump_us)
         parts = any(self.partitions.get(name, fresh).needs_spans(h) for name, h in activity.partitions.items())
         spans = self._confirmed_spans
-        return parts or not is_confirmed(spans) or activity.max_event_us > spans[0][1] + self.jump_us
+        return parts or not _is_confirmed(spans) or activity.max_event_us > spans[0][1] + self.jump_us
 
     @property
     def _confirmed_spans(self) -> tuple[Span, ...]:
@@ -90,7 +90,7 @@ class SourceClock:
             return replace(self, max_event_us=newest, spans=())
         new_spans = activity.spans or ((activity.max_event_us, activity.max_event_us, 1),)
         spans = merge_spans((*self._confirmed_spans, *new_spans), self.jump_us)
-        times = [t for t in (self.max_event_us, spans[0][1] if is_confirmed(spans) else None) if t is not None]
+        times = [t for t in (self.max_event_us, spans[0][1] if _is_confirmed(spans) else None) if t is not None]
         return replace(self, max_event_us=max(times, default=None), spans=spans)
 
     @property
@@ -163,7 +163,7 @@ def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def is_confirmed(spans: Sequence[Span]) -> bool:
+def _is_confirmed(spans: Sequence[Span]) -> bool:
     """Return whether the first span has at least `CONFIRMS` rows."""
     return bool(spans) and spans[0][2] >= CONFIRMS
 
@@ -219,7 +219,7 @@ def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close
     return max(watermark, max(watermarks) + quiet)
 
 
-def holder(clocks: Mapping[str, SourceClock]) -> str | None:
+def watermark_holder(clocks: Mapping[str, SourceClock]) -> str | None:
     """Return the source that holds the watermark back; None if all are idle."""
     awake = {name: c.watermark_us for name, c in clocks.items() if not c.idle}
     return min(awake, key=lambda name: awake[name]) if awake else None

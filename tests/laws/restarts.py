@@ -28,7 +28,7 @@ from slackwater.cli import plan
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Driver, DriverCallbacks
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.evolution.difference import REBUILD
 from slackwater.query.result_readers import result_reader

@@ -12,7 +12,7 @@ from tests.laws.random_graphs import check
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.cli.format import summary
+from slackwater.cli.format import format_run_summary
 from slackwater.query.text import waiting_text
 from slackwater.query.why import why_from_snapshot
 from slackwater.state.files.store import FilesStore
@@ -283,7 +283,7 @@ def test_a_flush_brings_all_stages_to_one_point() -> None:
         test.flush()
         assert late(test) == {"minute": {"flush": 3}, "day": {}}
         assert test.target("of-minute").held.height == counted(test, "day") == 2
-        shown = summary(test._result.statuses[-1], "law", "t")
+        shown = format_run_summary(test._result.statuses[-1], "law", "t")
     assert "0 results late between stages" in shown
 
 

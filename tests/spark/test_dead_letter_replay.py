@@ -89,7 +89,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     dry = replayed(runner, settings, dry=True)
     assert (dry.applied, dry.remaining, table()) == (letters - 1, {"bad again: undecodable": 1}, before)
     death = CrashOnce(step, runner.statuses[-1].epoch + 2)  # the first epoch counts an attempt for the broken record
-    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: death)
     with pytest.raises(Exception, match=step):
         replayed(runner, settings)
     assert death.died

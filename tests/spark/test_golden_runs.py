@@ -80,7 +80,7 @@ def test_dying_at_a_named_step_changes_nothing(
 ) -> None:
     """The last epoch of the input emits, so it passes every step."""
     death = CrashOnce(step, 3)
-    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: death)
     source = write(runner)
     with pytest.raises(
         sw.SlackwaterError,

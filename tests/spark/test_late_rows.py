@@ -386,7 +386,7 @@ def test_dying_at_a_named_step_loses_and_doubles_no_letter(
         "dead_letter": sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "letters")),
     }
     death = CrashOnce(step, 1)
-    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: death)
     with pytest.raises(sw.SlackwaterError, match="test: epoch 1 was "):
         runner.run(**settings)
     assert death.died

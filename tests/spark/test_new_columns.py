@@ -211,7 +211,7 @@ def test_a_column_comes_after_every_death(
         story.append()
         dying = CrashAtSteps(step)
         with monkeypatch.context() as patch:
-            patch.setattr(kill_points, "from_environment", lambda dying=dying: dying)
+            patch.setattr(kill_points, "fault_injector_from_environment", lambda dying=dying: dying)
             with pytest.raises((CrashError, SlackwaterError)):
                 story.run(spark)
         assert dying.crashes == 1

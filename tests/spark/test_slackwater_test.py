@@ -15,7 +15,7 @@ import pytest
 from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.cli.init import InitOptions, init_file
-from slackwater.cli.test import test_path as run_path
+from slackwater.cli.test import run_test_files as run_path
 from slackwater.testing.case_runner import CaseResult, LoadedCase
 
 pytestmark = pytest.mark.spark

@@ -154,7 +154,7 @@ def test_every_row_once_with_a_death_on_the_way(
     written(tmp_path, BATCHES)
     pipeline = toml.load(config(tmp_path, state, target))
     death = CrashOnce(step, 3)
-    monkeypatch.setattr(kill_points, "from_environment", lambda: death)
+    monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: death)
     statuses: list[Any] = []
     with pytest.raises(sw.SlackwaterError):
         sw.run(pipeline, available_now=True, spark=spark, on_status=statuses.append, on_notice=lambda a, b: None)

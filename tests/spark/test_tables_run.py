@@ -84,7 +84,7 @@ def test_each_row_once_with_every_value_though_runs_die_between(
         "read.after", "ingest.after", "commit.before", "commit.after", "write.after", "note.after", "checkpoint.before"
     )
     count = len(dying.left)
-    monkeypatch.setattr(kill_points, "from_environment", lambda: dying)
+    monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: dying)
     appended = rows(0, 12)
     table.append(appended[:5])
     table.append(appended[5:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slackwater.engine.driver import Driver, DriverCallbacks
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
 

@@ -19,9 +19,9 @@ import pytest
 from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
-from slackwater.cli.demo import activity_plot
-from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate
-from slackwater.cli.format import program
+from slackwater.cli.demo import plot_activity
+from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate_clicks
+from slackwater.cli.format import program_command
 from slackwater.cli.main import main
 from slackwater.config import toml
 
@@ -29,7 +29,7 @@ from slackwater.config import toml
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("day")
-    assert generate(home, 20_000) == 20_000
+    assert generate_clicks(home, 20_000) == 20_000
     return home
 
 
@@ -43,7 +43,7 @@ def second_of_day(click: dict[str, Any]) -> float:
 
 
 def test_the_stream_is_the_same_every_time(day: Path, tmp_path: Path) -> None:
-    generate(tmp_path, 20_000)
+    generate_clicks(tmp_path, 20_000)
     assert clicks(tmp_path, "web") == clicks(day, "web")
     assert clicks(tmp_path, "app") == clicks(day, "app")
 
@@ -85,7 +85,7 @@ def test_no_user_makes_most_of_the_clicks_and_noon_is_busier_than_night(day: Pat
 def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
     counts = [0] * 144
     counts[0], counts[72] = 4, 2
-    title, *plot, axis = activity_plot(counts, 200)
+    title, *plot, axis = plot_activity(counts, 200)
     assert title == "Clicks per 5 minutes, 06:00 to 18:00, at most 4:"
     assert plot == ["█", "█", "█" + " " * 71 + "█", "█" + " " * 71 + "█"]
     assert axis.split() == ["06:00", "09:00", "12:00", "15:00"]
@@ -94,14 +94,14 @@ def test_the_plot_has_a_column_per_bin_where_they_fit() -> None:
 
 @pytest.mark.parametrize(("width", "minutes"), [(144, 5), (143, 10), (80, 10), (60, 15), (12, 60)])
 def test_the_plot_fits_the_terminal(width: int, minutes: int) -> None:
-    lines = activity_plot([3] * 144, width)
+    lines = plot_activity([3] * 144, width)
     assert lines[0].startswith(f"Clicks per {minutes} minutes, ")
     assert all(len(text) <= width for text in lines[1:-1])
     assert max(len(text) for text in lines[1:-1]) == 12 * 60 // minutes
 
 
 def test_a_day_without_clicks_is_an_empty_plot() -> None:
-    assert activity_plot([0] * 144, 80)[1:-1] == ["", "", "", ""]
+    assert plot_activity([0] * 144, 80)[1:-1] == ["", "", "", ""]
 
 
 class FakeEngine:
@@ -138,13 +138,13 @@ def test_the_demo_prints_the_command_that_the_shell_finds(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    assert program() == "'my env/bin/slackwater'"
+    assert program_command() == "'my env/bin/slackwater'"
     monkeypatch.chdir(bin_dir)
     monkeypatch.setattr(sys, "executable", "/usr/bin/nowhere/python")
-    assert program() == "slackwater"
+    assert program_command() == "slackwater"
     monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/slackwater")
-    assert program() == "slackwater"
+    assert program_command() == "slackwater"
 
 
 def test_demo_kafka_with_keep_runs_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_demo_kafka_with_keep_runs_until_it_is_stopped(monkeypatch: pytest.Monke
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
     monkeypatch.setattr("slackwater.runner.run.run", fake.run)
-    monkeypatch.setattr("slackwater.cli.demo.program", lambda: "slackwater")
+    monkeypatch.setattr("slackwater.cli.demo.program_command", lambda: "slackwater")
     monkeypatch.setenv("COLUMNS", "100")
     return fake
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 
-from slackwater.cli.format import describe_source, format_age, format_time, summary
+from slackwater.cli.format import describe_source, format_age, format_run_summary, format_time
 from slackwater.cli.progress import LogProgress, render_status
-from slackwater.cli.runner import run_file, stop_on_signals
+from slackwater.cli.run import run_file, stop_on_signals
 from slackwater.engine.status import Counters, Status
 from slackwater.runner.run_log import status_line
 
@@ -106,7 +106,7 @@ def test_a_log_line_is_key_and_value() -> None:
 
 
 def test_the_summary_accounts_for_every_row() -> None:
-    assert summary(STATUS, "clicks", '"out"').splitlines() == [
+    assert format_run_summary(STATUS, "clicks", '"out"').splitlines() == [
         "clicks: epoch 7, 1,000 rows in",
         "  950 used, 25 late, 15 refused, 10 bad",
         '  42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open; results in "out"',
@@ -115,24 +115,31 @@ def test_the_summary_accounts_for_every_row() -> None:
 
 
 def test_the_summary_counts_the_dead_letters() -> None:
-    assert "dead letter" not in summary(replace(STATUS, counters=replace(COUNTERS, letters={})), "clicks", '"out"')
+    assert "dead letter" not in format_run_summary(
+        replace(STATUS, counters=replace(COUNTERS, letters={})), "clicks", '"out"'
+    )
     status = replace(STATUS, counters=replace(COUNTERS, letters={"undecodable": 1, "late": 1025}))
-    assert summary(status, "clicks", '"out"').splitlines()[-1] == "  1,026 dead letters (1,025 late, 1 undecodable)"
+    assert (
+        format_run_summary(status, "clicks", '"out"').splitlines()[-1]
+        == "  1,026 dead letters (1,025 late, 1 undecodable)"
+    )
 
 
 def test_the_summary_shows_what_the_sql_filtered() -> None:
     status = replace(STATUS, counters=replace(COUNTERS, rows_in=1200))
-    assert "  950 used, 25 late, 15 refused, 10 bad, 200 filtered by the SQL" in summary(status, "clicks", '"out"')
+    assert "  950 used, 25 late, 15 refused, 10 bad, 200 filtered by the SQL" in format_run_summary(
+        status, "clicks", '"out"'
+    )
 
 
 def test_a_wrong_clock_is_suspected_when_most_rows_are_late() -> None:
     status = replace(STATUS, counters=Counters(rows_in=100, rows_sql=100, rows_used=40, late={"lateness": 60}))
-    last = summary(status, "clicks", '"out"').splitlines()[-1]
+    last = format_run_summary(status, "clicks", '"out"').splitlines()[-1]
     assert last.startswith("  most rows came late: the newest event time read is 2023-11-14 21:56:41Z; a clock in")
 
 
 def test_a_run_without_input_says_so() -> None:
-    assert summary(None, "clicks", '"out"') == "clicks: nothing new, nothing committed"
+    assert format_run_summary(None, "clicks", '"out"') == "clicks: nothing new, nothing committed"
 
 
 # -- views -----------------------------------------------------------------------------------------------------------
@@ -218,7 +225,7 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     engine(run)
     run_file(config, True, True, 0, "127.0.0.1")
     output = capsys.readouterr()
-    assert [type(one).__name__ for one in arguments.pop("observers")] == ["Metrics", "Health"]
+    assert [type(one).__name__ for one in arguments.pop("observers")] == ["Metrics", "HealthProbes"]
     assert arguments == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
     assert output.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = output.err.splitlines()

@@ -20,7 +20,7 @@ from slackwater.config.source import Source
 from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
-from slackwater.engine.group_limit import shard_share
+from slackwater.engine.group_limit import divide_group_limit
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
 from slackwater.sources.streaming_plan import SourceSet
@@ -135,7 +135,7 @@ def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None
 
 
 def test_a_limit_is_divided_among_the_shards() -> None:
-    assert [shard_share(10, 4, n) for n in range(4)] == [3, 3, 2, 2]
+    assert [divide_group_limit(10, 4, n) for n in range(4)] == [3, 3, 2, 2]
 
 
 def test_explain_shows_the_guarantee_and_the_state_size() -> None:

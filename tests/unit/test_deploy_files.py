@@ -19,7 +19,7 @@ from typer.main import get_command
 from slackwater.cli.check import check_file
 from slackwater.cli.main import app
 from slackwater.errors import StartError
-from slackwater.health import LIVE, READY
+from slackwater.health_probes import LIVE, READY
 from slackwater.spark import packages
 
 SCHEMAS = ROOT / "tests/fixtures/schemas"

@@ -13,7 +13,7 @@ from tests.support.statuses import STATUS
 
 from slackwater.config.toml import loads
 from slackwater.engine.observer import ObserverGroup, PendingPublish
-from slackwater.health import LIVE, READY, Health
+from slackwater.health_probes import LIVE, READY, HealthProbes
 from slackwater.metrics import Metrics, serve_metrics
 
 
@@ -22,7 +22,7 @@ class Run:
 
     def __init__(self) -> None:
         self.stop, self.now = threading.Event(), 1_700_000_000_000_000
-        self.health = Health(self.stop, lambda: self.now)
+        self.health = HealthProbes(self.stop, lambda: self.now)
 
     def codes(self) -> tuple[int, int, str]:
         live, ready = self.health.answer(LIVE), self.health.answer(READY)

@@ -219,7 +219,7 @@ def questions() -> Iterator[tuple[str, Any]]:
 
 PRINTED = (
     "slackwater.ui.notebook._render",
-    "slackwater.cli.value_text.render_text",
+    "slackwater.cli.terminal_rendering.render_for_terminal",
 )  # dispatches on the class of a value that Python code returns
 
 

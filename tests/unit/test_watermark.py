@@ -21,7 +21,7 @@ from slackwater.watermark import (
     advance_clock,
     advance_while_idle,
     global_watermark,
-    holder,
+    watermark_holder,
 )
 
 NEVER = NO_WATERMARK
@@ -70,9 +70,9 @@ def test_a_source_without_rows_holds_the_watermark_until_it_is_idle() -> None:
 
 def test_the_holder_is_the_slowest_that_is_not_idle() -> None:
     fast, slow = advance_clock(clock(), SourceActivity(1, 100), 0), advance_clock(clock(), SourceActivity(1, 50), 0)
-    assert holder({"fast": fast, "slow": slow}) == "slow"
-    assert holder({"fast": fast, "slow": advance_clock(slow, SILENT, 60)}) == "fast"
-    assert holder({"fast": advance_clock(fast, SILENT, 60)}) is None
+    assert watermark_holder({"fast": fast, "slow": slow}) == "slow"
+    assert watermark_holder({"fast": fast, "slow": advance_clock(slow, SILENT, 60)}) == "fast"
+    assert watermark_holder({"fast": advance_clock(fast, SILENT, 60)}) is None
 
 
 def test_two_partitions_through_six_epochs() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from slackwater.cli import progress as views
 from slackwater.cli.format import format_time, plural
-from slackwater.cli.runner import stop_on_signals
+from slackwater.cli.run import stop_on_signals
 from slackwater.config import toml
 from slackwater.core.humanize import mismatch
 from slackwater.core.time import duration_ms
 from slackwater.errors import StartError
-from slackwater.explain import target_text
+from slackwater.explain import describe_result_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 from slackwater.runner.backfill_plan import backfill_pipeline
 
@@ -26,8 +26,8 @@ def backfill_file(
 ) -> None:
     """Run a backfill and print its summary. A signal stops it after the epoch in progress. Raises SlackwaterError."""
     pipeline = toml.load(file).one_target(target)
-    since_us, until_us = parse_time_us(since, "--from"), parse_time_us(until, "--to")
-    where = target_text(backfill_pipeline(pipeline, since_us, until_us, into))
+    since_us, until_us = _parse_time_us(since, "--from"), _parse_time_us(until, "--to")
+    where = describe_result_location(backfill_pipeline(pipeline, since_us, until_us, into))
     view, stop = views.choose_view(1.0), threading.Event()
     try:
         with stop_on_signals(stop, view):
@@ -45,10 +45,10 @@ def backfill_file(
     finally:
         view.close()
     durable = pipeline.state_store is not None and pipeline.state_store.durable
-    print("\n".join(summary_lines(outcome, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
+    print("\n".join(_summary_lines(outcome, f"{format_time(since_us)} to {format_time(until_us)}", where, durable)))
 
 
-def parse_time_us(text: str, option: str) -> int:
+def _parse_time_us(text: str, option: str) -> int:
     """Parse a time in ISO 8601 (UTC if it has no offset) to microseconds. Raises StartError."""
     try:
         time = dt.datetime.fromisoformat(text)
@@ -69,7 +69,7 @@ def _parse_duration_ms(text: str) -> int:
     raise StartError("--slack: " + mismatch(f'"{text}"', "a duration such as 30s, 5m or 2h"))
 
 
-def summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
+def _summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool) -> Iterator[str]:
     """Yield the lines of a backfill's summary."""
     written, status = outcome.written, outcome.status
     if status is None:

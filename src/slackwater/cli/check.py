@@ -70,7 +70,7 @@ def _check_config(file: Path, connect: bool) -> None:
             f"{description}, then {_describe_step(stage_pipeline).replace(f'over {source_count}', f'over {over}')}",
             name,
         )
-    print(mask_secrets(f"{file}: ok — {description}, {explain.state_text(pipeline)}"))
+    print(mask_secrets(f"{file}: ok — {description}, {explain.describe_state_location(pipeline)}"))
     for line in notes:
         print(mask_secrets(f"{file}: note: {line}"))
     for line in filesystems.unreadable_sources(pipeline):
@@ -85,7 +85,7 @@ def _check_config(file: Path, connect: bool) -> None:
 def _describe_step(pipeline: Pipeline) -> str:
     step = pipeline.transform.step
     if isinstance(step, Join):
-        return f"{explain.join_text(step)} on {plural(len(step.left_keys), 'key')}"
+        return f"{explain.describe_join(step)} on {plural(len(step.left_keys), 'key')}"
     if not isinstance(step, Window):
         return f"{step.summary().title} over {plural(len(pipeline.sources), 'source')}"
     aggregations = plural(len(step.aggregations), "aggregation")

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from slackwater.cli import progress as views
-from slackwater.cli.demo_data import DISORDER, HOURS, MORNING, generate
-from slackwater.cli.format import program, summary
-from slackwater.cli.runner import run_pipeline
+from slackwater.cli.demo_data import DISORDER, HOURS, MORNING, generate_clicks
+from slackwater.cli.format import format_run_summary, program_command
+from slackwater.cli.run import run_pipeline
 from slackwater.config import toml
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
@@ -124,7 +124,7 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         raise StartError(f"{keep} is not empty; name a new directory for --keep")
     home = keep.resolve() if keep is not None else Path(tempfile.mkdtemp(prefix="slackwater-demo-"))
     home.mkdir(parents=True, exist_ok=True)
-    total = generate(home, rows)
+    total = generate_clicks(home, rows)
     console.print(
         f"{total:,} clicks of two sources, out of order by up to {DISORDER:.0f} seconds, in {home}", soft_wrap=True
     )
@@ -136,11 +136,13 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         status = _run(console, file, stop)
         if stop.is_set():
             raise typer.Exit(130)
-        console.print(summary(status, f"demo-{name}", str(home / "out" / name)), highlight=False, soft_wrap=True)
+        console.print(
+            format_run_summary(status, f"demo-{name}", str(home / "out" / name)), highlight=False, soft_wrap=True
+        )
     console.print(_session_table(_read_results(home, "sessions")))
-    for line in activity_plot(_clicks_per_bin(_read_results(home, "counts")), console.width):
+    for line in plot_activity(_clicks_per_bin(_read_results(home, "counts")), console.width):
         console.print(line, highlight=False, soft_wrap=True)
-    call = program()
+    call = program_command()
     console.print(
         f"\nDone in {time.monotonic() - began:.0f} s. Try next:\n"
         f"  {call} show {home}/sessions.toml\n"
@@ -220,7 +222,7 @@ def _clicks_per_bin(frame: Any) -> list[int]:
     return counts
 
 
-def activity_plot(counts: list[int], width: int) -> list[str]:
+def plot_activity(counts: list[int], width: int) -> list[str]:
     """Return the lines of a plot made of block characters, at most `width` columns wide. A column is one or more bins."""
     step = next(s for s in (1, 2, 3, 4, 6, 12, len(counts)) if s >= len(counts) / max(width, 1) or s == len(counts))
     columns = [sum(counts[i : i + step]) for i in range(0, len(counts), step)]

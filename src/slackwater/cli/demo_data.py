@@ -20,7 +20,7 @@ PAGES = ("/", "/search", "/cart", "/checkout", "/help", "/offers", "/item/17", "
 Click = tuple[float, int, str]  # second of the day, user, page
 
 
-def generate(home: Path, rows: int) -> int:
+def generate_clicks(home: Path, rows: int) -> int:
     """Write `web/*.jsonl` and `app/*.jsonl` with `rows` clicks in total. Return their number.
 
     Each file is a slice of the day in order of arrival. Clicks follow a daily rhythm, in visits of a few minutes, and

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from slackwater.cli.format import program
+from slackwater.cli.format import program_command
 from slackwater.errors import EpochError
 from slackwater.testing.services import Kafka, Postgres
 
@@ -137,8 +137,8 @@ def run_demo(rows: int, keep: bool = False) -> None:
     console.print(
         "Kafka, Postgres and the tables are removed; --keep keeps them running for inspection.\n\n"
         "Try next: put your own broker and database into the config of the README, then\n"
-        f"  {program()} check FILE --connect     what is unreachable, or does not fit\n"
-        f"  {program()} explain FILE             stages, state, delivery guarantee",
+        f"  {program_command()} check FILE --connect     what is unreachable, or does not fit\n"
+        f"  {program_command()} explain FILE             stages, state, delivery guarantee",
         highlight=False,
         soft_wrap=True,
     )
@@ -196,7 +196,7 @@ def _keep_up(console: Console, file: Path, kafka: str, postgres: str) -> None:
 
 def inspection_hints(file: Path, kafka: str, postgres: str) -> str:
     """Return instructions for inspecting the services from another terminal."""
-    call = program()
+    call = program_command()
     return (
         "\nKafka and Postgres stay up until Ctrl-C. From another terminal:\n"
         f"  export KAFKA={shlex.quote(kafka)} WAREHOUSE_URL={shlex.quote(postgres)}\n"

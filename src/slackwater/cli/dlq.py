@@ -10,15 +10,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from slackwater.cli.dead_letter_causes import find_dead_letter_causes
 from slackwater.cli.format import format_age, plural
-from slackwater.cli.letter_causes import locate_letters
 from slackwater.config import toml
 from slackwater.core.local_files import local_name
 
 SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
 
-def list_file(file: Path) -> None:
+def list_dead_letters(file: Path) -> None:
     """Print the number of dead letters by reason and source, and how many of them are open or applied."""
     from slackwater.runner.dead_letter_reader import letter_summary
 
@@ -45,10 +45,10 @@ def list_file(file: Path) -> None:
         cells = [
             c.rjust(w) if head[n] in counts else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))
         ]
-        print(escape_controls("  ".join(cells)).rstrip())
+        print(escape_control_characters("  ".join(cells)).rstrip())
 
 
-def show_file(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
+def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters, with their details and their content as text."""
     from slackwater.query.key_history import group_keys
     from slackwater.query.locate_state import locate_store
@@ -64,13 +64,13 @@ def show_file(file: Path, limit: int, reason: str | None, source: str | None, ke
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
     letters = with_attempts(pipeline, newest).to_dicts()
-    for n, (letter, (line, why)) in enumerate(zip(letters, locate_letters(pipeline, letters), strict=True)):
+    for n, (letter, (line, why)) in enumerate(zip(letters, find_dead_letter_causes(pipeline, letters), strict=True)):
         if n:
             print()
-        print("\n".join(letter_lines(letter, line, why)))
+        print("\n".join(_letter_lines(letter, line, why)))
 
 
-def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
+def _letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = "") -> Iterator[str]:
     """Yield the lines that describe a dead letter.
 
     `line`: the line number of the row in its file. `why`: the value that made the row bad, if known.
@@ -79,9 +79,11 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
     place += "" if line is None else f", line {line:,}"
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
-    yield escape_controls(f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_format_time(letter['event_time'])}")
+    yield escape_control_characters(
+        f"{letter['reason']}  {place}  epoch {letter['epoch']}  {_format_time(letter['event_time'])}"
+    )
     if why:
-        yield escape_controls(f"  because  {why}")
+        yield escape_control_characters(f"  because  {why}")
     if letter.get("__applied"):
         yield "  applied"
     elif letter.get("__tries"):
@@ -89,16 +91,16 @@ def letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str = 
     if letter["late_us"] is not None:
         holder_text = f', held back by "{letter["watermark_source"]}"' if letter["watermark_source"] else ""
         idle = ", while it was idle" if letter["cause"] == "idle" else ""
-        yield escape_controls(
+        yield escape_control_characters(
             f"  late     by {format_age(letter['late_us'])}: watermark {_format_time(letter['watermark'])}{holder_text}{idle}"
         )
         starts = ", ".join(json.loads(letter["windows"] or "[]"))
-        yield escape_controls(
+        yield escape_control_characters(
             f"  missed   {plural(letter['windows_missed'], 'window')}{f': {starts}' if starts else ''}"
         )
     for header in json.loads(letter["headers"] or "[]"):
         value = None if header.get("value") is None else base64.b64decode(header["value"])
-        yield escape_controls(f"  header   {header.get('key')} = {' '.join(readable_content(value))}")
+        yield escape_control_characters(f"  header   {header.get('key')} = {' '.join(readable_content(value))}")
     for name in ("key", "value"):
         if letter[name] is not None or name == "value":
             first, *more = readable_content(letter[name])
@@ -121,10 +123,10 @@ def readable_content(value: bytes | None) -> list[str]:
         parsed = None
     if isinstance(parsed, dict | list):
         text = json.dumps(parsed, indent=2, ensure_ascii=False)
-    return [escape_controls(line) for line in text.split("\n")]
+    return [escape_control_characters(line) for line in text.split("\n")]
 
 
-def escape_controls(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Escape all non-printable characters, so that a terminal does not interpret them."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

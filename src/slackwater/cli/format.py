@@ -15,7 +15,7 @@ from slackwater.runner.results_text import results_lines
 from slackwater.runner.run_log import late_results_text
 
 
-def program() -> str:
+def program_command() -> str:
     """Return how to call this program: by name if it is on PATH, otherwise by its path."""
     script = Path(sys.executable).parent / "slackwater"
     if shutil.which("slackwater") is not None or not script.exists():
@@ -68,7 +68,7 @@ def describe_state(status: Status) -> tuple[str, str]:
     return "open windows", f"{status.windows_active:,}"
 
 
-def summary(status: Status | None, pipeline: str, where: str) -> str:
+def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
     """Return the summary of a finished run."""
     if status is None:
         return f"{pipeline}: nothing new, nothing committed"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from slackwater.cli.format import plural, program
+from slackwater.cli.format import plural, program_command
 from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggestion_or_list
 from slackwater.config.pipeline import LONGEST_NAME
@@ -82,11 +82,11 @@ def init_file(options: InitOptions) -> None:
 
         for line in write_test(file, toml.load(file), samples, options.force):
             print(line)
-        print(f"next: {program()} test {file}")
+        print(f"next: {program_command()} test {file}")
     print(
-        f"{'then' if samples and options.test else 'next'}: {program()} run {file}"
+        f"{'then' if samples and options.test else 'next'}: {program_command()} run {file}"
         + ("" if source == "kafka" else " --available-now --flush")
-        + f", then {program()} show {file}"
+        + f", then {program_command()} show {file}"
     )
 
 

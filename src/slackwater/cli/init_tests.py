@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.format import plural, program
+from slackwater.cli.format import plural, program_command
 from slackwater.config import ddl
 from slackwater.config.message_format import show_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
@@ -46,7 +46,7 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
         raise StartError(f"{file}: cannot be written ({error.strerror})") from None
     if expected is None:
         return [
-            f"{file}: the expected results are empty ({why}); fill them in with: {program()} test {config} --update"
+            f"{file}: the expected results are empty ({why}); fill them in with: {program_command()} test {config} --update"
         ]
     rows = sum(map(len, input_rows.values()))
     return [f"{file}: a test with {plural(rows, 'row')} of the sample and {plural(len(expected), 'expected result')}"]

@@ -66,7 +66,7 @@ app.add_typer(outbox.group, name="outbox")
 def main() -> None:
     """Run the command line. Exit code 2: invalid config or arguments; 1: failure; 70: a bug in slackwater."""
     try:
-        check_arguments(sys.argv[1:])
+        _check_arguments(sys.argv[1:])
         app()
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -98,7 +98,7 @@ def main() -> None:
         sys.exit(70)
 
 
-def check_arguments(arguments: Sequence[str]) -> None:
+def _check_arguments(arguments: Sequence[str]) -> None:
     """Register the secrets in the arguments, so that they are masked. Raises ConfigError for text that is not UTF-8."""
     for position, argument in enumerate(arguments, 1):
         try:

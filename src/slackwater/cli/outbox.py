@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from slackwater.cli import progress as views
-from slackwater.cli.dlq import escape_controls
+from slackwater.cli.dlq import escape_control_characters
 from slackwater.cli.format import plural
 from slackwater.config import toml
 from slackwater.core.time import format_iso
 
 
-def show_file(file: Path, limit: int) -> None:
+def show_pending_epoch(file: Path, limit: int) -> None:
     """Print the pending epoch and some of its rows. `limit`: the maximum number of rows per target."""
     from slackwater.runner import skip_publish
     from slackwater.targets.kafka_rows import json_objects
@@ -27,16 +27,16 @@ def show_file(file: Path, limit: int) -> None:
     )
     for names, rows in pending.rows.items():
         if not pending.has_one_target:
-            print(f"for {' and '.join(map(escape_controls, names))}, {plural(rows.height, 'row')}:")
+            print(f"for {' and '.join(map(escape_control_characters, names))}, {plural(rows.height, 'row')}:")
         for row in json_objects(rows.head(limit)):
-            print(f"  {escape_controls(row.decode(errors='replace'))}")
+            print(f"  {escape_control_characters(row.decode(errors='replace'))}")
         if rows.height > limit:
             print(f"  and {plural(rows.height - limit, 'row')} more; --limit shows more of them")
     print(f"try again:    slackwater outbox retry {file} {pending.epoch}")
     print(f"or skip it:   slackwater outbox skip {file} {pending.epoch}")
 
 
-def retry_file(file: Path, epoch: int) -> None:
+def retry_pending_epoch(file: Path, epoch: int) -> None:
     """Publish a pending epoch as a start does, without reading any input."""
     from slackwater.runner.publish_pending import publish_pending
 
@@ -49,7 +49,7 @@ def retry_file(file: Path, epoch: int) -> None:
     print(f"{pipeline.name}: epoch {epoch} is published")
 
 
-def skip_file(file: Path, epoch: int, to: Path | None) -> None:
+def skip_pending_epoch(file: Path, epoch: int, to: Path | None) -> None:
     """Store the rows of a pending epoch elsewhere, so that the next start continues after it.
 
     `to`: a directory for Parquet files; None means the dead letters.

@@ -24,7 +24,7 @@ from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
 
 
-def plan_file(file: Path, as_json: bool) -> None:
+def print_config_changes(file: Path, as_json: bool) -> None:
     """Print each difference with its verdict, and a summary.
 
     Raises typer.Exit with 1 if a start would fail, and SlackwaterError for other failures.

@@ -16,7 +16,7 @@ from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 
 
-def prepare_for(files: list[Path], names: list[str]) -> None:
+def prepare_machine(files: list[Path], names: list[str]) -> None:
     """Compile, fetch jars and archive classes, printing a line for each step.
 
     `files`: configs whose jars are fetched. `names`: connectors whose jars are fetched.

@@ -11,7 +11,7 @@ from slackwater.query.server import serve_state
 from slackwater.query.view import StateView
 
 
-def serve_until_stopped(
+def serve_state_until_stopped(
     where: str, pipeline: str | None, schema: str, host: str, port: int, names: Sequence[str]
 ) -> None:
     """Serve a state until SIGINT or SIGTERM. `names`: the host names that clients may use. Raises SlackwaterError."""

@@ -15,12 +15,12 @@ from typing import Any
 import polars as pl
 import typer
 
-from slackwater.cli.dlq import escape_controls
+from slackwater.cli.dlq import escape_control_characters
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StartError
-from slackwater.explain import target_text
+from slackwater.explain import describe_result_location
 from slackwater.query import selection, text
 from slackwater.query.last_run import failure_text
 from slackwater.query.result_readers import MOST, result_reader, sort_by_start
@@ -91,7 +91,10 @@ def show_file(file: Path, view: ShowOptions, follow: bool, target: str | None = 
         _print_failure(pipeline)
         return
     for number, (name, target_pipeline) in enumerate(pipeline.per_target.items()):
-        print(f"{chr(10) if number else ''}{escape_controls(name)}: {target_text(target_pipeline)}", flush=True)
+        print(
+            f"{chr(10) if number else ''}{escape_control_characters(name)}: {describe_result_location(target_pipeline)}",
+            flush=True,
+        )
         try:
             _show_target(target_pipeline, file, view, follow)
         except StartError as error:
@@ -108,7 +111,7 @@ def _print_failure(pipeline: Pipeline) -> None:
     with closing(create_store(pipeline)) as store:
         failure = failure_text(store, pipeline.name)
     if failure is not None:
-        print(escape_controls(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
+        print(escape_control_characters(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
 
 
 def _show_target(pipeline: Pipeline, file: Path, view: ShowOptions, follow: bool) -> None:
@@ -218,7 +221,7 @@ def table_lines(frame: pl.DataFrame) -> Iterator[str]:
 def _cells(frame: pl.DataFrame) -> tuple[list[str], list[list[str]], list[int]]:
     """Return the column names, the cells of the rows, and the width of each column."""
     rows = [[format_cell(v) for v in row] for row in frame.iter_rows()]
-    head = [escape_controls(c) for c in frame.columns]
+    head = [escape_control_characters(c) for c in frame.columns]
     return head, rows, [max(map(len, column)) for column in zip(head, *rows, strict=True)]
 
 
@@ -234,5 +237,5 @@ def format_cell(value: Any) -> str:
         return f"{formatted}Z" if value.tzinfo else formatted
     if isinstance(value, list | dict):
         value = text.plain_json(value)
-    formatted = escape_controls(text.format_value(value))
+    formatted = escape_control_characters(text.format_value(value))
     return formatted if len(formatted) <= WIDEST else f"{formatted[: WIDEST - 1]}…"

@@ -11,7 +11,7 @@ from slackwater.errors import ConfigError
 from slackwater.secrets import mask_secrets
 
 
-def test_path(path: Path, update: bool = False) -> int:
+def run_test_files(path: Path, update: bool = False) -> int:
     """Run the tests at a path. Return the exit code: 0 if all pass, 1 if any fails, 2 if a test or a config is invalid.
 
     `update`: rewrite the expectations of failed tests.

@@ -76,10 +76,10 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
     names = list_pipelines(place, schema)
     if not names:
         raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
-    return [page_source_from_state(place, name, schema) for name in names]
+    return [_page_source_from_state(place, name, schema) for name in names]
 
 
-def page_source_from_state(place: str, name: str, schema: str) -> PageSource:
+def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
     """Return a pipeline without a config, as described by its state.
 
     Raises StateError if the state does not describe it.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.dlq import escape_controls as visible
+from slackwater.cli.dlq import escape_control_characters as visible
 from slackwater.cli.format import align_rows, format_age, plural
 from slackwater.cli.show import format_cell
 from slackwater.config import toml

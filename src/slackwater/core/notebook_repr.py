@@ -17,11 +17,11 @@ class NotebookRepr:
 
 
 class TerminalRepr:
-    """Mixin that makes `str()` return the output of the command of the same name (`slackwater.cli.value_text`).
+    """Mixin that makes `str()` return the output of the command of the same name (`slackwater.cli.terminal_rendering`).
 
     `repr()` shows the fields.
     """
 
     def __str__(self) -> str:
-        text: str = import_module("slackwater.cli.value_text").render_text(self)
+        text: str = import_module("slackwater.cli.terminal_rendering").render_for_terminal(self)
         return text

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from slackwater.config.message_format import show_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.time import format_iso
-from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.state.commit import StageState
-from slackwater.watermark import CONFIRMS, SourceClock, holder
+from slackwater.watermark import CONFIRMS, SourceClock, watermark_holder
 
 log = logging.getLogger("slackwater")
 
@@ -48,7 +48,7 @@ class ClockSkewWarnings:
         if self.late < FEW or 2 * self.late <= self.rows:
             return
         newest_times = {name: c.max_event_us for name, c in clocks.items() if c.max_event_us is not None}
-        name = holder(clocks) or max(newest_times, key=lambda n: newest_times[n], default=None)
+        name = watermark_holder(clocks) or max(newest_times, key=lambda n: newest_times[n], default=None)
         newest = newest_times.get(name or "")
         if name is None or newest is None or abs(newest - self.reported.get(name, newest - APART_US)) < APART_US:
             return

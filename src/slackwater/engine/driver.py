@@ -18,13 +18,13 @@ from slackwater.core.offsets import Offsets
 from slackwater.core.value_limits import find_value_limits
 from slackwater.engine import idle_stages, next_commit
 from slackwater.engine.driver_callbacks import DriverCallbacks as DriverCallbacks
-from slackwater.engine.idle_tick import IdleTick
-from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.engine_interface import IngestOutcome
+from slackwater.engine.idle_tick_check import IdleTickCheck
+from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.engine.publishing import Publisher, bind_targets
-from slackwater.engine.stage import NO_ROWS, EpochContext, StageResult, StageRunner
-from slackwater.engine.startup import Startup
+from slackwater.engine.stage_runner import NO_ROWS, EpochContext, StageResult, StageRunner
+from slackwater.engine.startup_recovery import StartupRecovery
 from slackwater.engine.status import Status
-from slackwater.engine.timer import Timer
 from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
 from slackwater.operators.dry_run import DryRunShard
@@ -97,7 +97,7 @@ class Driver:
             state_id: The id of the state, if this start creates it.
             branches: True if `latest` is the first commit of a branch, which becomes a separate commit.
         """
-        startup = Startup(self.pipeline, self.store, self.publishing, self.hooks)
+        startup = StartupRecovery(self.pipeline, self.store, self.publishing, self.hooks)
         self.stages, self.state = startup.run(self.stages, latest, shards, schemas, state_id, branches)
         self._load_clocks()
 
@@ -138,7 +138,7 @@ class Driver:
             counters["files_changed"] = counters.get("files_changed", 0) + files_changed
         self.publishing.publish_pending(self.state)
         sources = next_commit.advance_offsets(self.state, Batch(None, offsets, {}))
-        self._commit(next_commit.next_commit(self.state, sources=sources, counters=counters))
+        self._commit(next_commit.build_next_commit(self.state, sources=sources, counters=counters))
         self._load_clocks()
 
     # -- epochs --------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Driver:
                 {n: advance_clock(c, next_commit.NOTHING, quiet_us) for n, c in clocks.items() if n in sources}
             )
         self._uncommitted_us += quiet_us
-        idle_tick = IdleTick(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
+        idle_tick = IdleTickCheck(self._clocks, self._committed_clocks(), self._uncommitted_us, self.hooks.clock_us())
         if not idle_tick.needs_commit(self.pipeline, self.stages, self.state):
             return False
         self._epoch(self._context())
@@ -180,7 +180,7 @@ class Driver:
             self._epoch(replace(self._context(), flush=True))
 
     def _context(self, batch: Batch = NO_ROWS, quiet_us: int | None = None) -> EpochContext:
-        carried = idle_stages.carry_limits(self.stages, self._committed_clocks(), self.state.promised)
+        carried = idle_stages.limit_idle_watermarks(self.stages, self._committed_clocks(), self.state.promised)
         return EpochContext(self.state.epoch + 1, self.hooks.clock_us(), batch, quiet_us, carried=carried)
 
     def _epoch(self, context: EpochContext) -> None:
@@ -198,7 +198,7 @@ class Driver:
 
     def _advance(self, context: EpochContext) -> None:
         """Run all stages in dataflow order, and commit them together."""
-        timer = Timer(self.hooks.faults, context.epoch, context.batch.began)
+        timer = PhaseTimer(self.hooks.faults, context.epoch, context.batch.began)
         done: dict[str, StageResult] = {}
         for stage, before in zip(self.stages, self.state.stages, strict=True):
             read = [self._stage(n) for n in stage.inputs if n in done]
@@ -209,7 +209,7 @@ class Driver:
             done = {s.name: s.raise_watermark(done[s.name], points[s.name], context) for s in self.stages}
         published = [(name, d) for name, d in done.items() if name in self.publishing.stages]
         output = tuple(o.model_copy(update={"stage": name}) for name, d in published for o in d.output)
-        commit = next_commit.next_commit(
+        commit = next_commit.build_next_commit(
             self.state,
             stages=tuple(d.state for d in done.values()),
             sources=next_commit.advance_offsets(self.state, context.batch),
@@ -219,7 +219,7 @@ class Driver:
             emitted=sum(o.rows for o in output),
         )
         if context.batch.replayed is not None:
-            commit = next_commit.with_replayed(commit, context.batch.replayed)
+            commit = next_commit.add_replay_record(commit, context.batch.replayed)
         outcomes = {name: d.outcome for name, d in done.items() if d.outcome is not None}
         reports = [r for _, d in published for r in d.reports]
         self._conclude(commit, outcomes, reports, timer, context.clock_us)
@@ -245,23 +245,25 @@ class Driver:
     ) -> None:
         """Commit an epoch without source rows, in which dead letters correct windows (see `replay.replay`)."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
-        timer = Timer(self.hooks.faults, context.epoch)
+        timer = PhaseTimer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):
             reports = corrections(stage.tasks(before, self._clocks[stage.name], context.epoch))
         before = before.model_copy(update={"waiting": stage.operator.updates})
         output = tuple(o.model_copy(update={"stage": stage.name}) for r in reports for o in r.outputs)
-        commit = next_commit.next_commit(
+        commit = next_commit.build_next_commit(
             self.state,
             stages=(next_commit.apply_emission(before, reports, stage.operator, context.clock_us), *others),
             output=output,
             emitted=sum(o.rows for o in output),
         )
-        self._conclude(next_commit.with_replayed(commit, replayed), {}, reports, timer, context.clock_us)
+        self._conclude(next_commit.add_replay_record(commit, replayed), {}, reports, timer, context.clock_us)
 
     def record_attempts(self, replayed: ReplayRecord) -> None:
         """Commit an epoch that only records which dead letters were tried."""
-        clock, timer = self.hooks.clock_us(), Timer(self.hooks.faults, self.state.epoch + 1)
-        self._conclude(next_commit.with_replayed(next_commit.next_commit(self.state), replayed), {}, (), timer, clock)
+        clock, timer = self.hooks.clock_us(), PhaseTimer(self.hooks.faults, self.state.epoch + 1)
+        self._conclude(
+            next_commit.add_replay_record(next_commit.build_next_commit(self.state), replayed), {}, (), timer, clock
+        )
 
     def dry_run(self, batch: Batch) -> IngestOutcome:
         """Return the outcome that an epoch with this batch would have. Nothing is staged, logged or committed."""
@@ -275,12 +277,12 @@ class Driver:
         commit: Commit,
         outcomes: Mapping[str, IngestOutcome],
         reports: Sequence[EmitReport],
-        timer: Timer,
+        timer: PhaseTimer,
         clock: int,
     ) -> None:
         """Commit and publish an epoch, and report the status."""
-        commit = next_commit.with_phase_times(
-            next_commit.with_target_counts(self.publishing.with_targets(commit)),
+        commit = next_commit.add_phase_times(
+            next_commit.add_target_counts(self.publishing.with_targets(commit)),
             {p: self._unreported_seconds.get(p, 0) + timer.seconds.get(p, 0) for p in PHASES},
         )
         before = set(timer.seconds)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from slackwater.engine import next_commit
-from slackwater.engine.protocol import Engine
+from slackwater.engine.engine_interface import Engine
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.state.commit import StageState
 
 
-def shard_share(bound: int, shards: int, shard: int) -> int:
+def divide_group_limit(bound: int, shards: int, shard: int) -> int:
     """Return one shard's share of a limit. Shares differ by at most one and add up to the limit."""
     return bound // shards + (1 if shard < bound % shards else 0)
 
@@ -24,4 +24,4 @@ def check_group_limit(
     def recount(question: Question) -> Mapping[int, int]:
         return engine.count([replace(t, state=t.state.with_metas(after.segments[t.shard])) for t in tasks], question)
 
-    operator.check_group_limit(next_commit.stage_counts(after), before.watermark_us, recount)
+    operator.check_group_limit(next_commit.read_stage_counts(after), before.watermark_us, recount)

@@ -19,7 +19,7 @@ from slackwater.watermark import SourceClock
 Clocks = Mapping[str, Mapping[str, SourceClock]]  # for each stage, the clocks of its inputs
 
 
-class IdleReader(Protocol):
+class StageInputs(Protocol):
     """A stage with its name and its inputs: sources and earlier stages."""
 
     @property
@@ -29,7 +29,7 @@ class IdleReader(Protocol):
     def inputs(self) -> list[str]: ...
 
 
-def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]:
+def find_idle_stages(stages: Sequence[StageInputs], clocks: Clocks) -> dict[str, bool]:
     """Return whether each stage is idle."""
     idle: dict[str, bool] = {}
     for stage in stages:
@@ -37,13 +37,13 @@ def idle_stages(stages: Sequence[IdleReader], clocks: Clocks) -> dict[str, bool]
     return idle
 
 
-def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
+def limit_idle_watermarks(stages: Sequence[StageInputs], clocks: Clocks, promised: Mapping[str, int]) -> dict[str, int]:
     """Return how far each idle stage's watermark may be carried: to the minimum of the active inputs of its readers.
 
     All arguments are from the same commit. `promised` has the output watermarks. Stages that are not carried are
     omitted.
     """
-    idle, carried = idle_stages(stages, clocks), dict[str, int]()
+    idle, carried = find_idle_stages(stages, clocks), dict[str, int]()
     for stage in reversed(stages):
         if not idle[stage.name]:
             continue
@@ -59,7 +59,7 @@ def carry_limits(stages: Sequence[IdleReader], clocks: Clocks, promised: Mapping
 
 
 def _active_minimum(
-    reader: IdleReader, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
+    reader: StageInputs, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
     """Return the minimum over the active inputs of a stage, which has at least one."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
@@ -67,4 +67,4 @@ def _active_minimum(
     return min(of_stages + source_stages)
 
 
-__all__ = ["Clocks", "carry_limits", "idle_stages"]
+__all__ = ["Clocks", "find_idle_stages", "limit_idle_watermarks"]

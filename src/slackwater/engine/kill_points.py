@@ -68,6 +68,6 @@ class KillAt:
         return KillDriver(self.step, os.getpid())
 
 
-def from_environment() -> FaultInjector:
+def fault_injector_from_environment() -> FaultInjector:
     spec = os.environ.get("SLACKWATER_CRASH_AT")
     return KillAt(spec) if spec else NoFaultInjector()

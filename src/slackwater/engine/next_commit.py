@@ -11,7 +11,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_spec import allowed_ms
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.core.time import format_iso
-from slackwater.engine.protocol import IngestOutcome, SourceStats
+from slackwater.engine.engine_interface import IngestOutcome, SourceStats
 from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.errors import StateError
 from slackwater.operators.base import SIDES, Operator, StageCounts
@@ -35,7 +35,7 @@ def source_activity(stats: SourceStats | None) -> SourceActivity:
     return NOTHING if stats is None else SourceActivity(stats.rows, stats.max_event_us, stats.partitions, stats.spans)
 
 
-def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
+def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> IngestOutcome:
     """Add the spans of newest event times to the statistics of each source whose clock needs them to detect jumps."""
     sources = dict(outcome.sources)
     for name, stats in outcome.sources.items():
@@ -47,7 +47,7 @@ def with_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) -> Ing
     return replace(outcome, sources=sources)
 
 
-def total_counters(commit: Commit) -> Counters:
+def sum_counters(commit: Commit) -> Counters:
     """Return the cumulative counters of a commit.
 
     Rows are counted in the stages that read sources, results in the stages whose results are published.
@@ -66,7 +66,7 @@ def total_counters(commit: Commit) -> Counters:
     return _counters(commit, totals)
 
 
-def stage_counters(commit: Commit, stage: StageState) -> Counters:
+def _stage_counters(commit: Commit, stage: StageState) -> Counters:
     """Return the counters of one stage."""
     return _counters(commit, stage.counters)
 
@@ -116,7 +116,7 @@ def late_cause(state: StageState) -> str:
     return "flush" if state.is_flushed else "lateness"
 
 
-def stage_counts(state: StageState) -> StageCounts:
+def read_stage_counts(state: StageState) -> StageCounts:
     """Return the counts of a stage's state from its commit."""
     return StageCounts(state.groups, state.windows, state.panes, state.counters.get("sides", {}))
 
@@ -134,7 +134,7 @@ def apply_ingest(
 
     `late_results` is the number of late results from other stages.
     """
-    segments, after = list(before.segments), operator.counts_after_ingest(stage_counts(before), outcome.reports)
+    segments, after = list(before.segments), operator.counts_after_ingest(read_stage_counts(before), outcome.reports)
     cause, holds = late_cause(before), list(before.holds or ())
     late: Counter[str] = Counter(before.counters.get("late", {}))
     letters: Counter[str] = Counter(before.counters.get("letters", {}))
@@ -192,7 +192,7 @@ def apply_ingest(
     )
 
 
-def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
+def add_replay_record(commit: Commit, replayed: ReplayRecord) -> Commit:
     """Return the commit with a record of the dead letters that were applied or tried."""
     counters = {**commit.counters, "replayed": commit.counters.get("replayed", 0) + replayed.count}
     if replayed.late:
@@ -202,7 +202,7 @@ def with_replayed(commit: Commit, replayed: ReplayRecord) -> Commit:
     return commit.model_copy(update={"replayed": names, "tried": tried, "counters": counters})
 
 
-def next_commit(before: Commit, **changed: Any) -> Commit:
+def build_next_commit(before: Commit, **changed: Any) -> Commit:
     """Return the commit of the next epoch: the same state and no pending output, except for `changed`."""
     nothing: dict[str, Any] = {
         "epoch": before.epoch + 1,
@@ -215,14 +215,14 @@ def next_commit(before: Commit, **changed: Any) -> Commit:
     return before.model_copy(update={**nothing, **changed})
 
 
-def with_target_counts(commit: Commit) -> Commit:
+def add_target_counts(commit: Commit) -> Commit:
     """Add the rows of this epoch to the total of each target."""
     before = commit.counters.get("targets", {})
     counted = {name: before.get(name, 0) + commit.rows_of(name) for name in commit.targets}
     return commit.model_copy(update={"counters": {**commit.counters, "targets": counted}})
 
 
-def with_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
+def add_phase_times(commit: Commit, seconds: Mapping[str, float]) -> Commit:
     """Add the time (s) that epochs spent in each phase; for the latest epoch, only in phases that have finished."""
     spent: Counter[str] = Counter(commit.counters.get("spent_us", {}))
     spent.update({phase: round(1e6 * s) for phase, s in seconds.items()})
@@ -267,7 +267,10 @@ def apply_emission(
     With `early`, changed open windows were emitted as well. `since` is the watermark that the previous epoch committed.
     Segments that have expired by then are no longer needed.
     """
-    segments, after = list(state.segments), operator.counts_after_emit(stage_counts(state), reports, state.watermark_us)
+    segments, after = (
+        list(state.segments),
+        operator.counts_after_emit(read_stage_counts(state), reports, state.watermark_us),
+    )
     watermark, holds = state.watermark_us, list(state.holds or ())
     reasons: Counter[str] = Counter(state.counters.get("emitted", {}))
     for r in reports:
@@ -344,7 +347,7 @@ def build_status(
         windows_active=stages[-1].open,
         groups=stages[-1].groups,
         state_bytes=commit.state_bytes,
-        counters=total_counters(commit),
+        counters=sum_counters(commit),
         buffered=stages[0].buffered,
         stages=stages,
         emit_lag_seconds=None if last_end_us is None else (clock_us - last_end_us) / 1e6,
@@ -353,7 +356,7 @@ def build_status(
 
 def _stage(commit: Commit, state: StageState, operator: Operator, outcome: IngestOutcome | None) -> StageStatus:
     is_join = state.fingerprint.get("kind") == "join"
-    windows, groups = operator.open_counts(stage_counts(state))
+    windows, groups = operator.open_counts(read_stage_counts(state))
     return StageStatus(
         name=state.name,
         kind=str(state.fingerprint.get("kind", "")),
@@ -362,7 +365,7 @@ def _stage(commit: Commit, state: StageState, operator: Operator, outcome: Inges
         groups=groups,
         rows=sum(m.rows for m in state.metas if not m.kind.endswith(("+", "-"))),
         bytes=sum(m.bytes for m in state.metas),
-        counters=stage_counters(commit, state),
+        counters=_stage_counters(commit, state),
         buffered=_buffer_counts(state, outcome) if is_join else {},
     )
 
@@ -378,7 +381,7 @@ def _buffer_counts(state: StageState, outcome: IngestOutcome | None) -> dict[str
     return counts
 
 
-def late_text(sample: Mapping[str, object]) -> str:
+def format_late_sample(sample: Mapping[str, object]) -> str:
     """Format the key and time of a late row for the log."""
     event = sample["event_us"]
     keys = " ".join(f"{k}={v}" for k, v in sample.items() if k != "event_us")

@@ -12,7 +12,7 @@ from slackwater.operators.base import Operator
 SUPERSEDED = "supersede"  # `__reason` of an emitted row that no longer exists; it has its identity, else NULLs
 
 
-def split_output(
+def split_deletes(
     operator: Operator, staged: Sequence[pl.DataFrame], upserts: bool
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Split an epoch's staged output into rows to write (output columns) and identities to delete, both sorted.

@@ -20,7 +20,7 @@ from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limit
 from slackwater.engine import outbox
 from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.observer import PendingPublish
-from slackwater.engine.timer import Timer
+from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
@@ -140,7 +140,7 @@ class Publisher:
 
     # -- an epoch ------------------------------------------------------------------------------------------------
 
-    def publish(self, commit: Commit, timer: Timer) -> None:
+    def publish(self, commit: Commit, timer: PhaseTimer) -> None:
         """Publish this epoch's output to all targets that were not written in the commit's transaction."""
         if self.is_pending(commit):
             self._publish(commit, timer.phase)
@@ -220,7 +220,7 @@ class Publisher:
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the rows to write to a target, and the superseded rows."""
         binding = self.bindings[name]
-        return outbox.split_output(
+        return outbox.split_deletes(
             binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts
         )
 

@@ -11,7 +11,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import format_duration, plural
 from slackwater.core.time import format_iso
 from slackwater.engine import next_commit
-from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError
 from slackwater.operators import storability
 from slackwater.operators.base import SIDES
@@ -48,7 +48,7 @@ def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport
     count = sum(r.overflows.count for r in reports)
     if count:
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
-        named = "; ".join(f'"{s.pop("aggregation")}" of {next_commit.late_text(s)}' for s in sample)
+        named = "; ".join(f'"{s.pop("aggregation")}" of {next_commit.format_late_sample(s)}' for s in sample)
         log.warning(
             '%s: epoch %d: %d %s not fit the type of the column, emitted as NULL (on_overflow = "null"): %s',
             pipeline.name,
@@ -137,7 +137,7 @@ def _judge_bad_rows(pipeline: Pipeline, before: StageState, epoch: int, outcome:
             f"{pipeline.name}: epoch {epoch}: {plural(bad, 'bad row')}: gap ({window.gap_ms}) is NULL, not positive or not below "
             f"max_session_duration ({format_duration(window.max_session_duration_ms or 0)})"
         )
-        sample = "; ".join([next_commit.late_text(s) for r in outcome.reports for s in r.bad_sample][:3])
+        sample = "; ".join([next_commit.format_late_sample(s) for r in outcome.reports for s in r.bad_sample][:3])
         if pipeline.transform.on_error == "fail":
             raise BadRowError(
                 f'{problem}: {sample}; correct the expression, or set on_error = "drop" in [transform] to count and drop such rows, '
@@ -204,7 +204,7 @@ def _log_late(pipeline: Pipeline, before: StageState, epoch: int, outcome: Inges
             if pipeline.transform.step.late_data == "standalone"
             else "dropped",
             format_iso(before.watermark_us),
-            "".join(f"{'; ' if n else ': '}{next_commit.late_text(s)}" for n, s in enumerate(sample)),
+            "".join(f"{'; ' if n else ': '}{next_commit.format_late_sample(s)}" for n, s in enumerate(sample)),
         )
     refused = sum(r.refused for r in outcome.reports)
     if refused:

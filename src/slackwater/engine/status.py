@@ -66,7 +66,7 @@ class Counters:
     targets: Mapping[str, int] = field(default_factory=dict, compare=False)
     spent_us: Mapping[str, int] = field(
         default_factory=dict, compare=False
-    )  # µs by phase of an epoch, see `next_commit.with_phase_times`
+    )  # µs by phase of an epoch, see `next_commit.add_phase_times`
 
     @property
     def rows_late(self) -> int:

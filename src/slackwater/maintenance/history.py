@@ -62,7 +62,7 @@ def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
 
 
 def _totals(commit: Commit) -> tuple[int, int, int, int]:
-    c = next_commit.total_counters(commit)
+    c = next_commit.sum_counters(commit)
     return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
 
 

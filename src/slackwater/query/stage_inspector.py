@@ -33,7 +33,7 @@ from slackwater.query.why_report import (
 )
 from slackwater.state.commit import StageState
 from slackwater.state.protocol import Snapshot
-from slackwater.watermark import NO_WATERMARK, SourceClock, holder
+from slackwater.watermark import NO_WATERMARK, SourceClock, watermark_holder
 from slackwater.windows import pane_windows
 from slackwater.windows.intervals import IntervalBatch
 
@@ -146,7 +146,7 @@ class StageInspector:
 
         The clock is None if all sources are idle.
         """
-        source = holder(self.clocks)
+        source = watermark_holder(self.clocks)
         slowest = min(self.read, key=self._output_watermark, default=None)
         if slowest is not None:
             # if all sources are idle, the watermark does not move
@@ -202,7 +202,7 @@ class StageInspector:
 
     @_open_state.register
     def _(self, operator: ImmediateOperator) -> OpenState:
-        counts = next_commit.stage_counts(self.state)
+        counts = next_commit.read_stage_counts(self.state)
         contents, keys = operator.state_text(counts), operator.open_counts(counts)[1] or None
         return OpenState(operator.fingerprint["kind"], keys=keys, contents=contents)
 

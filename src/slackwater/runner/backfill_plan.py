@@ -98,7 +98,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     )
     if not pipeline.target.upserts(kind, window) and same:
         raise StartError(
-            f"{name}: its target, {explain.target_text(pipeline)}, is append-only and may already contain the windows of "
+            f"{name}: its target, {explain.describe_result_location(pipeline)}, is append-only and may already contain the windows of "
             "the range; name another target with --into"
         )
     if kind == "console":

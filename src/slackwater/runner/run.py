@@ -150,7 +150,7 @@ def _run(
     pipeline, reporter = runner.pipeline, runner.reporter
     with reporter.observers.observe_run(pipeline):
         with runner.error_boundary():
-            for line in explain.plan_warnings(pipeline):
+            for line in explain.find_plan_warnings(pipeline):
                 reporter.notice("warning", line)
             check_moved_directories(pipeline)
         previous_failure: tuple[str, int] | None = None

@@ -53,8 +53,8 @@ def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
     )
     letters = "" if pipeline.dead_letter is None else "; bad or late rows to [dead_letter]"
     return (
-        f"slackwater {version('slackwater')}: {pipeline.name}, {explain.state_text(pipeline)}, {epoch}; reads {sources}; "
-        f"results in {explain.target_text(pipeline)}{letters}"
+        f"slackwater {version('slackwater')}: {pipeline.name}, {explain.describe_state_location(pipeline)}, {epoch}; reads {sources}; "
+        f"results in {explain.describe_result_location(pipeline)}{letters}"
     )
 
 
@@ -136,7 +136,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
-        f"{came}{between}; results in {explain.target_text(pipeline)}"
+        f"{came}{between}; results in {explain.describe_result_location(pipeline)}"
     )
 
 

@@ -148,7 +148,7 @@ class Runner:
             self.reporter.committed,
             notice,
             self.reporter.observers.on_pending,
-            kill_points.from_environment(),
+            kill_points.fault_injector_from_environment(),
         )
         state_id = latest.lineage if latest else uuid.uuid4().hex
         engines = {name: step.engine(private_session, lookups.refresh) for name, step in steps.items()}

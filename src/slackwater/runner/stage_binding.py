@@ -16,9 +16,9 @@ from slackwater.config.source import Source
 from slackwater.core.reserved import find_reserved_collisions
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
+from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector
-from slackwater.engine.protocol import Engine
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import mix
 from slackwater.core.humanize import plural
-from slackwater.engine.next_commit import late_text
+from slackwater.engine.next_commit import format_late_sample
 from slackwater.errors import BadRowError
 from slackwater.joins import interval_join as joining
 from slackwater.joins.join_buffers import NoBuffers
@@ -72,7 +72,7 @@ def _output(operator: WindowOperator, emitted: EmitResult) -> pl.DataFrame:
 
 
 def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
-    sample = "; ".join(map(late_text, operator.sample(bad, "__ts")))
+    sample = "; ".join(map(format_late_sample, operator.sample(bad, "__ts")))
     raise BadRowError(
         f"{operator.pipeline}: {plural(bad.height, 'bad row')} in a shard: gap ({operator.window.gap_ms}) is NULL, not positive or not "
         f'below max_session_duration: {sample}; correct the expression, or pass on_error="drop" to leave out such rows'

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.value_limits import ANYTHING, ValueLimits
-from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
+from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.base import Operator, Question, ShardTask

@@ -15,7 +15,7 @@ from slackwater.config.connector_info import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import declared_columns
 from slackwater.core import schema
-from slackwater.engine.protocol import IngestOutcome
+from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch
 from slackwater.sources.field_names import observed_field_names

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.core.dead_letter import LETTER
 from slackwater.core.humanize import plural
-from slackwater.engine.protocol import IngestOutcome, UnstorableRows
+from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.base import ShardTask

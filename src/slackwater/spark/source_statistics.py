@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.core.local_files import local_name
 from slackwater.core.time import format_iso
-from slackwater.engine.protocol import SourceStats
+from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE

@@ -16,7 +16,7 @@ import polars as pl
 
 from slackwater.core.hashing import shard_of
 from slackwater.core.value_limits import ANYTHING, ValueLimits
-from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
+from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late
@@ -84,7 +84,7 @@ class LocalSqlEngine:
     def ingest(
         self, batch: Batch, tasks: Sequence[ShardTask], clock_us: int, idle: Mapping[str, Sequence[str]]
     ) -> IngestOutcome:
-        """Run the shard tasks over a batch. See `engine.protocol.Engine`."""
+        """Run the shard tasks over a batch. See `engine.engine_interface.Engine`."""
         names = [s.name for s in self.front.sources]
         prepared_rows = self._prepare_batch(batch, clock_us)
         stats: dict[str, SourceStats] = {}

@@ -19,7 +19,7 @@ from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import ANYTHING, ValueLimits
-from slackwater.engine.protocol import IngestOutcome, SourceStats, UnstorableRows
+from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask

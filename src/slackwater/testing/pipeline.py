@@ -23,7 +23,7 @@ from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.engine.stage import StageRunner
+from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import ConfigError, StartError
 from slackwater.replay import replay
 from slackwater.replay.replay import ReplayResult
@@ -258,7 +258,7 @@ class LocalPipeline:
         outcome.tables = {name: t.held for name, t in self._targets.items() if not name.startswith(WATCHED)}
         by_stage = {str(p.target.from_): self._targets[n] for n, p in reversed(self.pipeline.per_target.items())}
         outcome.stages = {stage: target.held for stage, target in by_stage.items()}
-        outcome.counters, outcome.watermark_us = next_commit.total_counters(state), state.watermark_us
+        outcome.counters, outcome.watermark_us = next_commit.sum_counters(state), state.watermark_us
         ended = state.stages[-1]
         outcome.open_sessions, outcome.open_keys = sum(ended.windows), sum(ended.groups)
         outcome.table = first.held

@@ -9,7 +9,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
-from slackwater.engine.protocol import Engine
+from slackwater.engine.engine_interface import Engine
 from slackwater.errors import StartError
 from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator

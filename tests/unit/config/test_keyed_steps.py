@@ -13,7 +13,7 @@ from tests.support.statuses import STATUS
 import slackwater as sw
 from slackwater import explain
 from slackwater.cli.check import _describe_step
-from slackwater.cli.format import summary
+from slackwater.cli.format import format_run_summary
 from slackwater.config import sql_check
 from slackwater.config.json_schema import build_schema
 from slackwater.config.key_docs import doc_link, key_sentence
@@ -112,8 +112,9 @@ def test_check_and_explain_describe_a_keyed_step() -> None:
     )
     assert plan.state_bytes is None
     status = replace(STATUS, window_kind="nth", groups=4)
-    assert "42 rows: 40 closed by the watermark, 2 cut at max_session_duration; 4 keys kept; results in out" in summary(
-        status, "p", "out"
+    assert (
+        "42 rows: 40 closed by the watermark, 2 cut at max_session_duration; 4 keys kept; results in out"
+        in format_run_summary(status, "p", "out")
     )
 
 

@@ -13,7 +13,7 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.spec import Spec, duration_keys
 from slackwater.config.target import StateStore
 from slackwater.config.window import Window
-from slackwater.explain import plan_warnings
+from slackwater.explain import find_plan_warnings
 
 GAP = "gap_ms                   = 30000"
 
@@ -54,7 +54,7 @@ def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
     def lines(gap: str) -> list[str]:
         pipeline = sw.loads(ISSUE.replace(GAP, gap))
         assert len(list(bare_milliseconds(pipeline))) == (gap == "gap_ms = 30")
-        return [line for line in plan_warnings(pipeline) if "did you mean" in line]
+        return [line for line in find_plan_warnings(pipeline) if "did you mean" in line]
 
     assert lines("gap_ms = 30") == [
         'transform.window.gap_ms: 30 is 30 ms: did you mean gap = "30m"? If it is milliseconds, gap = "30ms" says so'

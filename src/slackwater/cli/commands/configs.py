@@ -68,9 +68,9 @@ def run_tests(
 
     Exit code 0: all pass; 1: a test fails; 2: a test or its config is invalid.
     """
-    from slackwater.cli.test import test_path
+    from slackwater.cli.test import run_test_files
 
-    if code := test_path(path, update):
+    if code := run_test_files(path, update):
         raise typer.Exit(code)
 
 
@@ -102,6 +102,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what the next start of a config would keep, migrate or reject. Exit code 1 if the start would fail."""
-    from slackwater.cli.plan import plan_file
+    from slackwater.cli.plan import print_config_changes
 
-    plan_file(file, as_json)
+    print_config_changes(file, as_json)

@@ -14,9 +14,9 @@ group = typer.Typer(help="Show the dead letters of a config, and apply them.", n
 @group.command("list")
 def dlq_list(file: File) -> None:
     """Count the dead letters by reason and source."""
-    from slackwater.cli.dlq import list_file
+    from slackwater.cli.dlq import list_dead_letters
 
-    list_file(file)
+    list_dead_letters(file)
 
 
 @group.command("show")
@@ -33,9 +33,9 @@ def dlq_show(
     ] = None,
 ) -> None:
     """Print the newest dead letters with their content."""
-    from slackwater.cli.dlq import show_file
+    from slackwater.cli.dlq import show_dead_letters
 
-    show_file(file, limit, reason, source, key or [])
+    show_dead_letters(file, limit, reason, source, key or [])
 
 
 @group.command("replay")

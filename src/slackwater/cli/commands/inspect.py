@@ -76,9 +76,9 @@ def serve(
     allow_host: AllowHost = None,
 ) -> None:
     """Serve the open windows over HTTP in JSON and Arrow, read-only."""
-    from slackwater.cli.serve import serve_until_stopped
+    from slackwater.cli.serve import serve_state_until_stopped
 
-    serve_until_stopped(where, pipeline, schema, host, port, allow_host or [])
+    serve_state_until_stopped(where, pipeline, schema, host, port, allow_host or [])
 
 
 def ui(

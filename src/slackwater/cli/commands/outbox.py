@@ -23,17 +23,17 @@ def outbox_show(
     ] = 10,
 ) -> None:
     """Show the epoch that is waiting to be published and its rows. Takes no lock."""
-    from slackwater.cli.outbox import show_file
+    from slackwater.cli.outbox import show_pending_epoch
 
-    show_file(file, limit)
+    show_pending_epoch(file, limit)
 
 
 @group.command("retry")
 def outbox_retry(file: File, epoch: Epoch) -> None:
     """Publish the epoch as the next start would, without reading any input."""
-    from slackwater.cli.outbox import retry_file
+    from slackwater.cli.outbox import retry_pending_epoch
 
-    retry_file(file, epoch)
+    retry_pending_epoch(file, epoch)
 
 
 @group.command("skip")
@@ -48,9 +48,9 @@ def outbox_skip(
     ] = None,
 ) -> None:
     """Move an epoch that its target cannot accept to the dead letters, so that the next start continues after it."""
-    from slackwater.cli.outbox import skip_file
+    from slackwater.cli.outbox import skip_pending_epoch
 
-    skip_file(file, epoch, to)
+    skip_pending_epoch(file, epoch, to)
 
 
 @group.command("set-aside", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -63,7 +63,7 @@ def run(
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
-    from slackwater.cli.runner import run_file
+    from slackwater.cli.run import run_file
 
     run_file(
         file,
@@ -118,9 +118,9 @@ def prepare(
     ] = None,
 ) -> None:
     """Compile and download what a first start needs, once per machine or image, so that starts are faster."""
-    from slackwater.cli.prepare import prepare_for
+    from slackwater.cli.prepare import prepare_machine
 
-    prepare_for(files or [], jars or [])
+    prepare_machine(files or [], jars or [])
 
 
 def demo(

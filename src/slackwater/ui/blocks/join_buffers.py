@@ -112,7 +112,7 @@ def build_buffers(snapshot: Snapshot, sources: Sequence[str]) -> JoinBuffers | N
     low = min((int(t.min()) for t in times if len(t)), default=0)
     high = max((int(t.max()) for t in times if len(t)), default=0)
     width = tick_step(high - low + 1, BINS - 1)
-    counters = next_commit.total_counters(snapshot.commit)
+    counters = next_commit.sum_counters(snapshot.commit)
     sides = []
     for side, source, waiting_rows in zip(logic.sides, sources, rows, strict=True):
         counts = counters.sides.get(side.name, {})

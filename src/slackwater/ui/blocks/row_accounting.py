@@ -78,7 +78,7 @@ def build_accounting(
 
     `lateness` and `advice` come from `why`.
     """
-    latest = next_commit.total_counters(commits[-1])
+    latest = next_commit.sum_counters(commits[-1])
     total = _account(_parts(commits[-1]), sql=True)
     applied = min(latest.replayed_late, total.late)
     total = replace(total, late=total.late - applied, replayed=applied)
@@ -104,7 +104,7 @@ def _epoch(commit: Commit, before: Commit | None) -> EpochRows:
 
 
 def _parts(commit: Commit) -> dict[str, int]:
-    c = next_commit.total_counters(commit)
+    c = next_commit.sum_counters(commit)
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     return {
         "in": c.rows_in,

@@ -93,7 +93,7 @@ def build_throughput(commits: Sequence[Commit], backlogs: Sequence[Backlog], now
 
 
 def _rows(commit: Commit) -> int:
-    return next_commit.total_counters(commit).rows_in
+    return next_commit.sum_counters(commit).rows_in
 
 
 def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, Commit | None]:
@@ -109,8 +109,8 @@ def _neighbours(commits: Sequence[Commit], index: int) -> tuple[Commit | None, C
 
 def _epoch_timing(commit: Commit, before: Commit | None, after: Commit | None) -> EpochTiming:
     is_complete = before is not None or commit.epoch == 0
-    rows = next_commit.total_counters(commit).rows_in - (
-        0 if before is None else next_commit.total_counters(before).rows_in
+    rows = next_commit.sum_counters(commit).rows_in - (
+        0 if before is None else next_commit.sum_counters(before).rows_in
     )
     spent, former, later = (_spent_by_phase(m) for m in (commit, before, after))
     phases = {
@@ -124,7 +124,7 @@ def _epoch_timing(commit: Commit, before: Commit | None, after: Commit | None) -
 
 
 def _spent_by_phase(commit: Commit | None) -> Mapping[str, int]:
-    return {} if commit is None else next_commit.total_counters(commit).spent_us
+    return {} if commit is None else next_commit.sum_counters(commit).spent_us
 
 
 def _spent_us(commit: Commit) -> int:

@@ -12,14 +12,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from slackwater.cli import progress as views
-from slackwater.cli.format import summary
+from slackwater.cli.format import format_run_summary
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.core.humanize import mismatch
 from slackwater.engine.observer import Observer
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
-from slackwater.explain import target_text
+from slackwater.explain import describe_result_location
 from slackwater.runner import starting_offsets
 from slackwater.spark import session
 
@@ -82,7 +82,7 @@ def run_file(
         view.close()
         if page is not None:
             page.stop()
-    print(summary(status, pipeline.name, target_text(pipeline)))
+    print(format_run_summary(status, pipeline.name, describe_result_location(pipeline)))
 
 
 def _serve_page(pipeline: Pipeline, file: Path, port: int, view: views.ProgressView) -> UiServer:
@@ -121,13 +121,13 @@ def run_pipeline(
 
     A signal sets `stop`, and the run ends after the epoch in progress.
     """
-    from slackwater.health import Health
+    from slackwater.health_probes import HealthProbes
     from slackwater.metrics import Metrics, serve_metrics
     from slackwater.runner import run as engine
 
     server, watching, stop = None, list(observers), stop or threading.Event()
     if metrics_port is not None:
-        watching += [metrics := Metrics(), health := Health(stop)]
+        watching += [metrics := Metrics(), health := HealthProbes(stop)]
         server = serve_metrics(metrics, metrics_port, metrics_host, names, health)
         view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
 

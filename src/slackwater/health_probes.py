@@ -31,7 +31,7 @@ _DOING = {
 }
 
 
-class Health(Observer):
+class HealthProbes(Observer):
     """Observes one run. `stop` is set when the run is asked to end. `clock` returns microseconds UTC."""
 
     def __init__(self, stop: threading.Event, clock: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
@@ -79,4 +79,4 @@ class Health(Observer):
         return 200 if good else 503, json.dumps(body, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-__all__ = ["LIVE", "READY", "Health"]
+__all__ = ["LIVE", "READY", "HealthProbes"]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from slackwater.config.pipeline import Pipeline
 from slackwater.engine import next_commit
 from slackwater.engine.driver_callbacks import DriverCallbacks
+from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.engine.publishing import Publisher
-from slackwater.engine.stage import StageOutput, StageRunner
-from slackwater.engine.timer import Timer
+from slackwater.engine.stage_runner import StageOutput, StageRunner
 from slackwater.evolution import commit_from_config, compare, migrate
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.state.commit import Commit, StageState
@@ -23,7 +23,7 @@ from slackwater.watermark import NO_WATERMARK
 
 
 @dataclass(frozen=True)
-class Startup:
+class StartupRecovery:
     """The start of this pipeline on this store."""
 
     pipeline: Pipeline
@@ -51,7 +51,7 @@ class Startup:
         if latest is None:
             self.publishing.check_available()
         if latest is not None:
-            next_commit.total_counters(latest)  # raises StateError before anything is published
+            next_commit.sum_counters(latest)  # raises StateError before anything is published
             comparison = compare.compare_config(self.pipeline, latest, steps=operators, shards=shards)
             comparison.check()
             for change in comparison.changes:
@@ -75,7 +75,7 @@ class Startup:
             state = _catch_up_new_stages(stages, self._add_holds(stages, state), pairs)
         state = _with_descriptions(stages, state)
         if branches and not migrates:
-            commit = next_commit.next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
+            commit = next_commit.build_next_commit(state).model_copy(update={"committed_us": self.hooks.clock_us()})
             state = self.store.commit(commit)
         if latest is not None:
             self.store.drop_stages(range(len(stages), len(latest.stages)))
@@ -98,7 +98,7 @@ class Startup:
     def _migrate(self, stages: Sequence[StageRunner], state: Commit, pairs: StageMatch, shards: int) -> Commit:
         """Migrate the state to this config, and commit it as a separate epoch."""
         epoch = state.epoch + 1
-        timer = Timer(self.hooks.faults, epoch)
+        timer = PhaseTimer(self.hooks.faults, epoch)
         with timer.phase("read"):
             stages_and_states = zip(stages, state.stages, strict=True)
             migrations = [
@@ -107,7 +107,7 @@ class Startup:
         with timer.phase("stage"):
             after = tuple(one.write_shards(self.store, shards) for one in migrations)
         with timer.phase("commit"):
-            commit = next_commit.next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
+            commit = next_commit.build_next_commit(state, shards=shards, stages=_drop_unread_holds(stages, after))
             commit = _with_descriptions(stages, _catch_up_new_stages(stages, commit, pairs))
             return self.store.commit(commit.model_copy(update={"committed_us": self.hooks.clock_us()}))
 

@@ -17,17 +17,17 @@ ROWS = 20  # how many rows of a result to show
 
 
 @singledispatch
-def render_text(value: object) -> str:
+def render_for_terminal(value: object) -> str:
     """Render a value as text."""
     return repr(value)
 
 
-@render_text.register
+@render_for_terminal.register
 def _(value: WhyReport) -> str:
     return "\n".join(why.report_lines(value, value.file))
 
 
-@render_text.register
+@render_for_terminal.register
 def _(value: Plan) -> str:
     return mask_secrets("\n".join(_plan_lines(value)))
 
@@ -46,7 +46,7 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         yield f"  note       {line}"
 
 
-@render_text.register
+@render_for_terminal.register
 def _(value: LocalResult) -> str:
     """Return the last rows of each table, and the row counts of all tables."""
     tables = value.tables if len(value.tables) > 1 else {"": value.table}

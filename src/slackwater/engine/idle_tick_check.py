@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.engine.idle_stages import Clocks, carry_limits, idle_stages
-from slackwater.engine.stage import StageOutput, StageRunner
+from slackwater.engine.idle_stages import Clocks, find_idle_stages, limit_idle_watermarks
+from slackwater.engine.stage_runner import StageOutput, StageRunner
 from slackwater.state.commit import Commit
 from slackwater.watermark import global_watermark
 
 
 @dataclass(frozen=True)
-class IdleTick:
+class IdleTickCheck:
     """The changes since the last commit, during which the sources were polled and returned no rows.
 
     Args:
@@ -36,7 +36,10 @@ class IdleTick:
         silent, it is committed once per checkpoint interval.
         """
         reached, results = dict[str, int](), dict[str, StageOutput]()
-        idle, carried = idle_stages(stages, self.clocks), carry_limits(stages, self.committed, state.promised)
+        idle, carried = (
+            find_idle_stages(stages, self.clocks),
+            limit_idle_watermarks(stages, self.committed, state.promised),
+        )
         counts_on = False
         for stage, before in zip(stages, state.stages, strict=True):
             clocks, committed = self.clocks[stage.name], self.committed[stage.name]

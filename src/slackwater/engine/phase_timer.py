@@ -7,7 +7,7 @@ import time
 from slackwater.engine.kill_points import FaultInjector
 
 
-class Timer:
+class PhaseTimer:
     """Use as `with timer.phase("ingest"): …`. The times that several stages spend in the same phase add up."""
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
@@ -17,7 +17,7 @@ class Timer:
         self.began = now if began is None else began
         self._faults, self._epoch, self._name, self._from = faults, epoch, "", 0.0
 
-    def phase(self, name: str) -> Timer:
+    def phase(self, name: str) -> PhaseTimer:
         """Set the name of the phase that is measured next."""
         self._name = name
         return self

@@ -15,9 +15,9 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine import group_limit, next_commit, outbox, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.protocol import Engine, IngestOutcome, SourceStats
+from slackwater.engine.engine_interface import Engine, IngestOutcome, SourceStats
+from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.engine.row_policies import EVENT_TIME
-from slackwater.engine.timer import Timer
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
@@ -28,8 +28,8 @@ from slackwater.watermark import (
     advance_clock,
     advance_while_idle,
     global_watermark,
-    holder,
     output_watermark,
+    watermark_holder,
 )
 
 NO_ROWS = Batch(None, {}, {})
@@ -114,7 +114,7 @@ class StageRunner:
         clocks: Mapping[str, SourceClock],
         context: EpochContext,
         upstream: Mapping[str, StageOutput],
-        timer: Timer,
+        timer: PhaseTimer,
     ) -> StageResult:
         """Add an epoch's rows, advance the watermark and stage what is due.
 
@@ -166,7 +166,7 @@ class StageRunner:
             if rows is None or not rows.height:
                 continue
             if not results.emits_late_rows:
-                rows, behind = split_late(rows, before.watermark_us)
+                rows, behind = _split_late(rows, before.watermark_us)
                 late += behind.height
                 row_policies.log_late_results(
                     self.pipeline, self.name, context.epoch, name, behind, before.watermark_us
@@ -201,7 +201,7 @@ class StageRunner:
         """Return the clocks after the rows, and the rows' statistics, with more event times if a clock needs them."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
-        outcome = next_commit.with_spans(outcome, clocks)
+        outcome = next_commit.add_time_spans(outcome, clocks)
         heard = self._clocks_after(clocks, context, upstream, outcome.sources)
         if self.skew_warnings is not None:
             self.skew_warnings.check_jumps(heard, context.epoch, outcome)
@@ -313,7 +313,7 @@ class StageRunner:
     def results(self, done: StageResult) -> StageOutput:
         """Return the results that an epoch has staged, for the stages that read this one."""
         staged = self.store.outputs(done.output)
-        rows = self.operator.as_rows(outbox.split_output(self.operator, staged, upserts=False)[0]) if staged else None
+        rows = self.operator.as_rows(outbox.split_deletes(self.operator, staged, upserts=False)[0]) if staged else None
         return StageOutput(rows, done.state.promised_us, done.idle, self.operator.emits_late_rows)
 
     # -- shards --------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ class StageRunner:
         idle = (*overtaken, *range(count, 2 * count))
         committed, late = next_commit.input_clocks(self.pipeline, state), None
         if self.pipeline.keeps_late_rows:
-            late = LateLetterContext(self.pipeline.name, holder(committed), next_commit.late_cause(state))
+            late = LateLetterContext(self.pipeline.name, watermark_holder(committed), next_commit.late_cause(state))
         cap = self.operator.group_limit
         return [
             ShardTask(
@@ -339,7 +339,7 @@ class StageRunner:
                 watermark=state.watermark_us,
                 since=state.watermark_us,
                 idle_sources=idle,
-                group_limit=None if cap is None else group_limit.shard_share(cap, state.shards, shard),
+                group_limit=None if cap is None else group_limit.divide_group_limit(cap, state.shards, shard),
                 groups=state.groups[shard],
                 pane_groups={p: g[shard] for p, g in state.panes.items()} if cap is not None else None,
                 late=late,
@@ -387,7 +387,7 @@ class StageRunner:
         return not 0 <= clock_us - state.emitted_us < self.operator.early_us
 
 
-def split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _split_late(rows: pl.DataFrame, watermark: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return results as rows of a stage at this watermark, and the original rows of those behind it.
 
     Late results are moved up to the watermark. They occur if a config change makes a stage emit results that are
