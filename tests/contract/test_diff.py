@@ -301,7 +301,10 @@ def test_an_export_takes_a_condition_and_an_earlier_epoch(
 
 @pytest.mark.parametrize(
     ("out", "message"),
-    [("x.xls", 'found the suffix ".xls", expected .parquet'), ("no/x.csv", "there is no directory .*no; create it")],
+    [
+        ("x.xls", 'found the suffix ".xls", expected .parquet'),
+        ("no/x.csv", "the directory .*no does not exist; create it"),
+    ],
 )
 def test_an_export_that_cannot_be_written(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, out: str, message: str

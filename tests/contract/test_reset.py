@@ -207,7 +207,7 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
     source_records = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
     begun(make, sources=source_records)
     assert ask("events=latest").startswith(
-        'error: p: source "queue" continues from Spark\'s checkpoint only, which then holds the offsets of all sources, so they '
+        'error: p: source "queue" resumes only from Spark\'s checkpoint, which then holds the offsets of all sources, so they '
         "cannot be reset"
     )
 

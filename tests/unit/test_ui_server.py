@@ -291,7 +291,7 @@ def test_several_pipelines_have_an_overview(tmp_path: Path) -> None:
         assert get(running, "/p/law").status in (200, 307)
     finally:
         running.stop()
-    with pytest.raises(StartError, match="of one name"):
+    with pytest.raises(StartError, match="with the same name"):
         serve_pages([open_page_source(files[1]), open_page_source(files[1])], 0)
 
 
