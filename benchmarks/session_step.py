@@ -27,7 +27,7 @@ import pyarrow as pa
 from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
@@ -98,7 +98,7 @@ def batch(rng: np.random.Generator, epoch: int, rows: int, seconds: int) -> pa.T
     event_s = (epoch + rng.random(rows)) * seconds - rng.random(rows) * 2
     table = pa.table(
         {
-            "__kh": mix(ids, np.zeros(rows, dtype=np.int64)),
+            "__kh": mix_bits(ids, np.zeros(rows, dtype=np.int64)),
             "__ts": 1_709_251_200_000_000 + (event_s * 1e6).astype(np.int64),
             "k": pl.select(pl.format("user-{}", pl.lit(pl.Series(ids)))).to_series().to_arrow().cast(pa.string()),
             "v": rng.random(rows) * 100,

@@ -10,8 +10,8 @@ from typing import Any
 from docgen.markdown import MADE, cell, code
 from docgen.message_sources import ROOT
 from slackwater.config import key_docs
-from slackwater.config.spec import Spec, duration_keys
-from slackwater.config.transform import Transform
+from slackwater.config.spec_base import Spec, find_duration_keys
+from slackwater.config.stage import Transform
 from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
 from slackwater.metrics import PREFIX, Metrics
 
@@ -55,7 +55,7 @@ def keys_page() -> str:
             "| key | values | default | meaning |",
             "|---|---|---|---|",
         ]
-        units = duration_keys(spec)
+        units = find_duration_keys(spec)
         for key, key_schema in shape["properties"].items():
             if key in units.values():
                 continue

@@ -8,7 +8,7 @@ from functools import partial
 from docgen.markdown import MADE, code, links_from_folder
 from docgen.message_sources import Message, messages, mistakes
 from slackwater.config import key_docs
-from slackwater.config.transform import Transform
+from slackwater.config.stage import Transform
 from slackwater.messages import PAGES as FAMILIES_BY_PAGE
 from slackwater.messages import WARNING, MessageFamily
 
@@ -70,7 +70,7 @@ def group_page(page: str) -> str:
 
 _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module of `config` is about
     "aggregation": "aggregations",
-    "aggregator": "aggregations",
+    "custom_aggregator": "aggregations",
     "connection": "connections",
     "ddl": "sources",
     **{
@@ -84,7 +84,7 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "window_columns_check": "transform",
     "step_spec": "windows",
     "target": "target-and-dead-letters",
-    "transform": "transform",
+    "stage": "transform",
     "identifier_checks": "target-and-dead-letters",
 }
 

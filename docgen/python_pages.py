@@ -12,7 +12,7 @@ from typing import Any
 import slackwater
 from docgen.key_pages import TABLES
 from docgen.markdown import MADE, cell, code, first_sentence
-from slackwater.config.spec import Spec
+from slackwater.config.spec_base import Spec
 
 _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
     "python/config.md": (

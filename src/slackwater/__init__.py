@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from slackwater.api import run_streaming_pipeline as run_streaming_pipeline
     from slackwater.api import streaming_pipeline as streaming_pipeline
     from slackwater.config.aggregation import Aggregation as Aggregation
-    from slackwater.config.aggregator import Aggregator as Aggregator
     from slackwater.config.connection import ConsoleConnection as ConsoleConnection
     from slackwater.config.connection import DeltaConnection as DeltaConnection
     from slackwater.config.connection import FilesConnection as FilesConnection
@@ -25,17 +24,18 @@ if TYPE_CHECKING:
     from slackwater.config.connection import PostgresConnection as PostgresConnection
     from slackwater.config.connection import PubSubConnection as PubSubConnection
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
+    from slackwater.config.custom_aggregator import Aggregator as Aggregator
     from slackwater.config.join import Join as Join
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.source import Lookup as Lookup
     from slackwater.config.source import Source as Source
+    from slackwater.config.stage import Stage as Stage
+    from slackwater.config.stage import Transform as Transform
     from slackwater.config.target import StateStore as StateStore
     from slackwater.config.target import Target as Target
     from slackwater.config.toml import load as load
     from slackwater.config.toml import loads as loads
     from slackwater.config.toml import to_toml as to_toml
-    from slackwater.config.transform import Stage as Stage
-    from slackwater.config.transform import Transform as Transform
     from slackwater.config.window import Window as Window
     from slackwater.errors import ConfigError as ConfigError
     from slackwater.errors import SlackwaterError as SlackwaterError
@@ -54,7 +54,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Aggregation": "config.aggregation",
-    "Aggregator": "config.aggregator",
+    "Aggregator": "config.custom_aggregator",
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
     "DeltaConnection": "config.connection",
@@ -78,8 +78,8 @@ _HOMES = {
     "StateStore": "config.target",
     "StateView": "query.view",
     "Target": "config.target",
-    "Stage": "config.transform",
-    "Transform": "config.transform",
+    "Stage": "config.stage",
+    "Transform": "config.stage",
     "WhyReport": "query.why_report",
     "Window": "config.window",
     "describe": "explain",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
 from slackwater.config.join import Join
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
+from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 from slackwater.errors import ConfigError
 
@@ -89,7 +89,7 @@ def pipeline(
     for key in source_settings:
         if key not in _OPTIONS_OF_SOURCE:
             problems.append(
-                f"{name}: {key}: unknown argument{suggestion_or_list(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}"
+                f"{name}: {key}: unknown argument{suggest_word_or_list(key, [*_OPTIONS_OF_SOURCE, *_ARGUMENTS])}"
             )
     if (sources is None) == (source is None):
         problems.append(f"{name}: sources: give either sources = [...] or source = ...")

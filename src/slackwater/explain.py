@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.config import state_size
-from slackwater.config.bare_milliseconds import bare_milliseconds
+from slackwater.config.config_paths import is_local
 from slackwater.config.connection import Connection, PostgresConnection
-from slackwater.config.connector_info import CONNECTORS, absolute_path
+from slackwater.config.connector_metadata import CONNECTORS, absolute_path
+from slackwater.config.duration_unit_check import find_durations_without_unit
 from slackwater.config.join import SIDES, Join
-from slackwater.config.late_row_replay import list_late_row_notes
+from slackwater.config.late_row_replay_check import describe_replay_limits
 from slackwater.config.lineage import InputPath
-from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target
-from slackwater.config.window import Window, allowed_ms
+from slackwater.config.window import Window, correction_period_ms
 from slackwater.core.humanize import plural
 from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
     last = list(pipeline.stage_pipelines.values())[-1].transform.step
     bound: int | None = 0 if isinstance(last, StatelessStep) else None
     if isinstance(last, Window):
-        bound = state_size.projected_bytes(last)
+        bound = state_size.estimate_bytes(last)
     stages: list[ExplainedStage] = [_read(pipeline)]
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         read = [s.name for s in stage_pipeline.sources if s.is_stage_output]
@@ -75,7 +75,7 @@ def build_plan(pipeline: Pipeline) -> Plan:
         (*stages, _commit(pipeline), _publish(pipeline)),
         _delivery_guarantee(pipeline),
         bound,
-        (*find_plan_warnings(pipeline), *list_late_row_notes(pipeline), *state_size.size_warnings(last)),
+        (*find_plan_warnings(pipeline), *describe_replay_limits(pipeline), *state_size.size_warnings(last)),
         pipeline.name,
         tuple(text for stage_pipeline in pipeline.stage_pipelines.values() for text in _state_texts(stage_pipeline)),
     )
@@ -89,7 +89,7 @@ def _state_texts(pipeline: Pipeline) -> Sequence[str | tuple[int, int]]:
     if isinstance(step, Join):
         return _retention_text(step, pipeline)
     if isinstance(step, Window):
-        return [(state_size.projected_bytes(step), step.max_groups_per_window or 0)]
+        return [(state_size.estimate_bytes(step), step.max_groups_per_window or 0)]
     return [step.summary().state]
 
 
@@ -106,7 +106,7 @@ def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
 
 def _hand_over(upstream: str, upstream_pipeline: Pipeline, name: str) -> ExplainedStage:
     """Describe how the output of a stage becomes the input of the next one within an epoch."""
-    watermark_text = f"its watermark is {duration_text(upstream_pipeline.watermark_delay_ms)} behind, because the join may emit rows that far back"
+    watermark_text = f"its watermark is {format_ms(upstream_pipeline.watermark_delay_ms)} behind, because the join may emit rows that far back"
     if upstream_pipeline.transform.join is None:
         watermark_text = "_event_ts is the event time of each row; the watermark is that of the previous stage"
     if upstream_pipeline.transform.window is not None:
@@ -142,9 +142,9 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
         time = "the time of each record"
     else:
         time = f"{w.event_time_column}{f' in {w.event_time_unit}' if w.event_time_unit else ''}"
-    advance = f"; after {duration_text(w.idle_close_ms)} the watermark follows the clock" if w.idle_close_ms else ""
+    advance = f"; after {format_ms(w.idle_close_ms)} the watermark follows the clock" if w.idle_close_ms else ""
     lateness = ", ".join(
-        f"{s.name}: {duration_text(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
+        f"{s.name}: {format_ms(w.lateness_ms if s.lateness_ms is None else s.lateness_ms)}"
         for s in pipeline.sources
         if not s.is_stage_output
     )
@@ -154,8 +154,8 @@ def _event_time(pipeline: Pipeline) -> ExplainedStage:
         f"_event_ts = {time}",
         (
             f"watermark per source = newest event - lateness ({lateness}); the global one is the minimum",
-            f"a source counts as idle after {duration_text(w.source_idleness_ms)} without rows{advance}",
-            f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {duration_text(w.max_future_ms)} ahead",
+            f"a source counts as idle after {format_ms(w.source_idleness_ms)} without rows{advance}",
+            f"bad rows: {pipeline.transform.on_error}; no event time, undecodable, or more than {format_ms(w.max_future_ms)} ahead",
         ),
     )
 
@@ -169,7 +169,7 @@ def _record_time(pipeline: Pipeline) -> ExplainedStage:
 
 def _sql(pipeline: Pipeline) -> ExplainedStage:
     lookups = tuple(
-        f'lookup "{n}": {x.format} {x.query}, re-read every {duration_text(x.refresh_interval_ms)}'
+        f'lookup "{n}": {x.format} {x.query}, re-read every {format_ms(x.refresh_interval_ms)}'
         for n, x in _lookups(pipeline).items()
     )
     join = pipeline.transform.join
@@ -208,7 +208,7 @@ def _lift(window: Window) -> ExplainedStage:
         title = f"rows go to the shards one by one: {', '.join(row_wise)} cannot be aggregated in Spark"
         return ExplainedStage("lift", "shards", title, aggregates)
     pane = math.gcd(window.duration_ms or 0, window.hop_ms or window.duration_ms or 0)
-    return ExplainedStage("lift", "Spark", f"partial aggregates per key and pane of {duration_text(pane)}", aggregates)
+    return ExplainedStage("lift", "Spark", f"partial aggregates per key and pane of {format_ms(pane)}", aggregates)
 
 
 def _shuffle(window: Window) -> ExplainedStage:
@@ -224,7 +224,7 @@ def _shuffle(window: Window) -> ExplainedStage:
 
 def _step(window: Window) -> ExplainedStage:
     if window.kind == "session":
-        title = f"merge sessions by gap {window.gap_ms if isinstance(window.gap_ms, str) else duration_text(window.gap_ms or 0)}, cut at {duration_text(window.max_session_duration_ms or 0)}"
+        title = f"merge sessions by gap {window.gap_ms if isinstance(window.gap_ms, str) else format_ms(window.gap_ms or 0)}, cut at {format_ms(window.max_session_duration_ms or 0)}"
     else:
         title = "merge panes"
     bound = f"at most {window.max_groups_per_window:,} groups, then {window.on_state_cap}"
@@ -239,14 +239,14 @@ def _late(window: Window) -> str:
 
 
 def _emit(window: Window) -> ExplainedStage:
-    length = "" if window.kind == "session" else f"{duration_text(window.duration_ms or 0)} "
-    hop = f" every {duration_text(window.hop_ms)}" if window.hop_ms else ""
-    at_most = f", at most every {duration_text(window.emit_interval_ms)}" if window.emit_interval_ms else ""
+    length = "" if window.kind == "session" else f"{format_ms(window.duration_ms or 0)} "
+    hop = f" every {format_ms(window.hop_ms)}" if window.hop_ms else ""
+    at_most = f", at most every {format_ms(window.emit_interval_ms)}" if window.emit_interval_ms else ""
     when = {
         "final": "once nothing can change them",
         "updates": f"in every epoch that changes them{at_most}",
     }.get(window.emit, "when the watermark closes them")
-    retention = f"closed windows are retained and corrected for {duration_text(allowed_ms(window))}"
+    retention = f"closed windows are retained and corrected for {format_ms(correction_period_ms(window))}"
     return ExplainedStage(
         "emit",
         "shards",
@@ -270,18 +270,18 @@ def _retention_text(join: Join, pipeline: Pipeline) -> tuple[str, ...]:
     """Describe, for each side, how long the join keeps its rows."""
     lateness = max(join.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
     return tuple(
-        f"{side} rows are kept until the watermark is {duration_text(ms)} past them"
-        + (f", which trails the newest events by {duration_text(lateness)}" if lateness else "")
+        f"{side} rows are kept until the watermark is {format_ms(ms)} past them"
+        + (f", which trails the newest events by {format_ms(lateness)}" if lateness else "")
         for side, ms in zip(SIDES, join.retention_ms, strict=True)
     )
 
 
 def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
-    lower, upper = map(duration_text, join.bounds_ms)
+    lower, upper = map(format_ms, join.bounds_ms)
     keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
     late = "dlq, one dead letter per row" if pipeline.keeps_late_rows else "drop"
     if join.late_data == "reopen":
-        late = f"joined up to {duration_text(allowed_ms(join))} behind the watermark, then {late}"
+        late = f"joined up to {format_ms(correction_period_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
     title = f"{describe_join(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
     return ExplainedStage("step", "shards", title, (f"late rows: {late}", bound))
@@ -385,7 +385,7 @@ def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
         )
     warnings += [
         f'{location}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
-        for location, name, ms in bare_milliseconds(pipeline)
+        for location, name, ms in find_durations_without_unit(pipeline)
     ]
     for stage_pipeline in pipeline.stage_pipelines.values():
         w = stage_pipeline.transform.window
@@ -393,7 +393,7 @@ def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
             panes = w.duration_ms // math.gcd(w.duration_ms, w.hop_ms)
             if panes > 1000:
                 warnings.append(
-                    f"a window of {duration_text(w.duration_ms)} every {duration_text(w.hop_ms)} is merged from more than "
+                    f"a window of {format_ms(w.duration_ms)} every {format_ms(w.hop_ms)} is merged from more than "
                     "1000 panes; choose a hop that divides duration"
                 )
     return tuple(warnings)

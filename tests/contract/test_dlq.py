@@ -20,7 +20,7 @@ from tests.support import iceberg_tables
 from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config

@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
 from tests.support.iceberg_tables import open_sql_catalog
 
-from slackwater.config.aggregator import Aggregator
+from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import StartError

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
 
-from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.errors import PublishError, StartError
 from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
@@ -82,7 +82,7 @@ def test_all_columns_at_once_are_a_key_and_null_equals_null(tmp_path: Path) -> N
     for epoch in range(2):
         target.publish(epoch, wide().with_columns(n=pl.lit(epoch, pl.Int64)))
     assert content(tmp_path).equals(wide().with_columns(n=pl.lit(1, pl.Int64)).sort(pl.all()))
-    assert pa.schema(DeltaTable(tmp_path).schema().to_arrow()).equals(arrow_schema(list(fields)))
+    assert pa.schema(DeltaTable(tmp_path).schema().to_arrow()).equals(to_arrow_schema(list(fields)))
 
 
 def test_names_with_quotes_dots_and_spaces(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_marker_outlives_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_table_with_its_columns_in_another_order(tmp_path: Path) -> None:
-    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(list(reversed(NARROW)))))
+    DeltaTable.create(tmp_path, Schema.from_arrow(to_arrow_schema(list(reversed(NARROW)))))
     for epoch, mode in enumerate(("merge", "append")):
         opened(tmp_path, TargetTable("p", NARROW, ("at", "key")), mode).publish(
             epoch, frame(NARROW, narrow("a", epoch))
@@ -129,7 +129,7 @@ def test_a_table_with_other_columns_is_refused_in_one_line(tmp_path: Path) -> No
         Field("d", "decimal(10,2)"),
         Field("extra", "int"),
     ]
-    DeltaTable.create(tmp_path, Schema.from_arrow(arrow_schema(existing_fields)))
+    DeltaTable.create(tmp_path, Schema.from_arrow(to_arrow_schema(existing_fields)))
     fields = (*NARROW, Field("d", "decimal(12,2)"))
     with pytest.raises(StartError) as caught:
         opened(tmp_path, TargetTable("p", fields, ("at",)))

@@ -16,7 +16,7 @@ from tests.support.states import driver_of
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.engine.driver import DriverCallbacks

@@ -243,8 +243,8 @@ def test_every_key_of_the_configuration_page_exists() -> None:
     """The page names every key of every spec."""
     from slackwater.config.pipeline import Pipeline
     from slackwater.config.source import Lookup, Source
+    from slackwater.config.stage import Transform
     from slackwater.config.target import StateStore, Target
-    from slackwater.config.transform import Transform
     from slackwater.config.window import Aggregation, Window
 
     page = (ROOT / "docs" / "configuration.md").read_text()

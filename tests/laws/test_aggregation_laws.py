@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.laws.row_strategies import KINDS, NAN, SHAPES, ordered_rows, script, splits
 from tests.support.case_selection import select_cases
 
-from slackwater.config.aggregator import Aggregator
+from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
 from slackwater.testing import oracle

@@ -15,7 +15,7 @@ from tests.laws import config_changes
 from tests.laws.config_changes import MS, SCHEMA, Config
 from tests.support.case_selection import select_cases
 
-from slackwater.config.aggregator import Aggregator
+from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
 from slackwater.evolution.operator_from_state import restore_window

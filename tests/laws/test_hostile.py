@@ -38,7 +38,7 @@ ANY = (-(2**63), 2**63 - 1)
 BROKEN: tuple[
     tuple[str, str, Any, range], ...
 ] = (  # a kind, a guard, what stands in its place, and cases that it is for
-    ("names", "slackwater.config.window.name_problem", lambda name: None, range(59, 60)),
+    ("names", "slackwater.config.window.find_name_problem", lambda name: None, range(59, 60)),
     (
         "names",
         "slackwater.query.windows.state_column_names",

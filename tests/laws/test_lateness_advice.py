@@ -11,7 +11,13 @@ from tests.support.case_selection import select_cases
 from tests.support.ui_states import SHAPES, M, S, config, draw_script, run_pipeline
 
 from slackwater.config.join import Join
-from slackwater.core.lateness_histogram import EDGES, NEVER, lateness_histogram, lateness_stats, update_histogram
+from slackwater.core.lateness_histogram import (
+    EDGES,
+    NEVER,
+    build_lateness_histogram,
+    compute_lateness_stats,
+    update_histogram,
+)
 from slackwater.testing.script import RowsInput, run_local
 
 KINDS = {
@@ -39,7 +45,7 @@ def test_running_again_with_the_lateness_that_is_told_of_keeps_as_many(tmp_path:
         return run_pipeline(file, story, lateness_ms={"web": WEB + more_ms, "app": APP + more_ms}).counters
 
     first = late("first", 0)
-    stats = lateness_stats(first.lateness)
+    stats = compute_lateness_stats(first.lateness)
     assert stats.late == first.rows_late
     assert stats.rows == first.rows_used + first.rows_late + first.rows_refused
     assert stats.late > 0
@@ -88,7 +94,7 @@ def test_of_a_join_too(seed: int) -> None:
         return run_local(join, script, {"user": "string"}, ("left", "right"), flush=False).counters
 
     first = late(5000)
-    stats = lateness_stats(first.lateness)
+    stats = compute_lateness_stats(first.lateness)
     assert stats.late == first.rows_late > 0
     for chance in stats.chances:
         assert chance.lateness_us == 5_000_000 + chance.more_us
@@ -101,15 +107,22 @@ def test_the_counts_begin_anew_with_another_lateness_of_a_source() -> None:
     more = update_histogram(histogram, 5, [{"3": 4}], {"a": 5})
     assert more == {"rows": 15, "late": {"0": 2, "3": 5}, "of_us": {"a": 5}}
     assert update_histogram(more, 5, [{"3": 4}], {"a": 6}) == {"rows": 5, "late": {"3": 4}, "of_us": {"a": 6}}
-    assert lateness_stats({}).advice is None
-    assert lateness_stats({}).share == 1.0
+    assert compute_lateness_stats({}).advice is None
+    assert compute_lateness_stats({}).share == 1.0
 
 
 def test_a_step_is_the_least_that_is_enough() -> None:
     import numpy as np
 
     times = [1, 125_000, 125_001, 250_000, 10**6, 10**6 + 1, int(EDGES[-1]), 1 << 62]
-    assert lateness_histogram(np.array(times)) == {"0": 2, "1": 2, "3": 1, "4": 1, str(len(EDGES) - 1): 1, NEVER: 1}
-    stats = lateness_stats(update_histogram({}, 20, [lateness_histogram(np.array(times))], {"a": 0}))
+    assert build_lateness_histogram(np.array(times)) == {
+        "0": 2,
+        "1": 2,
+        "3": 1,
+        "4": 1,
+        str(len(EDGES) - 1): 1,
+        NEVER: 1,
+    }
+    stats = compute_lateness_stats(update_histogram({}, 20, [build_lateness_histogram(np.array(times))], {"a": 0}))
     assert stats.late == 8
     assert stats.chances[-1].late == 1  # no lateness would have kept that one

@@ -18,7 +18,7 @@ from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.maintenance.verify import verify_state

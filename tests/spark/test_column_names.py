@@ -17,7 +17,7 @@ from tests.support.parquet_rows import table
 
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.reserved import ROW_COLUMNS
+from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.errors import SlackwaterError
 from slackwater.spark import origin
 from slackwater.testing import LocalPipeline

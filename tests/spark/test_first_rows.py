@@ -14,7 +14,7 @@ from tests.support.case_selection import select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
 from slackwater.query.why import why
@@ -194,7 +194,7 @@ def test_a_file_is_read_once_whatever_its_name(runner: Runner, form: str) -> Non
     }
     runner.run(**settings)
     listed = FilesSource(source, StructType.fromDDL("user STRING, ts BIGINT")).list_files(runner.spark)
-    assert sorted(local_name(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
+    assert sorted(file_uri_to_path(e.path) for e in listed) == sorted(str(folder / f"{n}.{form}") for n in NAMES)
     assert all(e.current is not None for e in listed)
     shutil.rmtree(runner.home / "state" / "test" / "checkpoint")
     write("y z", "y z")

@@ -23,8 +23,8 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.config import toml
 from slackwater.config.groupable_columns import GroupableColumns
-from slackwater.config.sql.columns import Findings, KnownColumns
 from slackwater.config.sql.query import resolve_query
+from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.engine import kill_points
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import StartError
@@ -373,7 +373,7 @@ def test_bad_rows_are_replayed(runner: Runner) -> None:
 # -- groups of results -------------------------------------------------------------------------------------------------
 
 RESULTS = "window_start TIMESTAMP, window_end TIMESTAMP, user STRING, n BIGINT, _event_ts TIMESTAMP"
-KNOWN = KnownColumns(
+KNOWN = ColumnTypes(
     {"window_start": "timestamp", "window_end": "timestamp", "user": "string", "n": "bigint", "_event_ts": "timestamp"},
     True,
     frozenset({"window_start", "window_end"}),
@@ -427,10 +427,10 @@ def test_what_puts_rows_of_one_window_together(spark: Any, sql: str, forbidden: 
     )
     assert row_wise_check.find_forbidden_parts(out, view) >= forbidden
     assert row_wise_check.find_forbidden_parts(out), "without bounds"
-    here = Findings()
+    here = SqlFindings()
     users, others = (
-        KnownColumns({"id": "string", "name": "string"}, True),
-        KnownColumns({"id": "string", "window_start": "timestamp"}, True),
+        ColumnTypes({"id": "string", "name": "string"}, True),
+        ColumnTypes({"id": "string", "window_start": "timestamp"}, True),
     )
     resolve_query(sql, {"source": KNOWN, "users": users, "others": others}, here)
     assert here.problems == []

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.aggregator import Aggregator
 from slackwater.config.connection import CONNECTIONS
+from slackwater.config.custom_aggregator import Aggregator
+from slackwater.config.stage import STEP
 from slackwater.config.toml import loads
-from slackwater.config.transform import STEP
 from slackwater.errors import ConfigError
 
 BASE = """\

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.config.transform import STEP
+from slackwater.config.stage import STEP
 
 ISSUE = """\
 name = "orders-payments"

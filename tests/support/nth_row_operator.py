@@ -11,9 +11,9 @@ import polars as pl
 
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import table_parser
+from slackwater.config.spec_base import table_parser
+from slackwater.config.stage import Transform
 from slackwater.config.step_spec import StepSpec, StepSummary
-from slackwater.config.transform import Transform
 from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from slackwater.config.sql import lexical
+from slackwater.config.sql import lexer
 
 KEYWORDS = (
     "like when on order limit group end left date values minus window table using then else case where select having by all "
@@ -174,8 +174,8 @@ def _written(rng: Random, sql: str) -> str:
 def _broken(rng: Random, sql: str) -> str:
     """A text with a word missing, doubled, replaced or swapped. It may be a query all the same."""
     try:
-        tokens = [t.text for t in lexical.tokens(sql)]
-    except lexical.UnreadableError:
+        tokens = [t.text for t in lexer.tokenize(sql)]
+    except lexer.UnreadableError:
         return sql
     for _ in range(rng.randint(1, 2)):
         index = rng.randrange(len(tokens))

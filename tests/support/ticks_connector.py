@@ -11,7 +11,7 @@ import pytest
 
 from slackwater.config import connection
 from slackwater.config.connection import Connection
-from slackwater.config.connector_info import CONNECTORS, ConnectorInfo, StartPosition, kinds_of_keys
+from slackwater.config.connector_metadata import CONNECTORS, ConnectorMetadata, StartPosition, kinds_supporting_keys
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
 from slackwater.core import offsets
@@ -66,8 +66,8 @@ class TicksRead(Offsets):
         return lookup(start)
 
 
-# -- config/connector_info.py ----------------------------------------------------------------------------------------------
-TICKS = ConnectorInfo(
+# -- config/connector_metadata.py ----------------------------------------------------------------------------------------------
+TICKS = ConnectorMetadata(
     keeps_history=True,
     has_timestamp=True,
     keys=("starting_offsets", "max_messages_per_trigger"),
@@ -147,6 +147,6 @@ def register_connector() -> Iterator[None]:
         patch.setitem(CONNECTOR_TYPES, "ticks", Ticks)  # type: ignore[arg-type]
         patch.setattr(offsets, "KINDS", (TicksRead, *offsets.KINDS))
         patch.setattr(
-            Source, "KINDS_BY_KEY", kinds_of_keys("format", "max_files_per_trigger", "schema_", *Source.PARSERS)
+            Source, "KINDS_BY_KEY", kinds_supporting_keys("format", "max_files_per_trigger", "schema_", *Source.PARSERS)
         )
         yield

@@ -9,7 +9,7 @@ import polars as pl
 from tests.support.ui_states import DAY, S, config, run_pipeline
 
 from slackwater.config import toml
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.runner.components import create_letter_writer
 from slackwater.testing.script import RowsInput
 

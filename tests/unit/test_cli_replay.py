@@ -10,7 +10,7 @@ import pytest
 
 from slackwater.cli.dlq_replay import parse_epoch_range, summary_lines
 from slackwater.config import toml
-from slackwater.config.late_row_replay import list_late_row_notes
+from slackwater.config.late_row_replay_check import describe_replay_limits
 from slackwater.errors import LockHeldError, StartError
 from slackwater.replay.replay import ReplayResult
 from slackwater.runner.dead_letter_filter import SCHEMA
@@ -182,7 +182,7 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
 def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metadata: bool, why: str | None) -> None:
     """`check` agrees with `replay.check_late`."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
-    notes = list(list_late_row_notes(toml.loads(target + text if target.startswith("targets") else text)))
+    notes = list(describe_replay_limits(toml.loads(target + text if target.startswith("targets") else text)))
     if why is None:
         assert notes == []
     else:

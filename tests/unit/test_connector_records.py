@@ -1,4 +1,4 @@
-"""Each kind of connection has a ConnectorInfo for configs and a Connector for runs."""
+"""Each kind of connection has a ConnectorMetadata for configs and a Connector for runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from slackwater.config.connection import CONNECTIONS
-from slackwater.config.connector_info import CONNECTORS, metadata_columns
+from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
 from slackwater.runner.connectors import CONNECTOR_TYPES
@@ -46,5 +46,5 @@ def test_a_dataframe_adds_no_columns() -> None:
 
 def test_connector_info_loads_no_client_libraries() -> None:
     heavy = ("pyspark", "polars", "confluent_kafka", "psycopg", "deltalake", "pyiceberg")
-    code = f"import sys, slackwater.config.connector_info; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, slackwater.config.connector_metadata; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

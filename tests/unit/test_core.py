@@ -17,7 +17,7 @@ from tests.support.states import commit_of
 from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
-from slackwater.core.hashing import mix, session_ids, shard_of, spark_xxhash64
+from slackwater.core.hashing import mix_bits, session_ids, shard_of, spark_xxhash64
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
 from slackwater.engine.group_limit import divide_group_limit
@@ -49,7 +49,7 @@ def test_key_hashes_spread_and_panes_mix() -> None:
     hashes = np.array([spark_xxhash64((f"u{n}",), (Field("k", "string"),)) for n in range(4000)])
     counts = np.bincount(shard_of(hashes, 4))
     assert counts.min() > 900
-    mixed = mix(np.repeat(hashes, 10), np.tile(np.arange(10) * 60_000_000, 4000))
+    mixed = mix_bits(np.repeat(hashes, 10), np.tile(np.arange(10) * 60_000_000, 4000))
     assert len(np.unique(mixed)) == 40_000
 
 
@@ -199,7 +199,7 @@ def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None
     assert (checkpoint / "commits" / "0").exists()
     assert files.batch_files(checkpoint, 0, 0) == seen
     assert files.batch_files(checkpoint, 1, 0) == []
-    assert files.local_name(seen[0].path) == "/in/a b.json"
+    assert files.file_uri_to_path(seen[0].path) == "/in/a b.json"
 
     assert streams.checkpoint(state) != checkpoint, "the state alone says where to go on"
     assert not checkpoint.exists()

@@ -13,13 +13,13 @@ from pathlib import Path
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import duration_keys
+from slackwater.config.spec_base import find_duration_keys
 from slackwater.config.target import StateStore
 from slackwater.config.window import Window
 
 ROOT = Path(__file__).parents[2]
 KEYS = sorted(
-    {key for cls in (Window, Join, Source, Lookup, Pipeline, StateStore) for key in duration_keys(cls).values()}
+    {key for cls in (Window, Join, Source, Lookup, Pipeline, StateStore) for key in find_duration_keys(cls).values()}
 )
 NAMED = re.compile(rf"\b({'|'.join(KEYS)})\b")
 RESPELLED = {"window.py", "join.py", "step_spec.py"}  # modules of config/ with messages of `Spec.check`

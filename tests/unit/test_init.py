@@ -23,8 +23,8 @@ from tests.support.command import Command
 
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.schema import Field
-from slackwater.core.text_times import text_time_us
-from slackwater.core.time import duration_ms
+from slackwater.core.time import parse_duration_ms
+from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
 from slackwater.scaffold import proposals
@@ -167,7 +167,7 @@ def test_a_sample_gives_schema_time_key_and_lateness(slackwater: Command) -> Non
     data = tomllib.loads(Path("p.toml").read_text())
     (source,), window = data["sources"], data["transform"]["window"]
     assert source["query"] == "in/*.jsonl" and source["format"] == "json"
-    assert ddl.parse_columns(source["schema"]) == {
+    assert ddl.parse_ddl_columns(source["schema"]) == {
         "user_id": "string",
         "ts": "timestamp",
         "amount": "double",
@@ -277,7 +277,7 @@ def test_separators_of_csv(slackwater: Command, sep: str, header: bool) -> None:
     (source,) = data["sources"]
     assert source.get("options", {}) == ({"sep": sep} if sep != "," else {}) | ({"header": "true"} if header else {})
     names = ("user id", "zip", "at") if header else ("c1", "c2", "c3")
-    assert ddl.parse_columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
+    assert ddl.parse_ddl_columns(source["schema"]) == dict(zip(names, ("string", "string", "bigint"), strict=True))
     assert data["transform"]["window"]["group_by"] == [names[0]]
 
 
@@ -354,7 +354,7 @@ def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: in
         sample = "in" if text[half:] else "in/b.jsonl"
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = write_config(slackwater, "--sample", sample, "--kind", kind)
-    lateness = duration_ms(data["transform"]["window"]["lateness"])
+    lateness = parse_duration_ms(data["transform"]["window"]["lateness"])
     behind = measure_disorder(proposals.time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
@@ -515,7 +515,7 @@ def test_init_prompts_only_on_a_terminal(slackwater: Command, monkeypatch: pytes
     ],
 )
 def test_timestamps_in_text_are_recognised(text: str, expected: int | None) -> None:
-    assert text_time_us(text) == expected
+    assert parse_timestamp_us(text) == expected
 
 
 def test_numbers_that_are_not_times() -> None:

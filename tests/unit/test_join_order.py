@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slackwater.core.sorted_arrays import distinct_values, run_starts
+from slackwater.core.sorted_arrays import distinct_values, find_run_starts
 from slackwater.joins.sorted_match import sort_order
 
 
@@ -21,6 +21,6 @@ def test_by_hash_then_time_equal_rows_as_they_came(keys: int, times: int) -> Non
 def test_run_starts_are_where_a_value_begins() -> None:
     extremes = np.iinfo(np.int64)
     values = np.array([extremes.min, extremes.min, 0, 4, 4, 4, extremes.max])
-    assert run_starts(values).tolist() == [0, 2, 3, 6]
-    assert run_starts(values[:0]).tolist() == []
+    assert find_run_starts(values).tolist() == [0, 2, 3, 6]
+    assert find_run_starts(values[:0]).tolist() == []
     assert distinct_values(values).tolist() == [extremes.min, 0, 4, extremes.max]

@@ -12,10 +12,10 @@ import pytest
 import slackwater as sw
 from slackwater.cli.state_show import _value_text
 from slackwater.config import state_size
-from slackwater.config.message_format import suggestion
+from slackwater.config.message_format import suggest_word
 from slackwater.config.source import Source
 from slackwater.core.humanize import format_duration, plural
-from slackwater.core.schema import Field, sql_type
+from slackwater.core.schema import Field, polars_to_spark_type
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.compile import bind_window
 from slackwater.spark import bad_row_reasons
@@ -98,7 +98,7 @@ def test_the_first_pipeline_warns_of_nothing() -> None:
     window = sw.Window(
         **WINDOW, aggregations=[*COUNT, sw.Aggregation(agg="count_distinct", column="page", as_="pages")]
     )  # type: ignore[arg-type]
-    assert state_size.projected_bytes(window) > state_size.GIB
+    assert state_size.estimate_bytes(window) > state_size.GIB
     assert state_size.size_warnings(window) == ()
     chosen = sw.Window(**WINDOW, max_groups_per_window=2_000_000, aggregations=window.aggregations)  # type: ignore[arg-type]
     (line,) = state_size.size_warnings(chosen)
@@ -115,8 +115,8 @@ def test_types_are_written_as_in_sql() -> None:
         "struct<a:double,b:array<date>>",
         "map<string,int>",
     )
-    assert [sql_type(Field("c", name).polars) for name in names] == list(names)
-    assert sql_type(pl.UInt32()) == "uint32"
+    assert [polars_to_spark_type(Field("c", name).polars) for name in names] == list(names)
+    assert polars_to_spark_type(pl.UInt32()) == "uint32"
 
 
 def test_a_fingerprint_is_not_shown_as_python() -> None:
@@ -157,8 +157,8 @@ def test_keys_of_other_systems(key: str, value: object, meant: str) -> None:
 
 
 def test_a_hint_ignores_case_and_appears_once() -> None:
-    assert suggestion("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
-    assert suggestion("zzz", ["user_id"]) == ""
+    assert suggest_word("User_ID", ["user_id", "ts"]) == '; did you mean "user_id"?'
+    assert suggest_word("zzz", ["user_id"]) == ""
     columns = {"user_id": Field("user_id", "string"), "n": Field("n", "int")}
     for name, hint in (("User_ID", 'did you mean "user_id"?'), ("zzz", "expected one of n, user_id")):
         with pytest.raises(StartError) as raised:

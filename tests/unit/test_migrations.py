@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.serialization import from_data
+from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError
 from slackwater.state import migrations
@@ -60,7 +60,7 @@ def test_a_session_is_described_by_its_fingerprint() -> None:
         "columns": {"user": "string", "my page": "string", "amount": "decimal(10,2)", "page": "string"},
         "assumed": ["lateness_ms", "aggregations.exactly.max_distinct_values_per_group"],
     }  # fmt: skip
-    assert from_data(Window, migrated["described"]["window"], "state").gap_ms == 5
+    assert spec_from_data(Window, migrated["described"]["window"], "state").gap_ms == 5
 
 
 @pytest.mark.parametrize(("kind", "hop"), [("tumbling", 20), ("hopping", 5)])
@@ -70,7 +70,7 @@ def test_tumbling_and_hopping_windows_are_described_without_their_limit(kind: st
     migrated = migrate_to_2(record(kind=kind, **lengths))
     assert migrated["emission"] == {"updates": False, "retain_us": 0}
     assert migrated["described"]["assumed"][-1] == "max_groups_per_window"
-    window = from_data(Window, migrated["described"]["window"], "state")
+    window = spec_from_data(Window, migrated["described"]["window"], "state")
     assert (window.duration_ms, window.offset_ms, window.max_groups_per_window) == (20, 3, UNBOUNDED)
     assert window.hop_ms == (5 if kind == "hopping" else None)
 

@@ -19,8 +19,8 @@ from tests.support.nth_row_operator import NthOfKey
 import slackwater
 import slackwater as sw
 from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.stage import Transform
 from slackwater.config.stateless_step import ROWS
-from slackwater.config.transform import Transform
 from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.compiled_join import CompiledJoin

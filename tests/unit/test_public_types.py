@@ -13,7 +13,7 @@ import pytest
 from tests.support.case_selection import exhaustive
 
 import slackwater as sw
-from slackwater.config.spec import duration_keys
+from slackwater.config.spec_base import find_duration_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
@@ -108,8 +108,8 @@ def test_the_signatures_name_every_key_and_its_default(cls: type[sw.Window]) -> 
     (init,) = [n for n in block.body if isinstance(n, ast.FunctionDef)]
     defaults = dict(zip([a.arg for a in init.args.kwonlyargs], init.args.kw_defaults, strict=True))
     names = {"as": "as_", "from": "from_"}
-    assert set(defaults) == {names.get(key, key) for key in (*cls.PARSERS, *duration_keys(cls))}
-    defaults = {name: default for name, default in defaults.items() if name not in duration_keys(cls)}
+    assert set(defaults) == {names.get(key, key) for key in (*cls.PARSERS, *find_duration_keys(cls))}
+    defaults = {name: default for name, default in defaults.items() if name not in find_duration_keys(cls)}
     for name, default in defaults.items():
         attribute = "schema_" if name == "schema" else name
         field = cls.model_fields[attribute]

@@ -12,7 +12,7 @@ from tests.fixtures.states.write_states import HERE, KINDS
 from tests.laws.hostile_states import LIES, MISSING, NodePath, last_manifest, nodes, value_at, with_value
 from tests.support.case_selection import select_cases
 
-from slackwater.core.schema import Field, field_of
+from slackwater.core.schema import Field, parse_field
 from slackwater.engine.status import Counters
 from slackwater.errors import StateError
 from slackwater.state.commit import FORMAT, Commit, parse_commit
@@ -143,8 +143,8 @@ def test_the_stored_counters_are_those_of_the_dataclass() -> None:
 
 @pytest.mark.parametrize("text", ["k string", "a b int", "s struct<my field:int,b:array<string>>", "x decimal(38,0)"])
 def test_a_column_in_a_fingerprint_is_parsed(text: str) -> None:
-    assert f"{field_of(text).name} {field_of(text).type}" == text
-    assert field_of(text) == Field(field_of(text).name, field_of(text).type)
+    assert f"{parse_field(text).name} {parse_field(text).type}" == text
+    assert parse_field(text) == Field(parse_field(text).name, parse_field(text).type)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_a_column_in_a_fingerprint_is_parsed(text: str) -> None:
 )
 def test_an_invalid_column_is_refused(text: object) -> None:
     with pytest.raises(TypeError, match="not a column"):
-        field_of(text)
+        parse_field(text)

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.iceberg_tables import open_sql_catalog
 
-from slackwater.core.json_text import json_text
+from slackwater.core.json_encoding import value_to_json
 from slackwater.core.schema import Field
 from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
@@ -74,5 +74,5 @@ def test_iceberg(odd: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [*HOSTILE, *SPACED])
 def test_members_of_structs_in_json(odd: str) -> None:
     rows = pl.DataFrame({"v": [{odd: 1}, {odd: None}]}, schema={"v": pl.Struct({odd: pl.Int64})})
-    text = rows.select(json_text(pl.col("v"), rows.schema["v"]).alias("v"))["v"].to_list()
+    text = rows.select(value_to_json(pl.col("v"), rows.schema["v"]).alias("v"))["v"].to_list()
     assert [json.loads(t) for t in text] == [{odd: 1}, {odd: None}]

@@ -12,7 +12,7 @@ from slackwater.cli.format import format_time, plural
 from slackwater.cli.run import stop_on_signals
 from slackwater.config import toml
 from slackwater.core.humanize import mismatch
-from slackwater.core.time import duration_ms
+from slackwater.core.time import parse_duration_ms
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
@@ -61,7 +61,7 @@ def _parse_time_us(text: str, option: str) -> int:
 
 def _parse_duration_ms(text: str) -> int:
     try:
-        ms = duration_ms(int(text) if text.isdecimal() else text)
+        ms = parse_duration_ms(int(text) if text.isdecimal() else text)
         if ms >= 0:
             return ms
     except ValueError:

@@ -44,7 +44,7 @@ def _check_config(file: Path, connect: bool) -> None:
     Raises ConfigError for an invalid config, and with `connect`, StartError for systems and tables that do not fit.
     """
     pipeline, problems = toml.load_draft(file)
-    checked = sql_check.check_draft(pipeline) if problems else sql_check.check_sql(pipeline)
+    checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)
     paths = () if problems else local_paths.unwritable_directories(pipeline)
     problems += [f"{file}: {line}" for line in (*checked.problems, *paths)]
     if problems:

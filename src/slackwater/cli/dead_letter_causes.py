@@ -7,7 +7,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.operators.dead_letters import LATE
 from slackwater.sources import bad_values
 
@@ -18,7 +18,7 @@ def find_dead_letter_causes(pipeline: Pipeline, letters: Sequence[Mapping[str, A
     """Return the line of each dead letter (None if unknown), and the value that caused it."""
     sources = {s.name: s for s in pipeline.sources}
     places = [
-        (sources.get(letter["source"]), local_name(letter["file"]) if letter["file"] else None, _record(letter))
+        (sources.get(letter["source"]), file_uri_to_path(letter["file"]) if letter["file"] else None, _record(letter))
         for letter in letters
     ]
     causes = [_find_cause(pipeline, sources.get(letter["source"]), letter) for letter in letters]

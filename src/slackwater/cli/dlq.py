@@ -13,7 +13,7 @@ from typing import Any
 from slackwater.cli.dead_letter_causes import find_dead_letter_causes
 from slackwater.cli.format import format_age, plural
 from slackwater.config import toml
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 
 SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
@@ -75,7 +75,7 @@ def _letter_lines(letter: Mapping[str, Any], line: int | None = None, why: str =
 
     `line`: the line number of the row in its file. `why`: the value that made the row bad, if known.
     """
-    place = local_name(letter["file"]) if letter["file"] else letter["source"] or "-"
+    place = file_uri_to_path(letter["file"]) if letter["file"] else letter["source"] or "-"
     place += "" if line is None else f", line {line:,}"
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from slackwater.cli.format import plural, program_command
 from slackwater.config import sql_check, toml
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline import LONGEST_NAME
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample
@@ -92,7 +92,7 @@ def init_file(options: InitOptions) -> None:
 
 def _check_choice(flag: str, choice: str, choices: Sequence[str]) -> str:
     if choice not in choices:
-        raise StartError(f"{flag}: found {format_value(choice)}{suggestion_or_list(choice, choices)}")
+        raise StartError(f"{flag}: found {format_value(choice)}{suggest_word_or_list(choice, choices)}")
     return choice
 
 
@@ -147,7 +147,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
         return column
     if options.time not in sample.columns:
         raise StartError(
-            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggestion_or_list(options.time, sample.columns)}"
+            f"--time: {format_value(options.time)} is not a column of {sample.path}{suggest_word_or_list(options.time, sample.columns)}"
         )
     raise StartError(
         f"--time: {format_value(options.time)} of {sample.path} holds no times{_wrong_time_text(sample, options.time)}; "
@@ -205,7 +205,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
     for key in options.keys:
         if key not in sample.columns:
             raise StartError(
-                f"--key: {format_value(key)} is not a column of {sample.path}{suggestion_or_list(key, sample.columns)}"
+                f"--key: {format_value(key)} is not a column of {sample.path}{suggest_word_or_list(key, sample.columns)}"
             )
     if options.keys:
         return [list(options.keys)]
@@ -303,9 +303,9 @@ def _choice_lines(content: str) -> list[str]:
     window = toml.loads(content, "the config").target_stage.transform.window
     assert window is not None
     keys = ", ".join(window.group_by) or "none, all rows are in one window"
-    length = f"gap {duration_text(int(window.gap_ms))}" if window.gap_ms is not None else ""
+    length = f"gap {format_ms(int(window.gap_ms))}" if window.gap_ms is not None else ""
     if window.duration_ms is not None:
-        length = f"duration {duration_text(window.duration_ms)}"
+        length = f"duration {format_ms(window.duration_ms)}"
     return [f"  key: {keys} (--key)", f"  {window.kind} windows: {length}, which is a guess; change it as you need"]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from slackwater.cli.format import plural, program_command
 from slackwater.config import ddl
-from slackwater.config.message_format import show_key
+from slackwater.config.message_format import format_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.schema import INTEGERS
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample
 
@@ -58,7 +58,7 @@ def _select_rows(pipeline: Pipeline, index: int, sample: Sample) -> list[dict[st
     Other values that a test file cannot contain are omitted.
     """
     spec, step = pipeline.sources[index], pipeline.transform.step
-    types = ddl.parse_columns(spec.schema_ or "")
+    types = ddl.parse_ddl_columns(spec.schema_ or "")
     time = step.event_time_column
     needed = {time} if time in types else {time.partition(".")[0].strip("`")} & set(types)
     if pipeline.transform.window is not None:
@@ -91,7 +91,7 @@ def _test_value(value: Any, kind: str) -> Any:
         return value
     if base in ("double", "float") and isinstance(value, int | float) and value == value and abs(value) < 1e300:
         return value
-    if base == "timestamp" and isinstance(value, str) and text_time_us(value) is not None:
+    if base == "timestamp" and isinstance(value, str) and parse_timestamp_us(value) is not None:
         return value
     if base in ("timestamp", "timestamp_ntz") and isinstance(value, dt.datetime):
         return value
@@ -161,7 +161,7 @@ def _render_test(
         "",
         '[[steps]]                 # rows that arrive together; more [[steps]]: further rows, quiet = "1h",',
         '                          # crash = "commit.before", restart = { shards = 3 }',
-        *(f"rows.{show_key(name)} = {rows(some)}" for name, some in input_rows.items()),
+        *(f"rows.{format_key(name)} = {rows(some)}" for name, some in input_rows.items()),
         "",
         "[expect]                  # in any order, when all windows are closed; slackwater test --update rewrites it",
         *([] if expected is None else [f"rows = {rows(expected)}"]),

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.cli.format import align_rows, format_age, format_size, plural
-from slackwater.core.time import duration_text, format_iso
+from slackwater.core.time import format_iso, format_ms
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.text import format_value, json_lines
@@ -139,7 +139,7 @@ def show_state(where: str, pipeline: str | None, schema: str, epoch: int | None,
 def _setting_text(key: str, value: Any) -> str:
     """Format a setting of a fingerprint with its name. Milliseconds are shown with a unit."""
     if key.endswith("_ms") and isinstance(value, int):
-        return f"{key.removesuffix('_ms')} {duration_text(value)}"
+        return f"{key.removesuffix('_ms')} {format_ms(value)}"
     return f"{key.removesuffix('_ms')} {_value_text(value)}"
 
 

@@ -14,7 +14,7 @@ from slackwater.cli.dlq import escape_control_characters as visible
 from slackwater.cli.format import align_rows, format_age, plural
 from slackwater.cli.show import format_cell
 from slackwater.config import toml
-from slackwater.core.lateness_histogram import advice_text
+from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.query.key_history import with_history
@@ -91,7 +91,7 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
     for source, changed in w.changed_files.items():
         yield changed_text(source, list(changed["last"]), int(changed["count"]))
     for s in w.reported_stages:
-        if (advice := advice_text(s.lateness)) is not None:
+        if (advice := format_lateness_advice(s.lateness)) is not None:
             yield f"stage {quote_stage(s.stage)}: {advice}" if several else advice
     for s in w.reported_stages:
         yield ""

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config import aggregator as custom
-from slackwater.config.aggregator import Aggregator
-from slackwater.config.message_format import format_value, suggestion_or_list
-from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config import custom_aggregator as custom
+from slackwater.config.custom_aggregator import Aggregator
+from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     integer_parser,
     parse_text,
-    with_schema,
 )
 from slackwater.core.humanize import mismatch
 
@@ -83,7 +83,9 @@ _NEEDS = {
 }
 
 
-@with_schema(enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"})
+@attach_json_schema(
+    enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"}
+)
 def _agg(value: Any) -> Any:
     """Parse the name of a built-in or an import path; in Python, also an `Aggregator` class or instance."""
     if value == "count_col" or isinstance(value, Aggregator):
@@ -101,21 +103,21 @@ def _agg(value: Any) -> Any:
         raise InvalidValueError(f"{expected} {_PATH}{mark}{hint}") from None
 
 
-@with_schema(type="number", minimum=0, maximum=1)
+@attach_json_schema(type="number", minimum=0, maximum=1)
 def _share(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
         raise InvalidValueError("a number from 0 to 1")
     return float(value)
 
 
-@with_schema(type="object", additionalProperties={"type": "string", "minLength": 1})
+@attach_json_schema(type="object", additionalProperties={"type": "string", "minLength": 1})
 def _columns(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) and v for v in value.values()):
         raise InvalidValueError('a table of column names ({ value = "price", weight = "quantity" })')
     return {str(k): v for k, v in value.items()}
 
 
-@with_schema(type="object")
+@attach_json_schema(type="object")
 def _options(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of arguments for the class ({ k = 3 })")
@@ -228,7 +230,7 @@ class Aggregation(Spec):
     def aggregator(self) -> Aggregator:
         """Load the user-defined aggregation that `agg` names.
 
-        Raises `aggregator.AggregatorError`: the class may have changed since this spec was validated.
+        Raises `custom_aggregator.AggregatorError`: the class may have changed since this spec was validated.
         """
         return custom.load_aggregator(self.agg, self.options)
 
@@ -300,7 +302,7 @@ class Aggregation(Spec):
             if name not in aggregator.inputs:
                 yield (
                     "columns",
-                    f"{format_value(name)} is not an input of {type(aggregator).__name__}{suggestion_or_list(name, aggregator.inputs)}",
+                    f"{format_value(name)} is not an input of {type(aggregator).__name__}{suggest_word_or_list(name, aggregator.inputs)}",
                 )
         absent = [name for name in aggregator.inputs if name not in columns]
         if absent and "columns" not in wrong:

@@ -9,16 +9,22 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from slackwater import secrets
-from slackwater.config.message_format import MissingEnv, format_value, show_key, suggestion_or_list, value_mismatch
-from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.message_format import (
+    MissingEnvString,
+    format_key,
+    format_value,
+    suggest_word_or_list,
+    value_mismatch,
+)
+from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     parse_text,
     settings_parser,
-    with_schema,
 )
 
 _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" })')
@@ -252,12 +258,12 @@ def parse_connection(value: Any) -> Connection:
     if not isinstance(value, Mapping):
         raise InvalidValueError('a connection (kind = "files", "kafka", …)')
     kind = value.get("kind")
-    if isinstance(kind, MissingEnv):
+    if isinstance(kind, MissingEnvString):
         raise InvalidTableError([], None)
     if kind is None:
         raise InvalidTableError([f": kind: missing; expected {_EXPECTED}"], None)
     if not isinstance(kind, str) or kind not in CONNECTIONS:
-        advice = suggestion_or_list(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
+        advice = suggest_word_or_list(kind, CONNECTIONS) if isinstance(kind, str) else f", expected {_EXPECTED}"
         raise InvalidTableError([f": kind: found {format_value(kind)}{advice}"], None)
     problems: list[str] = []
     _register_secrets(value)
@@ -267,7 +273,7 @@ def parse_connection(value: Any) -> Connection:
     return built
 
 
-@with_schema(of=Connection, named={})
+@attach_json_schema(of=Connection, named={})
 def parse_connections(value: Any) -> dict[str, Connection]:
     """Parse connections by name.
 
@@ -282,16 +288,16 @@ def parse_connections(value: Any) -> dict[str, Connection]:
             connections[name] = parse_connection(table)
         except InvalidValueError as error:
             connections[name] = None
-            problems.append(f": {show_key(name)}: {value_mismatch(table, error)}")
+            problems.append(f": {format_key(name)}: {value_mismatch(table, error)}")
         except InvalidTableError as error:
             connections[name] = None
-            problems += [f": {show_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
+            problems += [f": {format_key(name)}.{line.removeprefix(': ')}" for line in error.problems]
     if None in connections.values():
         raise InvalidTableError(problems, connections)
     return {name: connection for name, connection in connections.items() if connection is not None}
 
 
-@with_schema(type="string", minLength=1)
+@attach_json_schema(type="string", minLength=1)
 def connection_or_name(value: Any) -> Any:
     if isinstance(value, Connection):
         return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from slackwater.config.message_format import format_value, suggestion
+from slackwater.config.message_format import format_value, suggest_word
 from slackwater.core.humanize import mismatch
 
 _SIMPLE = {
@@ -53,9 +53,9 @@ class DdlError(Exception):
     """A schema is invalid. The text is the end of a message: `"STRNG" is not a type; did you mean "STRING"?`."""
 
 
-def parse_columns(ddl: str) -> dict[str, str]:
+def parse_ddl_columns(ddl: str) -> dict[str, str]:
     """Return the columns of a schema and their types, in order. Raises DdlError for a schema that Spark cannot parse."""
-    reader = DdlParser(_tokens(ddl))
+    reader = _DdlParser(_tokens(ddl))
     if reader.at_end():
         return {}
     columns = dict(reader.members(None))
@@ -64,10 +64,10 @@ def parse_columns(ddl: str) -> dict[str, str]:
     return columns
 
 
-def type_of(text: str) -> str | None:
+def parse_type(text: str) -> str | None:
     """Return the name of a type as Spark prints it; None if the text is not a type."""
     try:
-        reader = DdlParser(_tokens(text))
+        reader = _DdlParser(_tokens(text))
         type_name = reader.type("")
         return type_name if reader.at_end() else None
     except DdlError:
@@ -103,7 +103,7 @@ def _tokens(ddl: str) -> list[_Token]:
 
 
 @dataclass
-class DdlParser:
+class _DdlParser:
     """Recursive-descent parser over the tokens of a schema."""
 
     tokens: list[_Token]
@@ -197,7 +197,7 @@ class DdlParser:
         if word in _PARAMETERS:
             return self._with_parameters(word, f'"{token.text}"{owner}')
         meant = _OTHERS.get(word)
-        hint = f'; did you mean "{meant}"?' if meant else suggestion(token.text.upper(), [n.upper() for n in _NAMES])
+        hint = f'; did you mean "{meant}"?' if meant else suggest_word(token.text.upper(), [n.upper() for n in _NAMES])
         raise DdlError(f'"{token.text}"{owner} is not a Spark type{hint}')
 
     def _take_time_zone(self) -> bool:
@@ -248,4 +248,4 @@ class DdlParser:
         return f"{'char' if word == 'character' else word}({inner})"
 
 
-__all__ = ["DdlError", "parse_columns", "type_of"]
+__all__ = ["DdlError", "parse_ddl_columns", "parse_type"]

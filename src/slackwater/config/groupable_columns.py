@@ -44,7 +44,7 @@ SEVERAL = GroupableColumns(
 )
 
 
-def groupable_columns_of(step: StepSpec) -> GroupableColumns:
+def find_groupable_columns(step: StepSpec) -> GroupableColumns:
     """Return the columns by which a step's results may be grouped in the epoch that emits them."""
     if isinstance(step, Join):
         return GroupableColumns(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import Connection
 from slackwater.config.message_format import format_value, value_mismatch
-from slackwater.config.spec import Problem, Values
+from slackwater.config.spec_base import Problem, Values
 
 if TYPE_CHECKING:
     from slackwater.config.target import StateStore, Target

@@ -11,20 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.message_format import format_value, show_duration, suggestion_or_list, value_mismatch
-from slackwater.config.spec import Problem, Values
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
+from slackwater.config.message_format import format_config_duration, format_value, suggest_word_or_list, value_mismatch
+from slackwater.config.spec_base import Problem, Values
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, correction_period_ms
 from slackwater.config.value_parsers import (
     Duration,
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     duration_parser,
+    find_name_problem,
     integer_parser,
-    name_problem,
     parse_text,
     parse_texts,
-    with_schema,
 )
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
@@ -43,7 +43,7 @@ JOIN_TYPES = {  # spelling -> join type
 }
 
 
-@with_schema(type="string")
+@attach_json_schema(type="string")
 def _prefix(value: Any) -> str:
     if not isinstance(value, str):
         raise InvalidValueError("a string; it may be empty")
@@ -170,7 +170,7 @@ class Join(StepSpec):
     @property
     def retention_ms(self) -> tuple[int, int]:
         """For the left and the right side, how far the watermark must pass a row's time before the row leaves the state."""
-        (lower, upper), allowed = self.bounds_ms, int(allowed_ms(self))
+        (lower, upper), allowed = self.bounds_ms, int(correction_period_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
     @property
@@ -179,7 +179,7 @@ class Join(StepSpec):
         (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
-        return int(allowed_ms(self)) + max(by_left, by_right)
+        return int(correction_period_ms(self)) + max(by_left, by_right)
 
     @classmethod
     def missing_hint(cls, key: str) -> str:
@@ -250,7 +250,8 @@ class Join(StepSpec):
             yield (
                 "lower_ms",
                 mismatch(
-                    show_duration(lower), f"at most upper_ms ({show_duration(upper)}): otherwise no rows can match"
+                    format_config_duration(lower),
+                    f"at most upper_ms ({format_config_duration(upper)}): otherwise no rows can match",
                 ),
             )
 
@@ -266,7 +267,7 @@ class Join(StepSpec):
             yield from _collisions(prefixes, lists)
 
 
-def output_names(
+def joined_column_names(
     join: Join,
     left_columns: Sequence[str],
     right_columns: Sequence[str],
@@ -291,7 +292,7 @@ def output_names(
         chosen.append([c for c in columns if c not in hidden] if listed is None else list(listed))
         problems += [
             f"{Join.CONFIG_PATH}.output_{side}_columns: column {format_value(name)} does not come out of the {side} side"
-            f"{suggestion_or_list(name, columns)}"
+            f"{suggest_word_or_list(name, columns)}"
             for name in listed or ()
             if name not in columns
         ]
@@ -311,7 +312,7 @@ def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> It
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):
             column = f"{format_value(name)} of the {side} side"
-            if problem := name_problem(f"{prefix}{name}"):
+            if problem := find_name_problem(f"{prefix}{name}"):
                 yield f"{side}_prefix", f"{column}: {problem}"
             other = taken.setdefault(f"{prefix}{name}".casefold(), column)
             if other != column:

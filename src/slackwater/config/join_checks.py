@@ -1,13 +1,13 @@
-"""Check a join against the sources and the target of its pipeline. See also `checks`."""
+"""Check a join against the sources and the target of its pipeline. See also `pipeline_checks`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from slackwater.config.checks import resolve_connection
-from slackwater.config.message_format import format_value, suggestion_or_list
-from slackwater.config.spec import Problem, Values
+from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.pipeline_checks import resolve_connection
+from slackwater.config.spec_base import Problem, Values
 from slackwater.core.humanize import mismatch
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def check_join(values: Values) -> Iterator[Problem]:
         if len(names) == len(sources):
             yield (
                 f"{join.CONFIG_PATH}.{key}",
-                f"found {format_value(name)}, which is not a source{suggestion_or_list(name, names)}",
+                f"found {format_value(name)}, which is not a source{suggest_word_or_list(name, names)}",
             )
     for i, source in enumerate(sources):
         if not undecided and source.name not in named_sources.values():

@@ -15,18 +15,18 @@ from itertools import combinations
 from typing import Any
 
 from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
-from slackwater.config.aggregator import PATH
 from slackwater.config.connection import CONNECTIONS, Connection
+from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
 from slackwater.config.key_docs import doc_link, key_sentence
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
-from slackwater.config.spec import Spec, duration_keys
+from slackwater.config.spec_base import Spec, find_duration_keys
+from slackwater.config.stage import Transform
 from slackwater.config.step_spec import MOST_STAGES, StepSpec
 from slackwater.config.target import OBJECTS, StateStore
-from slackwater.config.transform import Transform
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 
 Schema = dict[str, Any]
 FILE = "slackwater.schema.json"
@@ -92,14 +92,14 @@ def _kinds(spec: type[Spec]) -> Mapping[str, Any]:
 
 def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
     keys: dict[str, Schema] = {}
-    units = {key: name for name, key in duration_keys(spec).items()}
+    units = {key: name for name, key in find_duration_keys(spec).items()}
     for key, kind in _kinds(spec).items():
         shape = {"enum": list(CONNECTIONS)} if (spec, key) == (Connection, "kind") else kind.shape
         described = {"description": _description(spec, key), **_value(shape, defs), **_default(spec, key)}
         if key in units:
             keys[units[key]] = {**described, **_with_unit(shape)}
             if "default" in described:
-                keys[units[key]]["default"] = duration_text(described["default"])
+                keys[units[key]]["default"] = format_ms(described["default"])
             described["description"] = f'The same as "{units[key]}", or a number of milliseconds.'
         keys[key] = described
     for old, new in spec.ALIASES.items():
@@ -173,7 +173,7 @@ def _first_line(spec: type[Spec]) -> str:
 
 def _spellings(spec: type[Spec], *keys: str) -> list[str]:
     """Return the keys and all their aliases."""
-    further = {**duration_keys(spec), **spec.ALIASES}
+    further = {**find_duration_keys(spec), **spec.ALIASES}
     return [name for key in keys for name in (key, *(other for other, meant in further.items() if meant == key))]
 
 

@@ -13,10 +13,10 @@ from slackwater.config.connection import Connection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import Spec
+from slackwater.config.spec_base import Spec
+from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
 DocLink = str  # a page and one of its headings: "docs/configuration.md#windows"
@@ -222,7 +222,7 @@ def doc_link(spec: type[Spec]) -> DocLink:
 
 
 def find_doc_link(key: str) -> DocLink:
-    """Return where a key is documented. The key is spelled as in errors: `transform.window.aggregations[0].as`.
+    """Return where a key is documented. The key is spelled as in errors: `stage.window.aggregations[0].as`.
 
     For an unknown key, this is the link of its table.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from slackwater.config.spec import Problem, Values
+from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec
 from slackwater.config.value_parsers import ValueParser, parse_texts
 

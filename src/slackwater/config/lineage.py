@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slackwater.config.transform import Stage
+from slackwater.config.stage import Stage
 
 
 @dataclass(frozen=True)

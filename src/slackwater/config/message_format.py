@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Self
 
 from slackwater.core.humanize import mismatch
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 
 
 class EnvString(str):
@@ -33,7 +33,7 @@ class EnvString(str):
         return repr(self.raw)
 
 
-class MissingEnv(EnvString):
+class MissingEnvString(EnvString):
     """A string whose environment variable is missing. The problem is reported once, where the variable was read."""
 
 
@@ -57,7 +57,7 @@ class EnvDuration(int):
         return int.__repr__(self)
 
 
-class BareMilliseconds(int):
+class DurationWithoutUnit(int):
     """A duration below one second without a unit. The user may have meant seconds or minutes."""
 
 
@@ -93,24 +93,24 @@ def quote_text(value: str) -> str:
     return json.dumps(value if len(value) <= 80 else f"{value[:77]}...", ensure_ascii=False)
 
 
-def show_key(key: object) -> str:
+def format_key(key: object) -> str:
     """Format a key as in TOML: without quotes if possible."""
     return str(key) if re.fullmatch(r"[A-Za-z0-9_-]+", str(key)) else quote_text(str(key))
 
 
-def show_duration(ms: int) -> str:
+def format_config_duration(ms: int) -> str:
     """Format a duration in its shortest spelling; one from the environment appears as the config spells it."""
-    return format_value(ms) if isinstance(ms, EnvDuration) else duration_text(ms)
+    return format_value(ms) if isinstance(ms, EnvDuration) else format_ms(ms)
 
 
-def suggestion(word: str, candidates: Iterable[str]) -> str:
+def suggest_word(word: str, candidates: Iterable[str]) -> str:
     """Return `; did you mean "x"?` with the most similar candidate, ignoring case, or "" if none is similar."""
     words = {name.casefold(): name for name in reversed(list(candidates))}
     matches = difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean "{words[matches[0]]}"?' if matches else ""
 
 
-def suggestion_or_list(word: str, candidates: Iterable[str]) -> str:
-    """Return the result of `suggestion`, or the list of candidates if none is similar."""
+def suggest_word_or_list(word: str, candidates: Iterable[str]) -> str:
+    """Return the result of `suggest_word`, or the list of candidates if none is similar."""
     words = sorted(candidates)
-    return suggestion(word, words) or (f"; expected one of {', '.join(words)}" if words else "")
+    return suggest_word(word, words) or (f"; expected one of {', '.join(words)}" if words else "")

@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from slackwater.config.checks import (
-    check_connections,
-    check_corrections,
-    check_event_time,
-    check_letters,
-    check_names,
-    check_standalone,
-    check_state,
-    resolve_connection,
-)
 from slackwater.config.connection import Connection, parse_connections
-from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, groupable_columns_of
+from slackwater.config.groupable_columns import SEVERAL, GroupableColumns, find_groupable_columns
 from slackwater.config.identifier_checks import check_state_identifiers, check_target_identifiers
 from slackwater.config.join_checks import check_append_only, check_join
 from slackwater.config.lineage import InputPath, executed_stages, input_paths, stage_inputs
-from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
+from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
+from slackwater.config.pipeline_checks import (
+    check_connections,
+    check_corrections,
+    check_dead_letters,
+    check_event_time,
+    check_source_names,
+    check_standalone_results,
+    check_state_store,
+    resolve_connection,
+)
 from slackwater.config.source import Lookup, Source, StageOutputRef
-from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
-from slackwater.config.stage_checks import check_stages, iterate_steps
+from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
+from slackwater.config.stage import STEP, Stage, Transform
+from slackwater.config.stage_checks import check_stages, iterate_all_steps
 from slackwater.config.target import StateStore, Target
-from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, published_stages
-from slackwater.config.transform import STEP, Stage, Transform
+from slackwater.config.target_checks import TARGET_NAME, check_targets, iterate_targets, list_published_stages
 from slackwater.config.value_parsers import (
     Duration,
     ValueParser,
@@ -137,7 +137,7 @@ class Pipeline(Spec, NotebookRepr):
             paths = input_paths(stage, self.stages, read)
             origins = dict.fromkeys(w.origin for w in paths)
             sources_of_stage = tuple(
-                sources.get(n) or Source(name=n, dataframe=StageOutputRef(groupable_columns_of(steps[n])))
+                sources.get(n) or Source(name=n, dataframe=StageOutputRef(find_groupable_columns(steps[n])))
                 for n in origins
             )
             changed = {"transform": stage, "stages": (), "sources": sources_of_stage, "preset_input_paths": paths}
@@ -224,7 +224,7 @@ class Pipeline(Spec, NotebookRepr):
             )
         if name not in pipelines:
             raise StartError(
-                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggestion_or_list(name, pipelines)}"
+                f"{self.name}: --target: found {format_value(name)}, which is not a target{suggest_word_or_list(name, pipelines)}"
             )
         return pipelines[name]
 
@@ -294,7 +294,7 @@ class Pipeline(Spec, NotebookRepr):
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         if values.get("stages"):
             yield from check_stages(values, wrong)
-            values.setdefault("transform", executed_stages(values["stages"], published_stages(values))[0])
+            values.setdefault("transform", executed_stages(values["stages"], list_published_stages(values))[0])
         elif "transform" not in values and not {"transform", "stages"} & wrong:
             yield "transform", f"missing; {STEP}"
         name = values.get("name")
@@ -307,20 +307,20 @@ class Pipeline(Spec, NotebookRepr):
             yield "formerly", value_mismatch(formerly, "the previous name of the pipeline")
         if "sources" in values and not values["sources"]:
             yield "sources", "empty; describe at least one in [[sources]]"
-        yield from check_names(values.get("sources", ()))
+        yield from check_source_names(values.get("sources", ()))
         yield from check_connections(values)
         if not values.get("stages"):
             yield from check_join(values)
-        for stage_values in iterate_steps(values):
+        for stage_values in iterate_all_steps(values):
             yield from check_event_time(stage_values)
-            yield from check_state(stage_values, wrong)
-        yield from check_letters(values, wrong)
+            yield from check_state_store(stage_values, wrong)
+        yield from check_dead_letters(values, wrong)
         yield from check_targets(values, wrong)
         problems: list[Problem] = []
         for path, stage_values in iterate_targets(values):
             problems += [
                 *check_corrections(stage_values),
-                *check_standalone(stage_values),
+                *check_standalone_results(stage_values),
                 *check_append_only(stage_values, path),
             ]
             problems += check_target_identifiers(stage_values, values.get("connections", {}), path)

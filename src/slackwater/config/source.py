@@ -13,22 +13,22 @@ from pydantic import Field
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, connection_or_name
-from slackwater.config.connector_info import CONNECTORS, kinds_of_keys, metadata_columns
+from slackwater.config.connector_metadata import CONNECTORS, kinds_supporting_keys, metadata_columns
 from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
-from slackwater.config.message_format import EnvString, format_value, show_key, value_mismatch
-from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.message_format import EnvString, format_key, format_value, value_mismatch
+from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     Duration,
     InvalidTableError,
     InvalidValueError,
     ValueParser,
     accept_anything,
+    attach_json_schema,
     choice_parser,
     duration_parser,
     integer_parser,
     parse_text,
     reader_options,
-    with_schema,
 )
 from slackwater.core.humanize import mismatch
 
@@ -40,7 +40,7 @@ OF_PAYLOADS = {**{key: payload for payload, key in SCHEMA_FILES.items()}, "proto
 _PROTOBUF = {"ptars": "ptars", "grpc_tools": "grpcio-tools"}  # module -> package
 
 
-@with_schema(
+@attach_json_schema(
     enum=["earliest", "latest"],
     otherwise={
         "type": "object",
@@ -62,13 +62,13 @@ def parse_offsets(value: Any) -> Any:
     problems: list[str] = []
     offsets: dict[str, dict[str, int]] = {}
     for topic, parts in value.items():
-        key = f": {show_key(topic)}"
+        key = f": {format_key(topic)}"
         if not isinstance(parts, Mapping) or not parts:
             problems.append(f"{key}: {value_mismatch(parts, 'offsets by partition ({ 0 = 1200 })')}")
             continue
         for part, offset in parts.items():
             if not str(part).isdecimal():
-                problems.append(f"{key}.{show_key(part)}: {value_mismatch(str(part), 'the number of a partition')}")
+                problems.append(f"{key}.{format_key(part)}: {value_mismatch(str(part), 'the number of a partition')}")
             elif not isinstance(offset, int) or isinstance(offset, bool) or offset < 0:
                 problems.append(f"{key}.{part}: {value_mismatch(offset, 'a whole number of at least 0')}")
             else:
@@ -81,7 +81,7 @@ def parse_offsets(value: Any) -> Any:
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|[^`'<>(),]+|.", re.DOTALL)
 
 
-def declared_columns(ddl: str) -> list[str]:
+def parse_declared_columns(ddl: str) -> list[str]:
     """Return the column names of a DDL string without parsing its types: `a STRING, b MAP<STRING, INT>` -> [a, b]."""
     depth, fields = 0, [""]
     for token in _QUOTED.findall(ddl):
@@ -191,7 +191,7 @@ class Source(Spec):
         ("topic", "topics", "queue", "stream", "subscription", "path", "table"), "query"
     )
     PYTHON_ONLY: ClassVar[Mapping[str, str]] = {"dataframe": "give a connection, a query and a format"}
-    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_of_keys(
+    KINDS_BY_KEY: ClassVar[Mapping[str, tuple[str, ...]]] = kinds_supporting_keys(
         "format", "max_files_per_trigger", "schema_", *PARSERS
     )
 
@@ -276,7 +276,7 @@ class Source(Spec):
                 f'"protobuf" needs the package{"s" * (len(missing) > 1)} {packages}, which {"are" if len(missing) > 1 else "is"} not installed; '
                 "pip install 'slackwater[protobuf]'",
             )
-        declared = [] if values.get("schema_") is None else declared_columns(values["schema_"])
+        declared = [] if values.get("schema_") is None else parse_declared_columns(values["schema_"])
         for column in declared if payload == "json" else ():
             if column.casefold() in metadata_columns(kind):
                 yield (
@@ -292,7 +292,7 @@ class Source(Spec):
 
 def _schema_problems(schema: str) -> Iterator[Problem]:
     try:
-        ddl.parse_columns(schema)
+        ddl.parse_ddl_columns(schema)
     except ddl.DdlError as error:
         yield (
             "schema",
@@ -301,7 +301,7 @@ def _schema_problems(schema: str) -> Iterator[Problem]:
             else str(error),
         )
         return
-    columns = [c.casefold() for c in declared_columns(schema)]
+    columns = [c.casefold() for c in parse_declared_columns(schema)]
     twice = next((c for c in columns if columns.count(c) > 1), None)
     if twice is not None:
         which = (
@@ -349,7 +349,7 @@ class Lookup(Spec):
     REQUIRED: ClassVar[tuple[str, ...]] = ("connection", "query")
 
     def derived(self) -> Values:
-        return {"format": guess_format(self.query)}
+        return {"format": _guess_format(self.query)}
 
     @classmethod
     def missing_hint(cls, key: str) -> str:
@@ -358,7 +358,7 @@ class Lookup(Spec):
     @classmethod
     def read(cls, data: Values, file: str, path: str, problems: list[str]) -> tuple[Values, set[str]]:
         query = data.get("query")
-        guess = guess_format(query) if isinstance(query, str) else None
+        guess = _guess_format(query) if isinstance(query, str) else None
         if data.get("format") is None and guess is not None:
             data = {**data, "format": guess}
         return super().read(data, file, path, problems)
@@ -372,7 +372,7 @@ class Lookup(Spec):
             yield from _schema_problems(values["schema_"])
 
 
-def guess_format(query: str) -> str | None:
+def _guess_format(query: str) -> str | None:
     """Return the format implied by a file's suffix: `data/users.jsonl.gz` -> `json`; None if the suffix is unknown."""
     spelled = {**{f: f for f in FORMATS}, "jsonl": "json", "txt": "text"}
     formats = [spelled[suffix[1:]] for suffix in PurePath(query).suffixes if suffix[1:] in spelled]

@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 
 from slackwater.config import ddl
 from slackwater.config.check_result import CheckResult
-from slackwater.config.checks import resolve_connection
-from slackwater.config.connector_info import CONNECTORS, metadata_columns
+from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
 from slackwater.config.groupable_columns import GroupableColumns
-from slackwater.config.join import EVENT_TIME, SIDES, Join, output_names
+from slackwater.config.join import EVENT_TIME, SIDES, Join, joined_column_names
 from slackwater.config.keyed_step import KeyedStep
-from slackwater.config.message_format import EnvString, format_value, suggestion_or_list
+from slackwater.config.message_format import EnvString, format_value, suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import FRAMED, Lookup, Source
-from slackwater.config.sql import lexical
-from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns
+from slackwater.config.sql import lexer
 from slackwater.config.sql.query import resolve_expression, resolve_query
-from slackwater.config.sql.types import INTEGERS, NO_KEYS, base_type, event_time_problems
+from slackwater.config.sql.select_scope import UNKNOWN, ColumnTypes, SqlFindings
+from slackwater.config.sql.spark_types import INTEGERS, NO_KEYS, find_event_time_type_problems, strip_type_parameters
+from slackwater.config.stage import Stage
 from slackwater.config.stateless_step import StatelessStep
-from slackwater.config.transform import Stage
 from slackwater.config.window import Window
 from slackwater.config.window_columns_check import WindowColumns
 from slackwater.errors import StartError
@@ -56,12 +56,12 @@ def check_sql(pipeline: Pipeline) -> CheckResult:
     return checked
 
 
-def stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, KnownColumns]:
+def infer_stage_columns(pipeline: Pipeline, source_types: Mapping[str, Mapping[str, str]]) -> dict[str, ColumnTypes]:
     """Return the columns that each stage emits. `source_types`: columns of sources that the config does not declare."""
-    return _check(pipeline, {name: KnownColumns(types, True) for name, types in source_types.items()}, CheckResult())
+    return _check(pipeline, {name: ColumnTypes(types, True) for name, types in source_types.items()}, CheckResult())
 
 
-def _check(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: CheckResult) -> dict[str, KnownColumns]:
+def _check(pipeline: Pipeline, sources: Mapping[str, ColumnTypes], checked: CheckResult) -> dict[str, ColumnTypes]:
     """Return the columns that each stage emits, by name, and add problems to `checked`."""
     columns = {s.name: sources.get(s.name) or _columns(pipeline, i, s, checked) for i, s in enumerate(pipeline.sources)}
     stage_keys = {s.name: f"{Stage.CONFIG_PATH}[{n}]" for n, s in enumerate(pipeline.stages)}
@@ -71,7 +71,7 @@ def _check(pipeline: Pipeline, sources: Mapping[str, KnownColumns], checked: Che
     return {name: columns[name] for name in pipeline.stage_pipelines}
 
 
-def check_draft(pipeline: Pipeline) -> CheckResult:
+def check_draft_sql(pipeline: Pipeline) -> CheckResult:
     """Check a draft, which holds the readable parts of an invalid config. Parts with reported problems are omitted."""
     transform = pipeline.transform
     usable = pipeline.sources and transform is not None and not transform._wrong & {"sql", "lookups"}
@@ -100,7 +100,7 @@ def check_draft(pipeline: Pipeline) -> CheckResult:
 # -- columns of a source ----------------------------------------------------------------------------------------------
 
 
-def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResult) -> KnownColumns:
+def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResult) -> ColumnTypes:
     """Return the columns of a source's rows as far as the config declares them, including those of the connector."""
     connection = resolve_connection(source.connection, pipeline.connections) if source.connection is not None else None
     kind = connection.kind if connection is not None else None
@@ -116,13 +116,13 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
         more[EVENT_TIME] = "timestamp"
         if source.payload_format in (*FRAMED, "raw"):
             if source.payload_format == "raw" and kind == "kafka":
-                return KnownColumns({"value": None, **more}, True)
+                return ColumnTypes({"value": None, **more}, True)
             checked.skip(
                 f"{key}.payload_format",
                 f"the columns of {format_value(source.payload_format)} payloads are known only at the start",
             )
             return UNKNOWN
-    for name, type_ in ddl.parse_columns(source.schema_).items() if source.schema_ is not None else ():
+    for name, type_ in ddl.parse_ddl_columns(source.schema_).items() if source.schema_ is not None else ():
         if re.search(r"\b(var)?char\(", type_):
             checked.add(
                 f"{key}.schema", f'column "{name}" is {type_.upper()}, which Spark supports only in tables; use STRING'
@@ -131,13 +131,13 @@ def _columns(pipeline: Pipeline, index: int, source: Source, checked: CheckResul
     if declared is None:
         checked.skip(f"{key}.schema", "none is declared, so the columns are known only when the first rows are read")
         return UNKNOWN
-    return KnownColumns({**declared, **more}, True)
+    return ColumnTypes({**declared, **more}, True)
 
 
 def _declared(spec: Source | Lookup) -> dict[str, str | None] | None:
     if spec.schema_ is None:
         return {"value": "string"} if spec.format == "text" else None
-    columns = ddl.parse_columns(spec.schema_)
+    columns = ddl.parse_ddl_columns(spec.schema_)
     return {name: _dataframe_type(type_) for name, type_ in columns.items() if name != "_corrupt_record"}
 
 
@@ -159,13 +159,13 @@ class _StepCheck:
     stages: Mapping[str, str]  # where each stage is described
     lookups: Mapping[str, Lookup]
 
-    def check(self, inputs: Mapping[str, KnownColumns]) -> KnownColumns:
+    def check(self, inputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
         """Check the step against the columns of sources and stages, by name. Return the columns that it emits."""
         step = self.pipeline.transform.step
         tables = {}
         for name, lookup in self.lookups.items():
             declared = _declared(lookup)
-            tables[name] = UNKNOWN if declared is None else KnownColumns(declared, True)
+            tables[name] = UNKNOWN if declared is None else ColumnTypes(declared, True)
         for name in self.pipeline.transform.lookups:
             if not tables[name].is_complete and any(self.pipeline.sql_chain(w) for w in self.pipeline.input_paths):
                 key = f"{self.path}.lookups.{name}.schema"
@@ -173,7 +173,7 @@ class _StepCheck:
         for source in self.pipeline.sources:
             if not source.is_stage_output or all(s.is_stage_output for s in self.pipeline.sources):
                 self._event_time(source.name, inputs[source.name])
-        outputs, sides = dict[str, KnownColumns](), dict[str, KnownColumns]()
+        outputs, sides = dict[str, ColumnTypes](), dict[str, ColumnTypes]()
         for way in self.pipeline.input_paths:
             groupable_names = next(s for s in self.pipeline.sources if s.name == way.origin).groupable_columns.names
             columns = replace(inputs[way.origin], groupable=frozenset(map(str.casefold, groupable_names)))
@@ -208,12 +208,12 @@ class _StepCheck:
 
     # -- event time ----------------------------------------------------------------------------------------------
 
-    def _event_time(self, source: str, columns: KnownColumns) -> None:
+    def _event_time(self, source: str, columns: ColumnTypes) -> None:
         step = self.pipeline.transform.step
         text = step.event_time_column
         if isinstance(step, StatelessStep):
             type_ = columns.types.get(EVENT_TIME)
-            if type_ is not None and any(event_time_problems(type_, None)):
+            if type_ is not None and any(find_event_time_type_problems(type_, None)):
                 line = f'{self._source_prefix(source)}column "{EVENT_TIME}" is {type_}, which is not a time; rename the column'
                 self.result.add(f"{self.path}.sql", line)
             return
@@ -223,43 +223,43 @@ class _StepCheck:
         elif text in columns.types:
             type_ = columns.types[text]
         else:
-            findings = Findings()
+            findings = SqlFindings()
             type_ = resolve_expression(text, columns, findings)
             shown = format_value(text)
             for line in findings.problems:
                 self.result.add(key, f"{prefix}{line}" if line.startswith("column") else f"{prefix}{shown} {line}")
             for line in findings.undecided:
                 self.result.skip(key, f"{shown}: {line}")
-            if beyond := findings.non_row_wise | set(lexical.clock_times(text)):
+            if beyond := findings.non_row_wise | set(lexer.find_clock_literals(text)):
                 self.result.add(key, f"{prefix}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
             if findings.problems or findings.undecided or beyond:
                 return
             if type_ is None and columns.is_complete:
                 self.result.skip(key, f"{shown}: whether it is a time: its type is known only at the start")
         if type_ is not None and step.time_mode != "processing":
-            for wrong, fact in event_time_problems(type_, step.event_time_unit):
+            for wrong, fact in find_event_time_type_problems(type_, step.event_time_unit):
                 self.result.add(f"{self.path}.{self._kind}.{wrong}", f"{prefix}{format_value(text)} {fact}")
 
     def _sql(
         self,
         source: str,
-        columns: KnownColumns,
-        tables: Mapping[str, KnownColumns],
+        columns: ColumnTypes,
+        tables: Mapping[str, ColumnTypes],
         sql: str | None,
         key: str,
         bounds: GroupableColumns,
-    ) -> KnownColumns:
+    ) -> ColumnTypes:
         """Return the columns that one SQL text emits for rows with these columns. `source`: the origin of the rows."""
         carried = self.pipeline.tracks_origin and sql is not None and re.search(rf"\b{ORIGIN}\b", sql, re.IGNORECASE)
         transform = self.pipeline.transform
         untimed = transform.is_stateless and EVENT_TIME not in columns.types
         added = {**({} if untimed else {EVENT_TIME: "timestamp"}), **({ORIGIN: None} if carried else {})}
-        timed = KnownColumns(
+        timed = ColumnTypes(
             {**columns.types, **added}, columns.is_complete, columns.groupable if bounds.names else frozenset()
         )
         if sql is None:
             return timed
-        findings = Findings()
+        findings = SqlFindings()
         names = [s.name for s in self.pipeline.sources]
         out = resolve_query(sql, {**tables, "source": timed}, findings, names)
         prefix = self._source_prefix(source)
@@ -279,7 +279,7 @@ class _StepCheck:
                 f"must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}; filter, project and join lookups there{advice}"
                 + bounds.advice_for(findings.non_row_wise),
             )
-        out = KnownColumns(
+        out = ColumnTypes(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
             out.is_complete,
             out.groupable,
@@ -305,18 +305,16 @@ class _StepCheck:
             return f"{self.path}.sql"
         return f"{self.path}.join.{'left' if source == join.left_source else 'right'}_sql"
 
-    def _keyed(self, step: KeyedStep, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
+    def _keyed(self, step: KeyedStep, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
         """Check that the key columns exist. The step emits all columns unchanged."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
             for name in step.key if out.is_complete else ():
                 type_ = out.types.get(name)
                 if name not in out.types:
-                    line = (
-                        f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}"
-                    )
+                    line = f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}"
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
-                elif type_ is not None and base_type(type_) in NO_KEYS:
+                elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
                     line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
             for name in step.added_columns:
@@ -324,9 +322,9 @@ class _StepCheck:
                     line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
-        return KnownColumns({**rows.types, **step.added_columns}, rows.is_complete)
+        return ColumnTypes({**rows.types, **step.added_columns}, rows.is_complete)
 
-    def _rows(self, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
+    def _rows(self, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
         """Check that all sources select the same columns."""
         (first, expected), *others = outputs.items()
         for name, out in others:
@@ -350,7 +348,7 @@ class _StepCheck:
 
     # -- a join --------------------------------------------------------------------------------------------------
 
-    def _join(self, join: Join, outputs: Mapping[str, KnownColumns]) -> KnownColumns:
+    def _join(self, join: Join, outputs: Mapping[str, ColumnTypes]) -> ColumnTypes:
         join_key = f"{self.path}.join"
         sides = [outputs[source] for source in join.sources]
         keys: list[list[str | None]] = [[], []]
@@ -359,14 +357,14 @@ class _StepCheck:
                 if name not in sides[i].types and sides[i].is_complete:
                     self.result.add(
                         f"{join_key}.{side}_keys",
-                        f"column {format_value(name)} does not come out of the {side} side{suggestion_or_list(name, sides[i].types)}",
+                        f"column {format_value(name)} does not come out of the {side} side{suggest_word_or_list(name, sides[i].types)}",
                     )
                 keys[i].append(sides[i].types.get(name))
         for i, (a, b) in enumerate(zip(*keys, strict=True)):
             if a is None or b is None:
                 continue
             pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
-            if base_type(a) in NO_KEYS or base_type(b) in NO_KEYS:
+            if strip_type_parameters(a) in NO_KEYS or strip_type_parameters(b) in NO_KEYS:
                 self.result.add(join_key, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
                 self.result.add(
@@ -376,7 +374,7 @@ class _StepCheck:
             return UNKNOWN
         hidden = [self._injected(source) for source in join.sources]
         try:
-            chosen = output_names(join, list(sides[0].types), list(sides[1].types), (hidden[0], hidden[1]))
+            chosen = joined_column_names(join, list(sides[0].types), list(sides[1].types), (hidden[0], hidden[1]))
         except StartError as error:
             for line in str(error).splitlines():
                 key, _, fact = line.removeprefix(Join.CONFIG_PATH).partition(": ")
@@ -385,7 +383,7 @@ class _StepCheck:
         types = {
             out: side.types[name] for side, names in zip(sides, chosen, strict=True) for name, out in names.items()
         }
-        return KnownColumns({**types, EVENT_TIME: "timestamp"}, True)
+        return ColumnTypes({**types, EVENT_TIME: "timestamp"}, True)
 
     def _injected(self, name: str) -> Sequence[str]:
         origin = next((w.origin for w in self.pipeline.input_paths if w.name == name and not w.through), None)
@@ -397,4 +395,4 @@ class _StepCheck:
         return metadata_columns(None if connection is None else connection.kind)
 
 
-__all__ = ["CheckResult", "check_draft", "check_sql"]
+__all__ = ["CheckResult", "check_draft_sql", "check_sql"]

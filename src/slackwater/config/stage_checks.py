@@ -6,23 +6,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from slackwater.config.lineage import executed_stages, input_paths, stage_inputs
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import Lookup
-from slackwater.config.spec import Problem, Values
+from slackwater.config.spec_base import Problem, Values
+from slackwater.config.stage import Stage
 from slackwater.config.step_spec import MOST_STAGES
-from slackwater.config.target_checks import published_stages
-from slackwater.config.transform import Stage
+from slackwater.config.target_checks import list_published_stages
 from slackwater.core.humanize import mismatch
 
 
-def iterate_steps(values: Values) -> Iterator[Values]:
+def iterate_all_steps(values: Values) -> Iterator[Values]:
     """Yield the draft once per running stage. `transform` is the stage, `read` the sources that it reads."""
     stages = values.get("stages")
     if not stages:
         yield values
         return
     read, sources = _reads(values), _sources(values)
-    for stage in executed_stages(stages, published_stages(values)):
+    for stage in executed_stages(stages, list_published_stages(values)):
         try:
             origins = {w.origin for w in input_paths(stage, stages, read)}
         except (KeyError, RecursionError):  # an input does not exist, which was already reported
@@ -64,7 +64,7 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
     if problems:
         return
     read = _reads(values)
-    yield from _unread_inputs(stages, sources, read, published_stages(values))
+    yield from _unread_inputs(stages, sources, read, list_published_stages(values))
     readers = {name for inputs in read.values() for name in inputs}
     for number, stage in enumerate(stages):
         if stage.name in readers and not stage.is_stateless:
@@ -133,7 +133,7 @@ def _unknown_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> Iterator
             else:
                 yield (
                     key,
-                    f"found {format_value(name)}, which is neither a source nor a stage above{suggestion_or_list(name, above)}",
+                    f"found {format_value(name)}, which is neither a source nor a stage above{suggest_word_or_list(name, above)}",
                 )
         if sides and stage.from_ and set(stage.from_) != set(sides):
             listed = " and ".join(map(format_value, sides))

@@ -18,7 +18,7 @@ CUSTOM_BYTES = 64  # assumed per group of a user-defined aggregation
 VERSIONS = 2  # segments keep old versions until they are merged
 
 
-def projected_bytes(window: Window) -> int:
+def estimate_bytes(window: Window) -> int:
     """Return the size (bytes) of the state at `max_groups_per_window`, given the assumed sizes of keys and sets above."""
     accumulators = sum(map(_accumulator_bytes, window.aggregations))
     row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
@@ -47,7 +47,7 @@ def size_warnings(step: StepSpec) -> tuple[str, ...]:
 
     The default of max_groups_per_window is only a safety limit, so the threshold is then DEFAULT_GIB.
     """
-    if not isinstance(step, Window) or (size := projected_bytes(step)) <= GIB:
+    if not isinstance(step, Window) or (size := estimate_bytes(step)) <= GIB:
         return ()
     nobody_chose_it = step.max_groups_per_window == step.derived().get("max_groups_per_window")
     if nobody_chose_it and size <= DEFAULT_GIB * GIB:

@@ -6,23 +6,23 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-from slackwater.config.message_format import show_duration
-from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.message_format import format_config_duration
+from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.value_parsers import (
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     duration_parser,
     parse_text,
-    with_schema,
 )
 from slackwater.core.humanize import mismatch
 
 MOST_STAGES = 16  # per pipeline
 
 
-@with_schema(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
-def parse_time_zone(value: Any) -> str:
+@attach_json_schema(type="string", minLength=1, examples=["UTC", "Europe/Berlin", "America/New_York"])
+def _parse_time_zone(value: Any) -> str:
     """Parse the IANA name of a time zone."""
     from zoneinfo import available_timezones
 
@@ -41,7 +41,7 @@ def parse_time_zone(value: Any) -> str:
 TIMES: Mapping[str, ValueParser] = {
     "event_time_column": parse_text,
     "event_time_unit": choice_parser("s", "ms", "us", "ns"),
-    "event_time_zone": parse_time_zone,
+    "event_time_zone": _parse_time_zone,
     "time_mode": choice_parser("event", "processing"),
     "lateness_ms": duration_parser(0),
     "source_idleness_ms": duration_parser(1),
@@ -107,13 +107,13 @@ class StepSpec(Spec):
             yield (
                 "idle_close_ms",
                 mismatch(
-                    show_duration(close),
-                    f"at least source_idleness_ms ({show_duration(idleness)}): a source that is silent for a shorter time is not idle",
+                    format_config_duration(close),
+                    f"at least source_idleness_ms ({format_config_duration(idleness)}): a source that is silent for a shorter time is not idle",
                 ),
             )
 
 
-def allowed_ms(step: StepSpec) -> int:
+def correction_period_ms(step: StepSpec) -> int:
     """Return how long (ms) a window can be corrected after its close, or a row joined after the watermark passed it."""
     if step.late_data != "reopen":
         return 0

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.message_format import format_value, value_mismatch
-from slackwater.config.spec import Problem, Spec, Values
+from slackwater.config.spec_base import Problem, Spec, Values
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.value_parsers import (
     Duration,
@@ -148,7 +148,7 @@ class Target(Spec):
             yield "partitions", "applies only to a topic that a start creates, but create = false; remove one of them"
         path = values.get("path")
         if kind == "files" and isinstance(path, str) and "path" not in wrong:
-            yield from url_problems(path, "results")
+            yield from _url_problems(path, "results")
 
 
 class StateStore(Spec):
@@ -236,12 +236,12 @@ def _object_store_problems(values: Values, wrong: set[str]) -> Iterator[Problem]
         remember_url(path)
     scheme, is_url, _ = path.partition("://") if isinstance(path, str) else ("", "", "")
     if kind == "files" and isinstance(path, str):
-        yield from url_problems(path, "state")
+        yield from _url_problems(path, "state")
     if options and not {"options", "path"} & wrong and not (kind == "files" and is_url and scheme != "file"):
         yield "options", 'applies only to a path in an object store, as in "s3://bucket/state"; remove it'
 
 
-def url_problems(path: str, content: str) -> Iterator[Problem]:
+def _url_problems(path: str, content: str) -> Iterator[Problem]:
     """Yield the problems of a files path that is a URL."""
     scheme, is_url, _ = path.partition("://")
     if not is_url or scheme == "file":

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.checks import resolve_connection, targets_with_keys
-from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
-from slackwater.config.spec import Problem, Values
+from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
+from slackwater.config.pipeline_checks import list_targets_with_keys, resolve_connection
+from slackwater.config.spec_base import Problem, Values
 from slackwater.core.humanize import mismatch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         if not {"target", "targets"} & wrong:
             yield "target", "missing; say where results go in [target]"
         return
-    placed = targets_with_keys(values)
+    placed = list_targets_with_keys(values)
     yield from _name_problems(placed)
     yield from _unknown_stages(placed, values, wrong)
     yield from _shared_locations(placed, values.get("connections", {}))
@@ -63,7 +63,7 @@ def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield a problem for each target whose stage does not exist. `stage_checks` checks that each stage is read."""
-    stages: Sequence[Any] = values.get("stages", ())  # of type `config.transform.Stage`, which cannot be imported here
+    stages: Sequence[Any] = values.get("stages", ())  # of type `config.stage.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return
     names = [s.name for s in stages] or ["transform"]
@@ -71,11 +71,11 @@ def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong:
         if "from" not in target._wrong and target.from_ is not None and target.from_ not in names:
             yield (
                 f"{path}.from",
-                f"found {format_value(target.from_)}, which is not a stage{suggestion_or_list(target.from_, names)}",
+                f"found {format_value(target.from_)}, which is not a stage{suggest_word_or_list(target.from_, names)}",
             )
 
 
-def published_stages(values: Values) -> tuple[str, ...]:
+def list_published_stages(values: Values) -> tuple[str, ...]:
     """Return the stages of a draft whose results go to a target; all stages if a target names an unknown one."""
     names = [s.name for s in values["stages"]]
     targets = [*(values.get("targets") or ()), *([values["target"]] if values.get("target") is not None else [])]
@@ -103,7 +103,7 @@ def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping
 def iterate_targets(values: Values) -> Iterator[tuple[str, Values]]:
     """Yield the draft once per target, as if it had no other target. `transform` is the stage whose results go there."""
     stages = {s.name: s for s in values.get("stages") or ()}
-    for path, target in targets_with_keys(values):
+    for path, target in list_targets_with_keys(values):
         named_stage = stages.get(target.from_) if target.from_ is not None else None
         stage = named_stage or (values["stages"][-1] if values.get("stages") else values.get("transform"))
         yield path, {**values, "target": target, **({} if stage is None else {"transform": stage})}

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slackwater.config.config_paths import ResolvedPath, resolve_paths
 from slackwater.config.connection import Connection
-from slackwater.config.message_format import EnvDuration, EnvString, MissingEnv, show_key
-from slackwater.config.paths import ResolvedPath, resolve_paths
+from slackwater.config.message_format import EnvDuration, EnvString, MissingEnvString, format_key
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec, duration_keys
+from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.core.humanize import mismatch
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
 
@@ -106,7 +106,7 @@ def _parse_partial(content: str, file: str, env: Mapping[str, str] | None) -> tu
 def _too_large(value: Any, path: str = "") -> str | None:
     """Return the key of an integer that exceeds 64 bits, which TOML does not allow; None if there is none."""
     if isinstance(value, dict):
-        items = [(f"{path}.{show_key(k)}" if path else show_key(k), v) for k, v in value.items()]
+        items = [(f"{path}.{format_key(k)}" if path else format_key(k), v) for k, v in value.items()]
     elif isinstance(value, list):
         items = [(f"{path}[{n}]", v) for n, v in enumerate(value)]
     else:
@@ -122,14 +122,14 @@ def _too_deep(data: Mapping[str, Any]) -> str | None:
             nested = [v for v in level if isinstance(v, dict | list)]
             level = [v for n in nested for v in (n.values() if isinstance(n, dict) else n)]
         if any(isinstance(v, dict | list) for v in level):
-            return show_key(key)
+            return format_key(key)
     return None
 
 
 def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, problems: list[str]) -> Any:
     if isinstance(value, dict):
         return {
-            k: _interpolate(v, env, file, f"{path}.{show_key(k)}" if path else show_key(k), problems)
+            k: _interpolate(v, env, file, f"{path}.{format_key(k)}" if path else format_key(k), problems)
             for k, v in value.items()
         }
     if isinstance(value, list):
@@ -158,7 +158,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
         for name in missing
     ]
     if missing:
-        return MissingEnv(result, value)
+        return MissingEnvString(result, value)
     return EnvString(result, value) if used or defaults else result
 
 
@@ -193,7 +193,7 @@ def to_toml(pipeline: Pipeline) -> str:
 
 def _plain(spec: Spec) -> dict[str, Any]:
     """Return the keys of a spec that differ from their defaults, as TOML values."""
-    units = {key: name for name, key in duration_keys(type(spec)).items()}
+    units = {key: name for name, key in find_duration_keys(type(spec)).items()}
     return {
         units.get(key, key): _duration(value)
         if key in units
@@ -205,7 +205,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 def _duration(value: Any) -> Any:
     """Format a duration as text with its unit. A gap may also be SQL."""
     is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
-    return duration_text(value) if is_number else _value(value)
+    return format_ms(value) if is_number else _value(value)
 
 
 def _value(value: Any, inline: bool = False) -> Any:

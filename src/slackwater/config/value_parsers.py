@@ -1,6 +1,6 @@
 """Parsers for the values of keys. Each returns the parsed value or raises InvalidValueError with what was expected.
 
-A parser carries its JSON Schema in the attribute `shape` (see `with_schema`).
+A parser carries its JSON Schema in the attribute `shape` (see `attach_json_schema`).
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from slackwater.config.message_format import (
-    BareMilliseconds,
+    DurationWithoutUnit,
     EnvDuration,
     EnvString,
+    format_key,
     format_value,
     quote_text,
-    show_key,
-    suggestion,
+    suggest_word,
     value_mismatch,
 )
-from slackwater.core.time import duration_ms
+from slackwater.core.time import parse_duration_ms
 from slackwater.errors import ConfigError
 
 Duration = int | str  # milliseconds, or a text such as "30s"
@@ -40,7 +40,7 @@ ValueParser = Callable[[Any], Any]
 _K = TypeVar("_K", bound=ValueParser)
 
 
-def with_schema(**keywords: Any) -> Callable[[_K], _K]:
+def attach_json_schema(**keywords: Any) -> Callable[[_K], _K]:
     """Attach a JSON Schema to a parser. `of`: the spec of the tables that it parses (see `json_schema`)."""
 
     def mark(kind: _K) -> _K:
@@ -55,14 +55,14 @@ HIDDEN = "__"  # prefix of Slackwater's own columns in frames of rows
 _TEN_THOUSAND_YEARS_MS = 315_576_000_000_000  # still fits 64 bits in microseconds
 
 
-@with_schema(type="string", minLength=1)
+@attach_json_schema(type="string", minLength=1)
 def parse_text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidValueError("a non-empty string")
     return value
 
 
-def name_problem(name: str) -> str | None:
+def find_name_problem(name: str) -> str | None:
     """Return why a column must not have this name; None if it may."""
     if "\0" in name:
         return f"found {format_value(name)}; a column name cannot contain U+0000: rename it in the SQL"
@@ -72,7 +72,7 @@ def name_problem(name: str) -> str | None:
 
 
 def integer_parser(minimum: int, maximum: int | None = None) -> ValueParser:
-    @with_schema(type="integer", minimum=minimum, maximum=_MOST if maximum is None else maximum)
+    @attach_json_schema(type="integer", minimum=minimum, maximum=_MOST if maximum is None else maximum)
     def check(value: Any) -> int:
         most = _MOST if maximum is None else maximum
         if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= most:
@@ -83,7 +83,7 @@ def integer_parser(minimum: int, maximum: int | None = None) -> ValueParser:
     return check
 
 
-@with_schema(type="boolean")
+@attach_json_schema(type="boolean")
 def parse_flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidValueError("true or false")
@@ -91,10 +91,10 @@ def parse_flag(value: Any) -> bool:
 
 
 def choice_parser(*options: str) -> ValueParser:
-    @with_schema(enum=list(options))
+    @attach_json_schema(enum=list(options))
     def check(value: Any) -> str:
         if not isinstance(value, str) or value not in options:
-            raise InvalidValueError(" or ".join(f'"{o}"' for o in options) + suggestion(str(value), options))
+            raise InvalidValueError(" or ".join(f'"{o}"' for o in options) + suggest_word(str(value), options))
         return value
 
     return check
@@ -108,10 +108,10 @@ def duration_parser(minimum: int | None = None) -> ValueParser:
 
     expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]
 
-    @with_schema(duration=minimum)
+    @attach_json_schema(duration=minimum)
     def check(value: Any) -> int:
         try:
-            ms = duration_ms(value)
+            ms = parse_duration_ms(value)
         except ValueError:
             raise InvalidValueError(f'{expected} ("30s", "5m", "2h" or milliseconds)') from None
         if minimum is not None and ms < minimum:
@@ -120,12 +120,12 @@ def duration_parser(minimum: int | None = None) -> ValueParser:
             raise InvalidValueError("a duration of at most 10000 years")
         if isinstance(value, EnvString):
             return EnvDuration(ms, value.raw)
-        return BareMilliseconds(ms) if isinstance(value, int) and 0 < ms < 1000 else ms
+        return DurationWithoutUnit(ms) if isinstance(value, int) and 0 < ms < 1000 else ms
 
     return check
 
 
-@with_schema(type="array", items={"type": "string", "minLength": 1})
+@attach_json_schema(type="array", items={"type": "string", "minLength": 1})
 def parse_texts(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         raise InvalidValueError(f"a list; write [{format_value(value)}]")
@@ -134,7 +134,9 @@ def parse_texts(value: Any) -> tuple[str, ...]:
     return tuple(value)
 
 
-@with_schema(anyOf=[{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}])
+@attach_json_schema(
+    anyOf=[{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}}]
+)
 def parse_names(value: Any) -> tuple[str, ...]:
     """Parse one name or a list of names."""
     if isinstance(value, str) and value:
@@ -147,7 +149,7 @@ def parse_names(value: Any) -> tuple[str, ...]:
 def settings_parser(expected: str) -> ValueParser:
     """Return the parser for a table whose keys belong to another system: Spark, a client or a reader."""
 
-    @with_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
+    @attach_json_schema(type="object", additionalProperties={"type": ["string", "number", "boolean"]})
     def check(value: Any) -> dict[str, str]:
         if not isinstance(value, Mapping):
             raise InvalidValueError(expected)
@@ -162,7 +164,7 @@ def settings_parser(expected: str) -> ValueParser:
             if isinstance(setting, Mapping) and setting:
                 advice = f"; a key with dots needs quotes: {quote_text(_dotted_key(str(key), setting))}"
             problems.append(
-                f": {show_key(key)}: " + value_mismatch(setting, f"a string, a number, true or false{advice}")
+                f": {format_key(key)}: " + value_mismatch(setting, f"a string, a number, true or false{advice}")
             )
         if problems:
             raise InvalidTableError(problems, settings)
@@ -182,6 +184,6 @@ def _dotted_key(key: str, value: Any) -> str:
 reader_options = settings_parser('a table of reader options ({ sep = ",", header = "true" })')
 
 
-@with_schema()
+@attach_json_schema()
 def accept_anything(value: Any) -> Any:
     return value

@@ -7,23 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.aggregation import AGGREGATES, Aggregation
-from slackwater.config.message_format import EnvString, format_value, show_duration, value_mismatch
-from slackwater.config.spec import Problem, Values, table_list_parser
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, allowed_ms
+from slackwater.config.message_format import EnvString, format_config_duration, format_value, value_mismatch
+from slackwater.config.spec_base import Problem, Values, table_list_parser
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, correction_period_ms
 from slackwater.config.value_parsers import (
     Duration,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     duration_parser,
+    find_name_problem,
     integer_parser,
-    name_problem,
     parse_flag,
     parse_text,
     parse_texts,
-    with_schema,
 )
 from slackwater.core.humanize import mismatch
-from slackwater.core.time import duration_ms
+from slackwater.core.time import parse_duration_ms
 
 _NO_COMPLETE = "complete mode is not supported: a result that never closes needs all rows forever"
 METADATA = ("_revision", "_final_at", "_emit_reason")
@@ -41,7 +41,7 @@ _KEYS_OF = {
 _fixed_gap = duration_parser(1)
 
 
-@with_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
+@attach_json_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
     """Parse a duration, or a SQL expression over the row: any text that does not begin like a number."""
     if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
@@ -226,7 +226,7 @@ class Window(StepSpec):
             if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (
                     "max_session_duration_ms",
-                    mismatch(show_duration(cap), f"more than gap_ms ({show_duration(gap)})"),
+                    mismatch(format_config_duration(cap), f"more than gap_ms ({format_config_duration(gap)})"),
                 )
             if not values.get("group_by") and "group_by" not in wrong:
                 yield (
@@ -243,16 +243,16 @@ class Window(StepSpec):
             yield (
                 "hop_ms",
                 mismatch(
-                    show_duration(hop),
-                    f"at most duration_ms ({show_duration(length)}); rows between windows would be lost",
+                    format_config_duration(hop),
+                    f"at most duration_ms ({format_config_duration(length)}); rows between windows would be lost",
                 ),
             )
         elif kind == "hopping" and length is not None and hop is not None and hop * MOST_WINDOWS < length:
             yield (
                 "hop_ms",
                 mismatch(
-                    show_duration(hop),
-                    f"at least {show_duration(-(-length // MOST_WINDOWS))}: each row would be in {length // hop:,} "
+                    format_config_duration(hop),
+                    f"at least {format_config_duration(-(-length // MOST_WINDOWS))}: each row would be in {length // hop:,} "
                     f"windows (duration_ms / hop_ms), but at most {MOST_WINDOWS:,} are supported",
                 ),
             )
@@ -261,7 +261,10 @@ class Window(StepSpec):
             name = "hop_ms" if kind == "hopping" else "duration_ms"
             yield (
                 "offset_ms",
-                mismatch(show_duration(offset), f"less than {name} ({show_duration(step)}) in either direction"),
+                mismatch(
+                    format_config_duration(offset),
+                    f"less than {name} ({format_config_duration(step)}) in either direction",
+                ),
             )
 
     @classmethod
@@ -301,7 +304,7 @@ class Window(StepSpec):
         named += [(f"aggregations[{i}].as", a.as_) for i, a in enumerate(aggregations) if a.as_]
         named += [(f"aggregations[{i}].column", a.column) for i, a in enumerate(aggregations) if a.column]
         for key, name in named:
-            if problem := name_problem(name):
+            if problem := find_name_problem(name):
                 yield key, problem
         for i, aggregation in enumerate(aggregations):
             if not aggregation.as_:
@@ -312,4 +315,4 @@ class Window(StepSpec):
                 yield key, f"{format_value(aggregation.as_)} is already the name of {other}; choose another name"
 
 
-__all__ = ["AGGREGATES", "Aggregation", "Window", "allowed_ms", "duration_ms"]
+__all__ = ["AGGREGATES", "Aggregation", "Window", "correction_period_ms", "parse_duration_ms"]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import AggregatorError
 from slackwater.config.check_result import CheckResult
+from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import EVENT_TIME
-from slackwater.config.message_format import format_value, suggestion_or_list
-from slackwater.config.sql import lexical
-from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.sql import lexer
 from slackwater.config.sql.query import resolve_expression
-from slackwater.config.sql.types import NO_KEYS, NUMBERS, base_type
+from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
+from slackwater.config.sql.spark_types import NO_KEYS, NUMBERS, strip_type_parameters
 from slackwater.config.window import Window
 
 _NEEDS_NUMBER = ("sum", "avg", "var", "stddev", "approx_quantile")
@@ -27,11 +27,11 @@ class WindowColumns:
     path: str
     result: CheckResult
 
-    def check_gap(self, out: KnownColumns) -> None:
+    def check_gap(self, out: ColumnTypes) -> None:
         """Check a gap that is a SQL expression."""
         if not isinstance(self.window.gap_ms, str):
             return
-        key, findings = f"{self.path}.window.gap_ms", Findings()
+        key, findings = f"{self.path}.window.gap_ms", SqlFindings()
         type_ = resolve_expression(self.window.gap_ms, out, findings)
         shown = format_value(self.window.gap_ms)
         for line in findings.problems:
@@ -39,33 +39,33 @@ class WindowColumns:
                 key,
                 f'{shown} is neither a duration ("30s", "5m", "2h" or milliseconds) nor an expression over the row: {line}',
             )
-        findings.non_row_wise |= set(lexical.clock_times(self.window.gap_ms))
+        findings.non_row_wise |= set(lexer.find_clock_literals(self.window.gap_ms))
         if findings.non_row_wise and not findings.problems:
             self.result.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
             why = findings.undecided[0] if findings.undecided else "the columns are known only at the start"
             self.result.skip(key, f"{shown} is not a duration and is read as SQL over the row: {why}")
-        if type_ is not None and not findings.problems and base_type(type_) not in (*NUMBERS, "string"):
+        if type_ is not None and not findings.problems and strip_type_parameters(type_) not in (*NUMBERS, "string"):
             self.result.add(key, f'{shown} is {type_}; expected milliseconds, an interval, or text such as "5 minutes"')
 
-    def _column_type(self, name: str, out: KnownColumns, key: str) -> str | None:
+    def _column_type(self, name: str, out: ColumnTypes, key: str) -> str | None:
         """Return the type of a column that a key or an aggregation uses. Reports a missing or non-scalar column."""
         if name not in out.types:
             if out.is_complete:
                 self.result.add(
                     key,
-                    f"column {format_value(name)} does not come out of the SQL{suggestion_or_list(name, out.types)}",
+                    f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}",
                 )
             return None
         type_ = out.types[name]
-        if type_ is not None and base_type(type_) in NO_KEYS:
+        if type_ is not None and strip_type_parameters(type_) in NO_KEYS:
             self.result.add(
                 key, f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
             )
             return None
         return type_
 
-    def check_columns(self, out: KnownColumns) -> None:
+    def check_columns(self, out: ColumnTypes) -> None:
         """Check the key columns and the inputs of the aggregations."""
         window_key = f"{self.path}.window"
         if not out.is_complete and not any(line.startswith(f"{self.path}.sql:") for line in self.result.problems):
@@ -85,14 +85,14 @@ class WindowColumns:
                     key == "column"
                     and aggregation.agg in _NEEDS_NUMBER
                     and type_ is not None
-                    and base_type(type_) not in NUMBERS
+                    and strip_type_parameters(type_) not in NUMBERS
                 ):
                     self.result.add(
                         f"{window_key}.aggregations[{i}].column",
                         f"{aggregation.agg} needs a number, but column {format_value(name)} is {type_}; cast it in the SQL",
                     )
 
-    def check_same_types(self, outputs: Mapping[str, KnownColumns]) -> None:
+    def check_same_types(self, outputs: Mapping[str, ColumnTypes]) -> None:
         """Check that the window's columns have the same types in every source."""
         (first, expected), *others = outputs.items()
         needed = [*self.window.group_by, *(name for a in self.window.aggregations for _, name in _columns_read(a))]
@@ -108,7 +108,7 @@ class WindowColumns:
                         "expected the same columns from every source: cast or rename in the SQL",
                     )
 
-    def result_columns(self, out: KnownColumns) -> KnownColumns:
+    def result_columns(self, out: ColumnTypes) -> ColumnTypes:
         """Return the columns of the results for the next stage. Most aggregation types are only known at the start."""
         types: dict[str, str | None] = {name: out.types.get(name) for name in self.window.group_by}
         types |= dict.fromkeys(
@@ -119,7 +119,7 @@ class WindowColumns:
         types |= {a.as_: "bigint" if a.agg in ("count", "count_distinct") else None for a in self.window.aggregations}
         if self.window.emit_metadata:
             types |= {"_revision": "bigint", "_final_at": "timestamp", "_emit_reason": "string"}
-        return KnownColumns(types, True)
+        return ColumnTypes(types, True)
 
 
 def _columns_read(aggregation: Aggregation) -> Iterator[tuple[str, str]]:

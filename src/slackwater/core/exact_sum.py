@@ -33,7 +33,7 @@ LARGE, SMALL = 2.0**480, 2.0**-450  # between these, a square is the exact sum o
 
 
 @compiled
-def two_sum(a: float, b: float) -> tuple[float, float]:
+def _two_sum(a: float, b: float) -> tuple[float, float]:
     """Return a + b rounded, and the rounding error."""
     total = a + b
     part = total - a
@@ -41,7 +41,7 @@ def two_sum(a: float, b: float) -> tuple[float, float]:
 
 
 @compiled
-def two_product(a: float, b: float) -> tuple[float, float]:
+def _two_product(a: float, b: float) -> tuple[float, float]:
     """Return a * b rounded, and the rounding error (Dekker, Veltkamp). Neither may overflow or underflow."""
     product = a * b
     x, y = 134217729.0 * a, 134217729.0 * b
@@ -51,7 +51,7 @@ def two_product(a: float, b: float) -> tuple[float, float]:
 
 
 @compiled
-def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
+def _add_integer(limbs: Int64s, value: int, exponent: int) -> None:
     """Add value * 2^exponent, where |value| < 2^63."""
     bit = exponent - LOWEST
     limb, shift = bit >> 5, bit & 31
@@ -65,28 +65,28 @@ def add_integer(limbs: Int64s, value: int, exponent: int) -> None:
 
 
 @compiled
-def add_double(limbs: Int64s, value: float) -> None:
+def _add_double(limbs: Int64s, value: float) -> None:
     """Add a finite double."""
     if value != 0.0:
         mantissa, exponent = math.frexp(value)
-        add_integer(limbs, int(mantissa * 9007199254740992.0), exponent - 53)
+        _add_integer(limbs, int(mantissa * 9007199254740992.0), exponent - 53)
 
 
 @compiled
-def add_square(limbs: Int64s, value: float) -> None:
+def _add_square(limbs: Int64s, value: float) -> None:
     """Add the square of a finite double."""
     if value != 0.0:
         mantissa, exponent = math.frexp(abs(value))
         whole = int(mantissa * 9007199254740992.0)
         high, low = whole >> 27, whole & ((1 << 27) - 1)
         exponent = 2 * (exponent - 53)
-        add_integer(limbs, low * low, exponent)
-        add_integer(limbs, 2 * high * low, exponent + 27)
-        add_integer(limbs, high * high, exponent + 54)
+        _add_integer(limbs, low * low, exponent)
+        _add_integer(limbs, 2 * high * low, exponent + 27)
+        _add_integer(limbs, high * high, exponent + 54)
 
 
 @compiled
-def carry_limbs(limbs: Int64s) -> None:
+def _carry_limbs(limbs: Int64s) -> None:
     """Propagate carries, so that every limb but the last is between 0 and 2^32 - 1."""
     for i in range(len(limbs) - 1):
         limbs[i + 1] += limbs[i] >> 32
@@ -94,14 +94,14 @@ def carry_limbs(limbs: Int64s) -> None:
 
 
 @compiled
-def round_limbs(limbs: Int64s) -> float:
+def _round_limbs(limbs: Int64s) -> float:
     """Round carried limbs to the nearest double, ties to even; infinite beyond the largest double."""
     work = limbs.copy()
     negative = work[-1] < 0
     if negative:
         for i in range(len(work)):
             work[i] = -work[i]
-        carry_limbs(work)
+        _carry_limbs(work)
     top = len(work) - 1
     while top >= 0 and work[top] == 0:
         top -= 1
@@ -156,16 +156,16 @@ def _store(limbs: Int64s, values: Int64s, used: int) -> tuple[Int64s, int]:
 @compiled
 def _take(limbs: Int64s, sums: Floats, rests: Floats, group: int, values: Int64s, used: int) -> tuple[Int64s, int]:
     """Write the total of `limbs` as the `sum` and `rest` of a group, plus its limbs if two doubles cannot hold it."""
-    carry_limbs(limbs)
-    total = round_limbs(limbs)
+    _carry_limbs(limbs)
+    total = _round_limbs(limbs)
     sums[group], rests[group] = total, 0.0
     if not math.isinf(total):
         work = limbs.copy()
-        add_double(work, -total)
-        carry_limbs(work)
-        rest = round_limbs(work)
-        add_double(work, -rest)
-        carry_limbs(work)
+        _add_double(work, -total)
+        _carry_limbs(work)
+        rest = _round_limbs(work)
+        _add_double(work, -rest)
+        _carry_limbs(work)
         if not work.any():
             rests[group] = rest
             return values, used
@@ -186,15 +186,15 @@ def sum_pairs(sums: Floats, rests: Floats, wide: Bools, heads: Int64s) -> tuple[
         end = heads[group + 1] if group + 1 < groups else len(sums)
         total, rest, is_exact = 0.0, 0.0, True
         for i in range(heads[group], end):
-            total, lost = two_sum(total, sums[i])
-            rest, lost = two_sum(rest, lost)
+            total, lost = _two_sum(total, sums[i])
+            rest, lost = _two_sum(rest, lost)
             is_exact = is_exact and lost == 0.0
             if rests[i] != 0.0:
-                rest, lost = two_sum(rest, rests[i])
+                rest, lost = _two_sum(rest, rests[i])
                 is_exact = is_exact and lost == 0.0
             if len(wide) and wide[i]:
                 is_exact = False
-        total, rest = two_sum(total, rest)
+        total, rest = _two_sum(total, rest)
         total_of[group], rest_of[group] = total, rest
         if not (is_exact and abs(total) < _EXACT):
             inexact[count] = group
@@ -234,11 +234,11 @@ def sum_limbs(
             elif math.isinf(sums[i]):
                 upward, downward = upward or sums[i] > 0, downward or sums[i] < 0
             else:
-                add_double(work, sums[i])
-                add_double(work, rests[i])
+                _add_double(work, sums[i])
+                _add_double(work, rests[i])
             added += 2
             if added >= _SETTLE:
-                carry_limbs(work)
+                _carry_limbs(work)
                 added = 0
         if undefined or upward or downward:
             rest_of[group] = 0.0
@@ -256,7 +256,7 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
     for i in range(len(values)):
         size = abs(values[i])
         if size == 0.0 or (SMALL < size < LARGE):
-            sums[i], rests[i] = two_product(values[i], values[i])
+            sums[i], rests[i] = _two_product(values[i], values[i])
         elif math.isnan(size) or math.isinf(size):
             sums[i], rests[i] = size, 0.0
         else:
@@ -269,7 +269,7 @@ def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, In
         if size == 0.0 or SMALL < size < LARGE or math.isnan(size) or math.isinf(size):
             continue
         work[:] = 0
-        add_square(work, values[i])
+        _add_square(work, values[i])
         stored_limbs, used = _take(work, sums, rests, i, stored_limbs, used)
         extreme[count], ends[count] = i, used
         count += 1
@@ -293,21 +293,21 @@ def grid_totals(
             unit = math.ldexp(1.0, exponents[j])
             high = (parts[i, j] >> 32) << 32
             for part in (float(high) * unit, float(parts[i, j] - high) * unit):
-                total, lost = two_sum(total, part)
-                rest, lost = two_sum(rest, lost)
+                total, lost = _two_sum(total, part)
+                rest, lost = _two_sum(rest, lost)
                 is_exact = is_exact and lost == 0.0
-        sums[i], rests[i] = two_sum(total, rest)
+        sums[i], rests[i] = _two_sum(total, rest)
         if not is_exact:
             work[:] = 0
             for j in range(len(exponents)):
-                add_integer(work, parts[i, j], exponents[j])
+                _add_integer(work, parts[i, j], exponents[j])
             if outside[i] != 0.0:
                 mantissa, exponent = math.frexp(outside[i])
                 whole = int(mantissa * 9007199254740992.0)
                 high, low = counts[i] >> 9, counts[i] & 511
-                add_integer(work, whole * low, exponent - 53)
+                _add_integer(work, whole * low, exponent - 53)
                 for k in range(6):  # 54 and 9 bits at a time
-                    add_integer(work, whole * ((high >> (9 * k)) & 511), exponent - 53 + 9 * (k + 1))
+                    _add_integer(work, whole * ((high >> (9 * k)) & 511), exponent - 53 + 9 * (k + 1))
             values, used = _take(work, sums, rests, i, values, used)
         ends[i] = used
     return values[:used], ends
@@ -344,23 +344,23 @@ def write_variances(
             count += 1
             continue
         count_of = float(n[i])
-        terms[0], terms[1] = two_product(count_of, squares_of[i])
-        terms[2], terms[3] = two_product(count_of, square_rests[i])
-        terms[4], terms[5] = two_product(-sums[i], sums[i])
-        terms[6], terms[7] = two_product(-2.0 * sums[i], rests[i])
-        terms[8], terms[9] = two_product(-rests[i], rests[i])
+        terms[0], terms[1] = _two_product(count_of, squares_of[i])
+        terms[2], terms[3] = _two_product(count_of, square_rests[i])
+        terms[4], terms[5] = _two_product(-sums[i], sums[i])
+        terms[6], terms[7] = _two_product(-2.0 * sums[i], rests[i])
+        terms[8], terms[9] = _two_product(-rests[i], rests[i])
         total, rest, lost_of_all = 0.0, 0.0, 0.0
         for j in range(10):
-            total, lost = two_sum(total, terms[j])
-            rest, lost = two_sum(rest, lost)
+            total, lost = _two_sum(total, terms[j])
+            rest, lost = _two_sum(rest, lost)
             lost_of_all += abs(lost)
-        total, rest = two_sum(total, rest)
+        total, rest = _two_sum(total, rest)
         if lost_of_all > 2.0**-70 * abs(total):
             work[:] = 0
             for j in range(10):
-                add_double(work, terms[j])
-            carry_limbs(work)
-            total = round_limbs(work)
+                _add_double(work, terms[j])
+            _carry_limbs(work)
+            total = _round_limbs(work)
         variances[i] = total / (count_of * (count_of - 1.0))
     return undecided[:count]
 
@@ -386,11 +386,11 @@ def wide_variances(
                 (-2.0 * sums[group], rests[group]),
                 (-rests[group], rests[group]),
             ):
-                product, lost = two_product(a, b)
-                add_double(work, product)
-                add_double(work, lost)
-            carry_limbs(work)
-            variance = round_limbs(work) / (float(rows) * float(rows - 1))
+                product, lost = _two_product(a, b)
+                _add_double(work, product)
+                _add_double(work, lost)
+            _carry_limbs(work)
+            variance = _round_limbs(work) / (float(rows) * float(rows - 1))
         variances[group] = variance
         if not (variance == 0.0 or SMALL < variance < LARGE):
             undecided[count] = group

@@ -79,7 +79,7 @@ def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
     return pl.Series("__kh", [spark_xxhash64(r, keys) for r in rows], dtype=pl.Int64)
 
 
-def mix(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
+def mix_bits(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
     """Combine the hash of a key and the start of a pane into one int64 hash (splitmix64 finaliser)."""
     x = hashes.view(np.uint64) ^ (starts.view(np.uint64) * _MIX_1)
     x = (x ^ (x >> np.uint64(30))) * _MIX_2

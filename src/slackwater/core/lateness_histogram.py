@@ -16,7 +16,7 @@ import numpy as np
 
 from slackwater.core.humanize import plural
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 
 FIRST_US = 125_000
 STEPS = 46
@@ -25,7 +25,7 @@ ENOUGH = 0.9  # share of the late rows that the recommended lateness would have 
 NEVER = "never"  # key for the rows that no lateness would have kept
 
 
-def lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
+def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
     """Count late rows by histogram step: by how much additional lateness would have kept them.
 
     `missed_us`: the additional lateness (µs) that would have kept each entry. `rows`: the number of rows in each entry.
@@ -87,7 +87,7 @@ class LatenessStats:
 NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
-def lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
+def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
     """Compute statistics from a commit's counts, as written by `update_histogram`. Empty counts give NOTHING's values.
 
     `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
@@ -109,15 +109,15 @@ def _options(counts: Mapping[int, int], late: int, rows: int, of_us: set[int]) -
         yield LatenessOption(more, next(iter(of_us)) + more if len(of_us) == 1 else None, late, 1 - late / rows)
 
 
-def advice_text(stats: LatenessStats) -> str | None:
+def format_lateness_advice(stats: LatenessStats) -> str | None:
     """Return the advice as a sentence; None if no row was late, or if no lateness would have kept the late rows."""
     option = stats.advice
     if option is None:
         return None
     if option.lateness_us is None:
-        advice = f"with {duration_text(option.more_us // 1000)} more of lateness on each source"
+        advice = f"with {format_ms(option.more_us // 1000)} more of lateness on each source"
     else:
-        advice = f'with lateness = "{duration_text(option.lateness_us // 1000)}"'
+        advice = f'with lateness = "{format_ms(option.lateness_us // 1000)}"'
     return (
         f"{advice} you would have kept at least {format_percent(option.share)} of the rows, not {format_percent(stats.share)} "
         f"({plural(stats.late, 'late row')} of {stats.rows:,}); results come out that much later"

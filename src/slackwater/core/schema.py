@@ -119,19 +119,19 @@ class Field:
         return pl.Decimal(*self.decimal) if self.base == "decimal" else _SIMPLE[self.type][1]
 
 
-def field_of(text: object) -> Field:
+def parse_field(text: object) -> Field:
     """Parse a column in the form stored in fingerprints: name, space, type. Raises TypeError for any other text.
 
     Names and struct types may contain spaces. The text is split at the first space that is followed by a valid type.
     """
     if isinstance(text, str) and len(text) <= MAX_TEXT:
         for index in range(1, len(text)):
-            if text[index] == " " and is_type(text[index + 1 :]):
+            if text[index] == " " and is_column_type(text[index + 1 :]):
                 return Field(text[:index], text[index + 1 :])
     raise TypeError("not a column")
 
 
-def is_type(text: str) -> bool:
+def is_column_type(text: str) -> bool:
     """Return whether the text is the name of a column type. Never raises."""
     try:
         field = Field("", text)
@@ -141,14 +141,14 @@ def is_type(text: str) -> bool:
         return False
 
 
-def sql_type(kind: pl.DataType) -> str:
+def polars_to_spark_type(kind: pl.DataType) -> str:
     """Return Spark's name for a Polars type."""
     if isinstance(kind, pl.Map):
-        return f"map<{sql_type(kind.key)},{sql_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
+        return f"map<{polars_to_spark_type(kind.key)},{polars_to_spark_type(kind.value)}>"  # type: ignore[arg-type]  # instances, as of a frame
     if isinstance(kind, pl.List):
-        return f"array<{sql_type(kind.inner)}>"  # type: ignore[arg-type]
+        return f"array<{polars_to_spark_type(kind.inner)}>"  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):
-        return f"struct<{','.join(f'{f.name}:{sql_type(f.dtype)}' for f in kind.fields)}>"  # type: ignore[arg-type]
+        return f"struct<{','.join(f'{f.name}:{polars_to_spark_type(f.dtype)}' for f in kind.fields)}>"  # type: ignore[arg-type]
     if isinstance(kind, pl.Decimal):
         return f"decimal({kind.precision},{kind.scale})"
     return next((name for name, (_, dtype) in _SIMPLE.items() if dtype == kind), str(kind).lower())
@@ -170,5 +170,5 @@ def decimal_type(precision: int, scale: int) -> str:
     return f"decimal({min(precision, 38)},{min(scale, 38)})"
 
 
-def arrow_schema(fields: list[Field]) -> pa.Schema:
+def to_arrow_schema(fields: list[Field]) -> pa.Schema:
     return pa.schema([(f.name, f.arrow) for f in fields])

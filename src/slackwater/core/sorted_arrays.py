@@ -13,10 +13,10 @@ def distinct_values(values: Int64s, is_sorted: bool = False) -> Int64s:
     ordered = values if is_sorted else np.sort(values)
     if len(ordered) < 2:
         return ordered
-    return ordered[run_starts(ordered)]
+    return ordered[find_run_starts(ordered)]
 
 
-def run_starts(values: Int64s) -> Int64s:
+def find_run_starts(values: Int64s) -> Int64s:
     """Return the index at which each distinct value of a sorted array begins."""
     first = np.ones(len(values), dtype=bool)
     np.not_equal(values[1:], values[:-1], out=first[1:])

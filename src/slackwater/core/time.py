@@ -15,7 +15,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TEXT = re.compile(r"(-?\d+)\s*(ms|s|m|h|d)")
 
 
-def duration_ms(value: int | str) -> int:
+def parse_duration_ms(value: int | str) -> int:
     """Parse `250`, `"250ms"`, `"30s"`, `"5m"`, `"2h"` or `"30d"` to milliseconds. Raises ValueError for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -25,7 +25,7 @@ def duration_ms(value: int | str) -> int:
     return int(match[1]) * _UNITS_MS[match[2]]
 
 
-def duration_text(ms: int) -> str:
+def format_ms(ms: int) -> str:
     """Format a duration in its shortest exact spelling: 90000 -> `90s`, 7200000 -> `2h`."""
     for unit in ("d", "h", "m", "s"):
         if ms and ms % _UNITS_MS[unit] == 0:

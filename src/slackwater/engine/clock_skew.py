@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slackwater.config.message_format import show_duration
+from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.time import format_iso
 from slackwater.engine.engine_interface import IngestOutcome
@@ -98,7 +98,7 @@ class ClockSkewWarnings:
                     format_iso(partition_clock.max_event_us or 0),
                     format_iso(newest),
                     location,
-                    show_duration(jump),
+                    format_config_duration(jump),
                     CONFIRMS,
                     sum(count for _, _, count in ahead),
                 )

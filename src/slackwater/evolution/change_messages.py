@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slackwater.config.message_format import show_duration
+from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import METADATA, Window
 from slackwater.core.time import format_iso
@@ -18,11 +18,11 @@ def gap_text(before: int, after: int, open_: int) -> str:
     """Return the sentence for a changed gap, in milliseconds."""
     if after > before:
         return (
-            f"{open_:,} open and retained sessions now reach to their last event + {show_duration(after)}; those that now touch "
+            f"{open_:,} open and retained sessions now reach to their last event + {format_config_duration(after)}; those that now touch "
             "are merged at once, and closed sessions stay closed"
         )
     return (
-        f"{open_:,} open and retained sessions keep their rows and now reach to their last event + {show_duration(after)}; "
+        f"{open_:,} open and retained sessions keep their rows and now reach to their last event + {format_config_duration(after)}; "
         "those that the watermark has then passed close in the next epoch"
     )
 
@@ -34,7 +34,7 @@ def emission_text(rows: int) -> str:
 def _lateness(before: Any, after: Any, state: StageState) -> str:
     watermark = format_iso(state.watermark_us)
     if after > before:
-        return f"the watermark stays at {watermark} until events are {show_duration(after)} ahead of it"
+        return f"the watermark stays at {watermark} until events are {format_config_duration(after)} ahead of it"
     return f"the watermark continues from {watermark} with the next rows"
 
 

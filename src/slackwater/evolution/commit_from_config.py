@@ -9,9 +9,9 @@ from typing import Any
 
 import xxhash
 
-from slackwater.config.paths import restore_written_path
+from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.serialization import as_data
+from slackwater.config.spec_serialization import spec_to_data
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
@@ -32,7 +32,7 @@ def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
     Every commit contains it, so that a state can be read without a config. SQL is excluded, since it may contain
     secrets; see `sql_hashes`.
     """
-    data = as_data(step)
+    data = spec_to_data(step)
     return {} if data is None else operator.description(data)
 
 

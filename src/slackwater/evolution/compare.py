@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from slackwater.config.paths import restore_written_path
+from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, commit_from_config, target_locations

@@ -11,15 +11,15 @@ from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import AggregatorError
+from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_spec import StepSpec as Spec
-from slackwater.config.step_spec import allowed_ms
+from slackwater.config.step_spec import correction_period_ms
 from slackwater.config.window import Window
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.evolution import added_columns, commit_from_config, migrate
 from slackwater.evolution.change_messages import BY_KEY, emission_text, gap_text
 from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
@@ -304,7 +304,7 @@ def _emission(step: Spec) -> dict[str, Any]:
             "updates": step.emit == "updates",
             "retain_us": 0 if step.emit == "final" else allowed_lateness_us(step),
         }
-    return {"updates": False, "retain_us": 1000 * allowed_ms(step)}
+    return {"updates": False, "retain_us": 1000 * correction_period_ms(step)}
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.message_format import show_duration
+from slackwater.config.message_format import format_config_duration
 from slackwater.errors import StateError
 
 COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
@@ -101,7 +101,7 @@ def format_key_value(key: str, value: Any) -> str:
     if value is None:
         return "none"
     if key.endswith("_ms") and isinstance(value, int) and not isinstance(value, bool):
-        return show_duration(value)
+        return format_config_duration(value)
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
     return str(value)

@@ -16,10 +16,10 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.config.serialization import from_data
+from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import shard_of
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.evolution import commit_from_config
 from slackwater.joins import interval_join
 from slackwater.joins.join_buffers import BufferChange
@@ -99,7 +99,7 @@ def described_window(state: StageState) -> Window | None:
     if "window" not in state.described:
         return None
     data = {**state.described["window"], "aggregations": [{"agg": "count", "as": "__"}]}
-    return from_data(Window, data, f"state of stage {state.name}")
+    return spec_from_data(Window, data, f"state of stage {state.name}")
 
 
 def with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:

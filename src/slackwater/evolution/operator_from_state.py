@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slackwater.config.aggregator import without_imports
-from slackwater.config.serialization import from_data
+from slackwater.config.custom_aggregator import forbid_imports
+from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError
 from slackwater.evolution import commit_from_config, migrate
@@ -64,8 +64,8 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
             f"{commit.pipeline}: the state in epoch {commit.epoch} belongs to {description or 'a window that the state does not describe'}; "
             + ("only windows can be inspected" if description else "name the config's file instead")
         )
-    with without_imports():
-        window = from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
+    with forbid_imports():
+        window = spec_from_data(Window, stage.described["window"], f"state of {commit.pipeline}")
         bound = bind_window(commit.pipeline, window, commit_from_config.stored_columns(stage, window))
     logic = commit_from_config.with_stored_accumulators(bound, stage)
     if not trusting and (wrong := find_contradiction(logic, stage)):

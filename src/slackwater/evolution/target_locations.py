@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from slackwater.config.paths import restore_written_path
+from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.humanize import plural
-from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import Int64s, distinct_values, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import LEFT, RIGHT, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import BufferChange, Buffers, Changes, row_references
 from slackwater.joins.sorted_match import SortedRows, matching_pairs, matching_ranges, positions_to_mask, sort_order
@@ -247,7 +247,7 @@ def _enforce_limit(
     """Enforce the limit of rows per key: fail the epoch, or evict the oldest rows."""
     most = logic.max_rows_per_key or 0
     kh = change.rows["__kh"].to_numpy()
-    begins = run_starts(kh)
+    begins = find_run_starts(kh)
     hashes, new_counts = kh[begins], np.diff(begins, append=len(kh))
     if 2 * (int(new_counts.max()) + buffers.bound(side.which)) <= most:
         return change

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slackwater.config.connector_info import CONNECTORS
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.humanize import mismatch
 from slackwater.core.offsets import NEEDS_FILE, KafkaOffsets, OffsetLookup, Offsets
@@ -75,7 +75,7 @@ def _parse_arguments(arguments: Sequence[str], names: Sequence[str]) -> list[tup
     for text in arguments:
         for name, position in _parse_argument(text, names).items():
             if name not in names:
-                raise StartError(f'--offsets: the state has no source "{name}"{suggestion_or_list(name, names)}')
+                raise StartError(f'--offsets: the state has no source "{name}"{suggest_word_or_list(name, names)}')
             if name in positions:
                 raise StartError(f'--offsets: source "{name}" is named twice')
             positions[name] = position if isinstance(position, Mapping) else _parse_position(name, position)
@@ -162,7 +162,7 @@ def _check_partitions(
 ) -> None:
     for topic, parts in offsets.items():
         if topic not in topics:
-            raise StartError(f'{where}: it does not read a topic "{topic}"{suggestion_or_list(topic, list(topics))}')
+            raise StartError(f'{where}: it does not read a topic "{topic}"{suggest_word_or_list(topic, list(topics))}')
         for part in parts:
             if part not in topics[topic]:
                 partitions = ", ".join(sorted(topics[topic], key=int))

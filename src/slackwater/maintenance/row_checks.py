@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.dispatch import raise_unregistered
-from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch, plural
 from slackwater.core.schema import Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.joins.compiled_join import JoinSide
 from slackwater.joins.join_buffers import row_references
@@ -85,7 +85,7 @@ def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterato
 def _(operator: PaneOperator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     h, kh, kind, start, due = (rows[c].to_numpy() for c in ("__h", "__kh", "__kind", "__start", "__due"))
     is_known, alive = np.isin(kind, _OF_PANES), kind != TOMBSTONE
-    yield from _count_problem(h != mix(kh, start), "in the unit of another key or pane")
+    yield from _count_problem(h != mix_bits(kh, start), "in the unit of another key or pane")
     yield from _count_problem(~is_known, "of an unknown kind")
     yield from _count_problem(
         is_known & alive & (start != pane_windows.pane_start(operator, start)), "that start where no pane does"

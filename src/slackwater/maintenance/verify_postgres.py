@@ -18,8 +18,8 @@ import polars as pl
 import psycopg
 import pyarrow as pa
 
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.humanize import plural
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
 from slackwater.maintenance import row_checks

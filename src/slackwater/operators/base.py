@@ -193,7 +193,7 @@ class Operator(Protocol):
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description for the commit, which allows the state to be read without a config.
 
-        `data`: the keys of the step, see `config.serialization`.
+        `data`: the keys of the step, see `config.spec_serialization`.
         """
         ...
 

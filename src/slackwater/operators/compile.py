@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from slackwater.config.connector_info import metadata_columns
-from slackwater.config.join import EVENT_TIME, output_names
+from slackwater.config.connector_metadata import metadata_columns
+from slackwater.config.join import EVENT_TIME, joined_column_names
 from slackwater.config.keyed_step import KeyedStep
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.step_spec import allowed_ms
+from slackwater.config.step_spec import correction_period_ms
 from slackwater.config.window import Window
-from slackwater.core.reserved import ROW_COLUMNS
+from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
 from slackwater.errors import StartError
 from slackwater.joins import compiled_join as joins
@@ -43,7 +43,7 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
         field = columns.get(name)
         if field is None:
             problems.append(
-                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{suggestion_or_list(name, columns)}'
+                f'{pipeline}: {where}: column "{name}" does not come out of the SQL{suggest_word_or_list(name, columns)}'
             )
         elif not field.is_scalar:
             problems.append(
@@ -93,13 +93,13 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
                 side.append(available[name])
                 continue
             problems.append(
-                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggestion_or_list(name, available)}'
+                f'{where}.{which}_keys: column "{name}" does not come out of the {which} side{suggest_word_or_list(name, available)}'
             )
     if not problems:
         for one, other in zip(*keys, strict=True):
             problems += _key_problems(where, one, other)
     try:
-        chosen = output_names(join, list(columns[0]), list(columns[1]), _hidden(pipeline))
+        chosen = joined_column_names(join, list(columns[0]), list(columns[1]), _hidden(pipeline))
     except StartError as error:
         problems += [f"{pipeline.name}: {line}" for line in str(error).splitlines()]
         chosen = ({}, {})
@@ -113,7 +113,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     if problems:
         raise StartError("\n".join(problems))
     lower, upper = (1000 * ms for ms in join.bounds_ms)
-    allowed = 1000 * allowed_ms(join)
+    allowed = 1000 * correction_period_ms(join)
     left, right = (
         joins.build_join_side(
             which,
@@ -146,7 +146,7 @@ def bind_keyed(
     for name in step.key:
         if name not in first:
             problems.append(
-                f'{where}.key: column "{name}" does not come out of the SQL{suggestion_or_list(name, first)}'
+                f'{where}.key: column "{name}" does not come out of the SQL{suggest_word_or_list(name, first)}'
             )
         elif not first[name].is_scalar:
             problems.append(

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from slackwater.core.dead_letter import LETTER
-from slackwater.core.json_text import json_text
+from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.json_encoding import value_to_json
 from slackwater.core.schema import Field
 from slackwater.operators.base import ShardTask, with_idle
 from slackwater.operators.reports import LetterFile
@@ -184,7 +184,7 @@ def group_key(keys: Sequence[Field]) -> pl.Expr:
     if not keys:
         return pl.lit(None, pl.String)
     typed = pl.struct(pl.col(k.name).cast(k.polars) for k in keys)
-    return json_text(typed, pl.Struct({k.name: k.polars for k in keys}))
+    return value_to_json(typed, pl.Struct({k.name: k.polars for k in keys}))
 
 
 def bad_gap_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import polars as pl
 
 from slackwater.core.humanize import plural
-from slackwater.core.schema import field_of
+from slackwater.core.schema import parse_field
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
 from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide
@@ -233,7 +233,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:
     """Restore a side from a fingerprint, which does not contain its output columns."""
-    keys, columns = ([field_of(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
+    keys, columns = ([parse_field(text) for text in fingerprint[part][which]] for part in ("keys", "columns"))
     low, high = fingerprint["bounds_us"]
     outer = SIDES[which] in fingerprint["outer"]
     return side_with(which, SIDES[which], keys, columns, (), int(low), int(high), allowed_us, outer)

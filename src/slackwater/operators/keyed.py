@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.humanize import plural
-from slackwater.core.schema import Field, field_of
+from slackwater.core.schema import Field, parse_field
 from slackwater.core.sorted_arrays import distinct_values
 from slackwater.core.value_limits import YEARS
 from slackwater.operators.base import ShardTask, StageCounts
@@ -182,7 +182,7 @@ class KeyedOperator(KeyedStateLayout, ImmediateOperator):
     def columns_from_state(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         """Return the keys and columns that a state describes, for use in `from_state`."""
         fields = (Field(n, t) for n, t in state.described["columns"].items())
-        return tuple(field_of(k) for k in state.fingerprint["keys"]), tuple(fields)
+        return tuple(parse_field(k) for k in state.fingerprint["keys"]), tuple(fields)
 
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
         groups = list(before.groups)

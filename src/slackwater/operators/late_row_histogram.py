@@ -11,7 +11,7 @@ from functools import singledispatch
 import polars as pl
 
 from slackwater.core import lateness_histogram
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.intervals import CompiledSessionWindow
@@ -34,7 +34,7 @@ def _count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame,
 
 @_count_by_lateness.register
 def _(logic: CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    return lateness_histogram.lateness_histogram(watermark - logic.allowed_us - late["__ts"].to_numpy())
+    return lateness_histogram.build_lateness_histogram(watermark - logic.allowed_us - late["__ts"].to_numpy())
 
 
 @_count_by_lateness.register
@@ -42,7 +42,7 @@ def _(logic: CompiledSessionWindow, late: pl.DataFrame, watermark: int) -> dict[
     horizon, start = logic.horizon(watermark), late["__start"].to_numpy()
     if _was_forgotten(logic, watermark) or logic.rows_from_us > int(start.min()):
         return {lateness_histogram.NEVER: late.height}
-    return lateness_histogram.lateness_histogram(horizon - start)
+    return lateness_histogram.build_lateness_histogram(horizon - start)
 
 
 @_count_by_lateness.register
@@ -51,7 +51,7 @@ def _(logic: CompiledPaneWindow, late: pl.DataFrame, watermark: int) -> dict[str
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
     if _was_forgotten(logic, watermark):
         return {lateness_histogram.NEVER: int(rows.sum())}
-    return lateness_histogram.lateness_histogram(
+    return lateness_histogram.build_lateness_histogram(
         logic.horizon(watermark) - last_window(logic, start) - logic.duration_us + 1, rows
     )
 

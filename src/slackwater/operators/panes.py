@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
@@ -136,7 +136,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
 def _units(rows: pl.DataFrame) -> pl.Series:
     """Return the state units of lifted panes."""
-    return pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
+    return pl.Series("__h", mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy()))
 
 
 def _window_lists(first: Int64s, count: Int64s, hop: int) -> pl.Series:

@@ -13,8 +13,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.stateless_step import StatelessStep as RowsSpec
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import KINDS_OF_WINDOW, Window
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.schema import Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_rows, compile_window
 from slackwater.operators.interval_join import IntervalJoinOperator

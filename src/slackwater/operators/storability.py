@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.schema import Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator

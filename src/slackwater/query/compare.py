@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from slackwater.core.json_text import is_nested
+from slackwater.core.json_encoding import is_nested
 from slackwater.errors import StartError
 from slackwater.query.outputs import ResultOutput
 from slackwater.targets.files import json_columns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 
@@ -124,7 +124,7 @@ def _check_node(node: exp.Expr, columns: list[str]) -> None:
             raise _condition_error(f"{format_value(node.sql())} is qualified by a table; name only the column")
         if isinstance(node.this, exp.Star) or node.name not in columns:
             raise _condition_error(
-                f"unable to find column {format_value(node.name)}{suggestion_or_list(node.name, columns)}", ""
+                f"unable to find column {format_value(node.name)}{suggest_word_or_list(node.name, columns)}", ""
             )
     elif isinstance(node, exp.Literal):
         if not node.is_string and len(re.sub(r"\D", "", node.this)) > DIGITS:

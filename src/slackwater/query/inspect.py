@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dispatch import raise_unregistered
-from slackwater.core.hashing import key_hash, mix, shard_of
+from slackwater.core.hashing import key_hash, mix_bits, shard_of
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import INTEGERS, Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import Int64s, distinct_values
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import commit_from_config
@@ -89,7 +89,7 @@ def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.Da
                     f"{logic.pipeline}: {option}: " + mismatch(f'"{name}"', f"a column name and a value: {form}")
                 )
             raise StartError(
-                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggestion_or_list(name, names)}'
+                f'{logic.pipeline}: {option}: "{name}" is not a key of this window{suggest_word_or_list(name, names)}'
             )
         values[name] = value if is_value else None
     missing = [n for n in names if n not in values]
@@ -208,7 +208,7 @@ def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
 @_unit_hashes.register
 def _(operator: PaneOperator, key: Int64s, state: StageState) -> Int64s:
     starts = np.array(sorted(state.panes), dtype=np.int64)
-    return distinct_values(mix(np.repeat(key, len(starts)), starts))
+    return distinct_values(mix_bits(np.repeat(key, len(starts)), starts))
 
 
 @_unit_hashes.register

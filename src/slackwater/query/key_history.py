@@ -1,6 +1,6 @@
 """Reads the history of a key: its late rows from the dead letters, and its latest results from the targets.
 
-It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter`).
+It needs neither Spark nor a lock. The dead letter of a late row contains its key (`group_key`, see `core.dead_letter_columns`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
 from slackwater.operators.dead_letters import LATE, group_key
@@ -128,7 +128,7 @@ def _late_rows(
 
 
 def _late_row(letter: Mapping[str, Any]) -> LateRowReport:
-    place = None if letter["file"] is None else local_name(letter["file"])
+    place = None if letter["file"] is None else file_uri_to_path(letter["file"])
     if letter["topic"] is not None:
         place = f"{letter['topic']}-{letter['partition']} at offset {letter['offset']}"
     return LateRowReport(

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from slackwater.config import toml
-from slackwater.config.message_format import suggestion
-from slackwater.config.paths import is_local
+from slackwater.config.config_paths import is_local
+from slackwater.config.message_format import suggest_word
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import OBJECTS
 from slackwater.errors import StartError
@@ -160,6 +160,6 @@ def _choose_name(place: str, name: str | None, names: Sequence[str]) -> str:
         raise StartError(f"{place}: several pipelines have their state there: {names_text}; name one of them")
     if name not in names:
         raise StartError(
-            f'{place}: "{name}" has no state there{suggestion(name, names) or f"; available: {names_text}"}'
+            f'{place}: "{name}" has no state there{suggest_word(name, names) or f"; available: {names_text}"}'
         )
     return name

@@ -19,6 +19,7 @@ from pathlib import Path
 import polars as pl
 
 from slackwater.config import toml
+from slackwater.config.config_paths import is_local
 from slackwater.config.connection import (
     Connection,
     ConsoleConnection,
@@ -28,10 +29,9 @@ from slackwater.config.connection import (
     KafkaConnection,
     PostgresConnection,
 )
-from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from slackwater.config.aggregator import without_imports
 from slackwater.config.connection import DeltaConnection, FilesConnection
+from slackwater.config.custom_aggregator import forbid_imports
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.serialization import from_data
 from slackwater.config.source import Source
-from slackwater.config.step_spec import allowed_ms
+from slackwater.config.spec_serialization import spec_from_data
+from slackwater.config.stage import Stage, Transform
+from slackwater.config.step_spec import correction_period_ms
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Stage, Transform
 from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState
 
@@ -25,7 +25,7 @@ from slackwater.state.commit import Commit, StageState
 def rebuild_pipeline(commit: Commit) -> Pipeline:
     """Rebuild the pipeline of a commit. Raises StateError if the state does not describe its window or join."""
     try:
-        with without_imports():
+        with forbid_imports():
             steps = [_step_argument(commit.pipeline, stage) for stage in commit.stages]
             if not all(steps):
                 raise StateError(_missing_description(commit))
@@ -39,9 +39,9 @@ def _step_argument(pipeline: str, stage: StageState) -> dict[str, Any]:
     where, kind = f"state of {pipeline}", stage.fingerprint.get("kind")
     for name, spec in Transform.STEPS.items():
         if name in stage.described:
-            return {name: from_data(spec, stage.described[name], where)}
+            return {name: spec_from_data(spec, stage.described[name], where)}
         if kind == name and "step" in stage.described:
-            return {name: from_data(spec, stage.described["step"], where)}
+            return {name: spec_from_data(spec, stage.described["step"], where)}
     if kind == "rows":
         return {"sql": "SELECT * FROM source"}  # a placeholder: the SQL is not in the state
     return {}
@@ -76,7 +76,7 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
-        final_wait_us = 0 if window is None or window.emit != "final" else 1000 * allowed_ms(window)
+        final_wait_us = 0 if window is None or window.emit != "final" else 1000 * correction_period_ms(window)
         if source in of_us:
             lateness_values.add(max(of_us[source] - final_wait_us, 0) // 1000)
     return lateness_values.pop() if len(lateness_values) == 1 else None

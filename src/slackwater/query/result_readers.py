@@ -28,7 +28,7 @@ from slackwater.config.connection import (
     PostgresConnection,
 )
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
 from slackwater.query.new_rows import subtract_rows

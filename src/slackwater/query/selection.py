@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from slackwater.config.message_format import format_value, suggestion_or_list, value_mismatch
+from slackwater.config.message_format import format_value, suggest_word_or_list, value_mismatch
 from slackwater.errors import StartError
 from slackwater.query.condition import parse_condition
 
@@ -31,7 +31,7 @@ def select_columns(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     for name in selected:
         if name not in frame.columns:
             raise StartError(
-                f"columns: {format_value(name)} is not a column of the result{suggestion_or_list(name, frame.columns)}; available: "
+                f"columns: {format_value(name)} is not a column of the result{suggest_word_or_list(name, frame.columns)}; available: "
                 f"{', '.join(frame.columns)}"
             )
     return frame.select(selected) if selected else frame

@@ -35,7 +35,7 @@ from starlette.routing import Route
 
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
-from slackwater.core.schema import sql_type
+from slackwater.core.schema import polars_to_spark_type
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
 from slackwater.query.text import json_lines
 from slackwater.query.view import StateView, to_arrow
@@ -214,7 +214,7 @@ def _describe(view: StateView, parameters: Query) -> dict[str, Any]:
         "epoch": commit.epoch,
         "epochs": view.epochs(),
         "watermark_us": None if watermark <= NO_WATERMARK else watermark,
-        "columns": {name: sql_type(kind) for name, kind in view.columns.items()},
+        "columns": {name: polars_to_spark_type(kind) for name, kind in view.columns.items()},
         "paths": list(_HANDLERS),
     }
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dispatch import raise_unregistered
-from slackwater.core.lateness_histogram import lateness_stats
+from slackwater.core.lateness_histogram import compute_lateness_stats
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine import next_commit
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
@@ -109,7 +109,7 @@ class StageInspector:
             key=None,
             sides=state.sides,
             kept=state.contents,
-            lateness=lateness_stats(histogram, next_commit.final_wait_us(self.pipeline)),
+            lateness=compute_lateness_stats(histogram, next_commit.final_wait_us(self.pipeline)),
         )
 
     # -- the holder of the watermark --------------------------------------------------------------------------------------------

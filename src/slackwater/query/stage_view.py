@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slackwater.config.message_format import format_value, suggestion_or_list
+from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.errors import StartError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers
@@ -19,7 +19,7 @@ def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     if name not in names:
         raise StartError(
             f"{commit.pipeline}: {option}: found {format_value(name)}, which is not a stage of the state in epoch {commit.epoch}"
-            f"{suggestion_or_list(name, names)}; available: {', '.join(names)}"
+            f"{suggest_word_or_list(name, names)}; available: {', '.join(names)}"
         )
     return names.index(name)
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.humanize import mismatch
 from slackwater.core.notebook_repr import NotebookRepr
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator

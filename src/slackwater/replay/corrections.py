@@ -11,8 +11,8 @@ from functools import singledispatch
 
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine.driver import Driver
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine.driver import Driver
 from slackwater.errors import StartError
 from slackwater.operators import storability

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slackwater import explain
 from slackwater.config.connection import FilesConnection
-from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window

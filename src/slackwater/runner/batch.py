@@ -19,11 +19,11 @@ from slackwater.config.connection import ConsoleConnection
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.config.stage import Transform
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Transform
 from slackwater.config.window import Window
 from slackwater.core.humanize import mismatch
-from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
@@ -267,6 +267,8 @@ def _task(names: list[str], output: list[Field], shard_function: ShardFunction) 
         assert isinstance(rows, pl.DataFrame)
         del record_batches
         results = shard_function(rows).select(f.name for f in output)
-        yield from results.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(arrow_schema(output)).to_batches(100_000)
+        yield from (
+            results.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(to_arrow_schema(output)).to_batches(100_000)
+        )
 
     return shard

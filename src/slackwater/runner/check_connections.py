@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
+from slackwater.config.config_paths import is_local
 from slackwater.config.connection import PostgresConnection
-from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import SlackwaterError
 from slackwater.runner.connectors import connector_for
@@ -76,7 +76,7 @@ def find_notes(pipeline: Pipeline) -> list[str]:
                     tracker = file_change_tracker.FileChangeTracker()
                     tracker.add(files.load_file_list(store, read))
                     changed = tracker.find_changed(None)
-                    names += [local_name(e.path) for e in changed]
+                    names += [file_uri_to_path(e.path) for e in changed]
                     count += len(changed)
                 if count:
                     notes.append(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.dead_letter import ADDED, LETTER
+from slackwater.core.dead_letter_columns import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.runner.connectors import connector_for

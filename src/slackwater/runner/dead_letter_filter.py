@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 
 CHUNK = 10_000  # rows per frame
 NEWEST = ("epoch", "event_time", "offset")

@@ -11,7 +11,7 @@ import polars as pl
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.replay.attempts import COLUMNS, AttemptLedger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets, Offsets
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.runner import RunComponents
@@ -47,7 +47,7 @@ class InputFileWatcher:
         for name in self._sources:
             changed_entries = self._trackers[name].find_changed(limit)
             if changed_entries:
-                names = [local_name(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
+                names = [file_uri_to_path(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
                 state, count = driver.state, count + len(changed_entries)
                 offsets[name] = files.record_changes(self._store, state.epoch + 1, self._offsets(name), changed_entries)

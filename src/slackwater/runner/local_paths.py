@@ -7,16 +7,16 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from slackwater.config.config_paths import is_local, list_written_directories, restore_written_path
 from slackwater.config.message_format import EnvString, format_value
-from slackwater.config.paths import is_local, local_directories, restore_written_path
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.core.directory_names import OUTPUT_FOLDER, STATE_FOLDERS
+from slackwater.core.internal_directories import OUTPUT_FOLDER, STATE_FOLDERS
 from slackwater.errors import StartError
 
 
 def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
     """Yield a line `key: problem` for each directory that a run could not write to."""
-    for key, path in local_directories(pipeline):
+    for key, path in list_written_directories(pipeline):
         shown_path, directory = _path_text(path), _absolute(path)
         existing = directory
         while not existing.exists() and existing != existing.parent:
@@ -84,7 +84,7 @@ def _moved_directories(pipeline: Pipeline) -> Iterator[tuple[str, str, Path, Pat
         **{f"targets[{i}].path": f"_slackwater/{o.writer}.json" for i, o in enumerate(pipeline.per_target.values())},
         "dead_letter.path": f"_slackwater/{pipeline.name}-letters.json",
     }
-    for key, path in local_directories(pipeline):
+    for key, path in list_written_directories(pipeline):
         written = restore_written_path(path)
         old, new = Path.cwd() / written, Path(path)
         if written == path or old.resolve() == new.resolve():

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.core.reserved import find_reserved_collisions
+from slackwater.core.reserved_columns import find_reserved_collisions
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from slackwater.config.connector_info import CONNECTORS, StartPosition
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.connector_metadata import CONNECTORS, StartPosition
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.humanize import mismatch
@@ -39,7 +39,7 @@ def with_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
     """Return the pipeline with these start positions for its sources. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
     problems = [
-        f'--from: there is no source "{n}"{suggestion_or_list(n, names)}' for n in positions if n not in (*names, "*")
+        f'--from: there is no source "{n}"{suggest_word_or_list(n, names)}' for n in positions if n not in (*names, "*")
     ]
     sources = [
         _with_position(pipeline, s, positions.get(s.name, positions.get("*")), problems) for s in pipeline.sources

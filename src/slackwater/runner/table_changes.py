@@ -108,8 +108,8 @@ def _downstream_changes(
         },
     }
     columns_before, columns_after = (
-        sql_check.stage_columns(pipeline, previous_columns),
-        sql_check.stage_columns(pipeline, current_columns),
+        sql_check.infer_stage_columns(pipeline, previous_columns),
+        sql_check.infer_stage_columns(pipeline, current_columns),
     )
     changes, unknown, new_columns = list[KeyChange](), list[str](), dict[str, Types]()
     matched_stages = match_stages(pipeline.former_names, commit).matched

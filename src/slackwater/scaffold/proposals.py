@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import NAMED, TimeColumn, find_time_unit
 from slackwater.scaffold.types import quote_name
@@ -72,7 +72,7 @@ def closest_time_column(sample: Sample, name: str | None = None) -> tuple[str, i
 
 def _is_time(value: Any) -> bool:
     if isinstance(value, str):
-        return text_time_us(value) is not None
+        return parse_timestamp_us(value) is not None
     if isinstance(value, int | float) and not isinstance(value, bool):
         return find_time_unit([value]) is not None
     return isinstance(value, dt.date)
@@ -85,12 +85,12 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
     name = path[0] if len(path) == 1 else ".".join(map(quote_name, path))
     first, absent = present[0], next((row for row, v in enumerate(values) if v is None), None)
     if all(isinstance(v, str) for v in present):
-        times = [text_time_us(v) for v in present]
+        times = [parse_timestamp_us(v) for v in present]
         parsed = tuple(t for t in times if t is not None)
         # a struct field must be a time in every row; otherwise it remains a string
         required_share = 0.9 if len(path) == 1 else 1.0
         zoned = bool(re.search(r":\d\d.*[A-Za-z+-]", first.strip()[10:]))
-        first_unusable = next((row for row, v in enumerate(values) if v is None or text_time_us(v) is None), None)
+        first_unusable = next((row for row, v in enumerate(values) if v is None or parse_timestamp_us(v) is None), None)
         return (
             TimeColumn(name, None, parsed, rows, zoned, first_unusable)
             if len(parsed) >= required_share * len(present)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slackwater.core.humanize import plural
-from slackwater.core.time import duration_text
+from slackwater.core.time import format_ms
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
 from slackwater.scaffold.types import quote_name
@@ -160,13 +160,13 @@ def _times(draft: ConfigDraft, side: DraftSide) -> str:
         )
     if side.unit is not None:
         lines.append(f'event_time_unit = "{side.unit}"               # of integers')
-    lines.append(f"lateness = {toml_string(duration_text(draft.lateness_ms))}                # {draft.lateness_note}")
+    lines.append(f"lateness = {toml_string(format_ms(draft.lateness_ms))}                # {draft.lateness_note}")
     return "\n".join(lines) + "\n"
 
 
 def _window(draft: ConfigDraft, side: DraftSide) -> str:
     hop = max(1000, draft.length_ms // 4)
-    shape = _SHAPES[draft.kind].format(length=duration_text(draft.length_ms), hop=duration_text(hop))
+    shape = _SHAPES[draft.kind].format(length=format_ms(draft.length_ms), hop=format_ms(hop))
     others = (
         f"    # or: {', '.join(json.dumps(k, ensure_ascii=False) for k in draft.other_keys)}"
         if draft.other_keys
@@ -259,7 +259,7 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
         ("max", disorder.most_us),
     )
     lines = [f"behind the newest earlier row: {', '.join(f'{name} {format_span(us)}' for name, us in quantiles)}"]
-    lateness = duration_text(disorder.lateness_ms)
+    lateness = format_ms(disorder.lateness_ms)
     if disorder.in_time == 1.0:
         return [*lines, f"lateness {lateness} keeps all of them"]
     return [*lines, f"lateness {lateness} {lateness_note(disorder)}; {late_rows(disorder)}, kept as dead letters"]

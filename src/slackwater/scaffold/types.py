@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 
 _MANY_KEYS = 64  # objects with more distinct keys are maps
 _SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -37,7 +37,7 @@ class TypeStats:
             self.kinds.add("number")
         elif isinstance(value, str):
             self.kinds.add("text")
-            self.times = self.times and len(value.strip()) > 10 and text_time_us(value) is not None
+            self.times = self.times and len(value.strip()) > 10 and parse_timestamp_us(value) is not None
         elif isinstance(value, Mapping):
             self.kinds.add("object")
             for key, inner in value.items():

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 
 from slackwater.config.source import Source
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import plural
-from slackwater.core.local_files import local_name
 from slackwater.core.offsets import FileOffsets, KafkaOffsets
 from slackwater.sources.files import absolute_query, load_file_list
 from slackwater.sources.kafka_broker import KafkaBroker
@@ -73,7 +73,7 @@ def _file_backlog(name: str, paths: list[str] | None, snapshot: Snapshot) -> Bac
     rows, read_count = 0 if record is None else snapshot.commit.clocks[name].rows, read.count
     if paths is None or read_count > MAX_FILES:
         return Backlog(name, "files", None, None, f"more than {plural(MAX_FILES, 'file')}, which are not compared")
-    names = {os.path.normpath(local_name(e.path)) for e in load_file_list(snapshot, read)}
+    names = {os.path.normpath(file_uri_to_path(e.path)) for e in load_file_list(snapshot, read)}
     count = sum(1 for path in paths if os.path.normpath(path) not in names)
     return Backlog(name, "files", count, round(rows / read_count * count) if read_count else (0 if not count else None))
 

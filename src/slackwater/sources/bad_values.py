@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from slackwater.config import ddl
 from slackwater.config.source import Source
 from slackwater.core.schema import INTEGERS, NUMBERS
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 
 SHOWN = 60  # characters of a value in a message
 MOST_BYTES = 64_000_000  # bytes of a file that a command searches for a line
@@ -82,7 +82,7 @@ def parse_object(text: str) -> dict[str, Any] | None:
 
 def _types(source: Source) -> dict[str, str]:
     try:
-        return ddl.parse_columns(source.schema_ or "")
+        return ddl.parse_ddl_columns(source.schema_ or "")
     except ddl.DdlError:
         return {}
 
@@ -114,7 +114,7 @@ def _fits(value: Any, type_: str, format_: str) -> bool:
             value.strip().casefold() in ("true", "false") if is_text and format_ == "csv" else isinstance(value, bool)
         )
     if base in ("timestamp", "timestamp_ntz", "date"):
-        return text_time_us(value) is not None if is_text else False
+        return parse_timestamp_us(value) is not None if is_text else False
     if base in ("array", "struct", "map"):
         return format_ == "csv" or isinstance(value, list if base == "array" else dict)
     return True
@@ -203,8 +203,8 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
     if base in NUMBERS:
         return _is_number(str(written)) and _is_number(str(read)) and float(written) == float(read)
     if base in ("timestamp", "timestamp_ntz", "date"):
-        written_us = text_time_us(str(written))
-        return written_us is not None and written_us == text_time_us(str(read))
+        written_us = parse_timestamp_us(str(written))
+        return written_us is not None and written_us == parse_timestamp_us(str(read))
     return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
 
 

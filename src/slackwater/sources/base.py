@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from slackwater.config.paths import SPARK_CONNECTORS
+from slackwater.config.config_paths import SPARK_CONNECTORS
 from slackwater.config.source import Source
 from slackwater.core.offsets import Offsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
@@ -137,7 +137,7 @@ class Seekable(ABC):
         """Convert dead letters back to rows of this source.
 
         Args:
-            letters: The letters, with the columns of `core.dead_letter`.
+            letters: The letters, with the columns of `core.dead_letter_columns`.
             letter: The name of the column that numbers the letters; the rows keep it.
             file: For sources that track files, the name of the column with the file of a row.
         """

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from slackwater.config.connector_info import absolute_path
-from slackwater.config.paths import spark_address
+from slackwater.config.config_paths import spark_address
+from slackwater.config.connector_metadata import absolute_path
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from slackwater.config.paths import restore_written_path
+from slackwater.config.config_paths import restore_written_path
 from slackwater.config.source import Source
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import EpochError, StartError
 from slackwater.sources import dead_letter_rows, parquet_footers
@@ -73,7 +73,7 @@ class FileEntry:
         if not self.path.startswith("file:"):
             return None
         try:
-            status = Path(local_name(self.path)).stat()
+            status = Path(file_uri_to_path(self.path)).stat()
         except OSError:
             return None
         return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
@@ -140,7 +140,7 @@ class FilesSource(SparkPlannedSource):
 
     def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
         """Return the batch that consists of these files. `offsets`: the offsets after them."""
-        stats = cache(partial(parquet_footers.column_stats, [Path(local_name(f.path)) for f in files]))
+        stats = cache(partial(parquet_footers.column_stats, [Path(file_uri_to_path(f.path)) for f in files]))
         stats_if_complete = stats if self._footers_are_complete(session, files) else None
         return SourceBatch(
             self.read(session, files),
@@ -361,7 +361,7 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     """Return a function that lists the files that match a fingerprint."""
 
     def name_files(fingerprint: int) -> str | None:
-        return " or ".join(local_name(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
+        return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
 
     return name_files
 
@@ -369,7 +369,7 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
 def record_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
     earlier = before.changed or ChangedFiles()
-    names = (*earlier.last, *(local_name(e.path) for e in files))
+    names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
     changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
     return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 

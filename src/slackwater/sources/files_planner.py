@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.source import Source
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets
 from slackwater.errors import EpochError, ExhaustedError, StartError
 from slackwater.sources import directory_listing, files
@@ -109,7 +109,9 @@ class FilesPlanner:
         assert file_listing is not None, "see `PlannedFilesSource`"
         self._source, self._listing = source, file_listing
         self._max_files = source.spec.max_files_per_trigger
-        self._seen_paths = {local_name(entry.path) for entry in read}  # files that are planned or must not be read
+        self._seen_paths = {
+            file_uri_to_path(entry.path) for entry in read
+        }  # files that are planned or must not be read
         self._pending: list[FileEntry] = []  # listed, but not planned yet
         self._ended = False
 
@@ -135,9 +137,9 @@ class FilesPlanner:
         return FileBatch(self._source, entries) if entries else None
 
     def _refresh(self, entry: FileEntry) -> FileEntry | None:
-        self._seen_paths.add(local_name(entry.path))
+        self._seen_paths.add(file_uri_to_path(entry.path))
         if (now := entry.current) is None:
-            name = local_name(entry.path)
+            name = file_uri_to_path(entry.path)
             log.warning('source "%s": %s was removed before it was read; it is skipped', self._source.name, name)
         return now
 

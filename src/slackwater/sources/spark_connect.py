@@ -22,7 +22,7 @@ from importlib import import_module
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.sql.lexical import strip_semicolon
+from slackwater.config.sql.lexer import strip_semicolon
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from slackwater.config.groupable_columns import ROW_BY_ROW, GroupableColumns
 from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.sql import lexical
+from slackwater.config.sql import lexer
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
@@ -141,7 +141,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
             else None
         )
         forbidden = row_wise_check.find_forbidden_parts(out, view, bounds) if from_text is None else from_text
-        forbidden |= set(lexical.clock_times(sql))
+        forbidden |= set(lexer.find_clock_literals(sql))
         if forbidden:
             raise StartError(
                 f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}; filter, project and join lookups there"
@@ -172,7 +172,7 @@ def _check_row_wise(
         forbidden = row_wise_check.find_forbidden_parts_in_text(out, text, rows)
     else:
         forbidden = row_wise_check.find_forbidden_parts(out, view, bounds)
-    forbidden |= set(lexical.clock_times(text))
+    forbidden |= set(lexer.find_clock_literals(text))
     if forbidden:
         raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}")
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.source import Source, declared_columns
-from slackwater.core.local_files import local_name
+from slackwater.config.source import Source, parse_declared_columns
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.sources import bad_values
 from slackwater.sources.base import CORRUPT
 
@@ -34,7 +34,7 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
             'ones, or raise options = { maxStringLen = "…" })'
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":
-        columns = [name.casefold() for name in declared_columns(source.schema_ or "")]
+        columns = [name.casefold() for name in parse_declared_columns(source.schema_ or "")]
         cells = next(csv.reader([text], delimiter=(options.get("sep") or options.get("delimiter") or ",")[:1]), [])
         if columns and {cell.strip().casefold() for cell in cells} & set(columns):
             return ' (it is the header of the file: set options = { header = "true" })'
@@ -51,7 +51,7 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
             `of_file` (whether `place` is a file).
     """
     parsed = [_row(bad) for bad in samples]
-    names = [local_name(bad["place"]) if bad["place"] else "" for bad in samples]
+    names = [file_uri_to_path(bad["place"]) if bad["place"] else "" for bad in samples]
     places = [
         (source, name if bad["of_file"] else None, _record(bad, row))
         for bad, row, name in zip(samples, parsed, names, strict=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
-from slackwater.core.dispatch import raise_unregistered
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.engine.next_commit import format_late_sample
 from slackwater.errors import BadRowError
 from slackwater.joins import interval_join as joining
@@ -54,7 +54,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
     import polars as pl
 
     rows = typed_rows(operator, rows)
-    rows = rows.with_columns(pl.Series("__h", mix(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
+    rows = rows.with_columns(pl.Series("__h", mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
     done = pane_windows.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
     return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, end_watermark))
 

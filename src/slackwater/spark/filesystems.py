@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from slackwater.config.config_paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.connection import Connection, DeltaConnection, IcebergConnection
-from slackwater.config.paths import SPARK_CONNECTORS, spark_scheme
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 

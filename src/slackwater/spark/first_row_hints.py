@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.source import declared_columns
+from slackwater.config.source import parse_declared_columns
 from slackwater.core import schema
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.sources import spark_connect
@@ -54,7 +54,7 @@ class FirstRowHints:
                 is_rereadable = (
                     connection is not None and CONNECTORS[connection.kind].keeps_history
                 )  # its data can be read again to find its field names
-                declared = declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
+                declared = parse_declared_columns(spec.schema_) if spec.schema_ and is_rereadable else []
                 columns = {c.casefold(): c for c in frames[spec.name].columns}
                 names = [columns[c.casefold()] for c in declared if c.casefold() in columns]
                 self._counts[spec.name] = FirstRowCounts(names)

@@ -19,11 +19,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.groupable_columns import AGGREGATE, ROW_BY_ROW, WINDOW, GroupableColumns
-from slackwater.config.sql import lexical
-from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.sql import lexer
 from slackwater.config.sql.parser import STATEMENTS
 from slackwater.config.sql.query import resolve_query
-from slackwater.config.sql.reads import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
+from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
+from slackwater.config.sql.source_usage import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
 from slackwater.sources import spark_connect
 from slackwater.spark import expressions, plan_nodes, window_grouping_check
 from slackwater.spark.plan_nodes import Node
@@ -100,8 +100,8 @@ def find_statement(session: SparkSession, sql: str) -> str | None:
 
 def _first_word(sql: str) -> str:
     try:
-        return next((t.text.upper() for t in lexical.tokens(sql) if t.kind == "word"), "")
-    except lexical.UnreadableError:
+        return next((t.text.upper() for t in lexer.tokenize(sql) if t.kind == "word"), "")
+    except lexer.UnreadableError:
         return ""
 
 
@@ -136,8 +136,8 @@ def find_forbidden_parts_in_text(
     """
     types = dict.fromkeys(rows.columns)
     bounded = frozenset(map(str.casefold, bounds.names)) & frozenset(map(str.casefold, types))
-    findings = Findings()
-    resolve_query(sql, {"source": KnownColumns(types, True, bounded)}, findings, ())
+    findings = SqlFindings()
+    resolve_query(sql, {"source": ColumnTypes(types, True, bounded)}, findings, ())
     is_sure = not findings.undecided and not findings.problems
     plan = spark_connect.analyzed_plan(frame)
     reader = _PlanWalker(lambda node: bool(bounded) and is_sure)
@@ -231,7 +231,7 @@ class _PlanWalker:
         if plan_nodes.class_name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.class_name(inner) != "Literal":
             return
         text = str(inner.get("value"))
-        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexical.depends_on_clock(text):
+        if to in ("date", "timestamp", "timestamp_ntz", "time") and lexer.depends_on_clock(text):
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from slackwater.core.local_files import local_name
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.time import format_iso
 from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError
@@ -173,7 +173,7 @@ def _describe_location(
     if place is None:
         return None
     if isinstance(place, str):
-        return place if partitions else local_name(place)
+        return place if partitions else file_uri_to_path(place)
     if isinstance(place, int) and not partitions:
         return file_of(place)
     topic = next(iter(partitions)).rpartition("-")[0]

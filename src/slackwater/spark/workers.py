@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from slackwater import errors
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask

@@ -48,7 +48,7 @@ class RecordError(ValueError):
 def _check_type(text: str) -> str:
     from slackwater.core import schema  # imports Polars; commands that do not read state start without it
 
-    if not schema.is_type(text):
+    if not schema.is_column_type(text):
         raise ValueError("it is not a column type")
     return text
 
@@ -57,7 +57,7 @@ def _check_column(text: str) -> str:
     from slackwater.core import schema
 
     try:
-        schema.field_of(text)
+        schema.parse_field(text)
     except TypeError:
         raise ValueError("it is not a column with its type") from None
     return text

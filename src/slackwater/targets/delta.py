@@ -21,7 +21,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from deltalake.exceptions import DeltaError
 from deltalake.schema import ArrayType, StructType
 
-from slackwater.core.schema import arrow_schema
+from slackwater.core.schema import to_arrow_schema
 from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import PublishError, StartError
 from slackwater.sources.delta_log import delta_error_reason
@@ -67,7 +67,7 @@ class DeltaTarget:
         self.upserts = mode == "merge"
         self._options = dict(storage_options or {})
         self._app = f"slackwater/{table.writer}" + (f"/{table.state}" if table.state else "")
-        self._arrow = arrow_schema(list(table.fields))
+        self._arrow = to_arrow_schema(list(table.fields))
         self._delta: DeltaTable | None = None
         self.description = f"Delta table {path}"
 

@@ -17,9 +17,9 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from slackwater.core.directory_names import OUTPUT_FOLDER
-from slackwater.core.json_text import TIME, apply_to_scalars, has_map, is_nested, json_text, object_text
-from slackwater.core.schema import arrow_schema
+from slackwater.core.internal_directories import OUTPUT_FOLDER
+from slackwater.core.json_encoding import TIME, apply_to_scalars, has_map, is_nested, row_to_json, value_to_json
+from slackwater.core.schema import to_arrow_schema
 from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits
 from slackwater.errors import EpochError, PublishError, StartError, StateError
 from slackwater.state.commit import TargetMarker
@@ -197,11 +197,11 @@ class FilesTarget:
 
     def _write(self, path: Path, rows: pl.DataFrame) -> None:
         if self._format == "parquet":
-            pq.write_table(rows.to_arrow().cast(arrow_schema(list(self._table.fields))), path)
+            pq.write_table(rows.to_arrow().cast(to_arrow_schema(list(self._table.fields))), path)
             return
         if self._format == "json" and any(map(has_map, rows.schema.values())):
             # Polars writes a map as a list of entries, but JSON readers expect an object.
-            rows.select(object_text(rows.schema)).write_csv(path, include_header=False, quote_style="never")
+            rows.select(row_to_json(rows.schema)).write_csv(path, include_header=False, quote_style="never")
         elif self._format == "json":
             text_columns(rows).write_ndjson(path)
         else:
@@ -217,7 +217,7 @@ def json_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Convert arrays and structs to JSON text, for formats that have neither."""
     nested = [c for c, t in rows.schema.items() if is_nested(t)]
     return rows.with_columns(
-        pl.when(pl.col(c).is_not_null()).then(json_text(pl.col(c), rows.schema[c])).alias(c) for c in nested
+        pl.when(pl.col(c).is_not_null()).then(value_to_json(pl.col(c), rows.schema[c])).alias(c) for c in nested
     )
 
 

@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.config.connection import IcebergConnection
-from slackwater.core.schema import Field, arrow_schema
+from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.secrets import mask_secrets
 from slackwater.targets import iceberg_null_workaround
 
@@ -125,7 +125,7 @@ def schema_of(fields: Sequence[Field]) -> Schema:
     from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
     from pyiceberg.schema import assign_fresh_schema_ids
 
-    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(arrow_schema(list(fields))))
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(to_arrow_schema(list(fields))))
 
 
 def add_columns(fields: Sequence[Field], table: Table) -> None:
@@ -170,7 +170,7 @@ def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) ->
     """Convert rows to the types and the order of a table's columns."""
     schema = table.schema()
     wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
-    return rows.to_arrow().cast(arrow_schema(list(fields))).select(wide.names).cast(wide)
+    return rows.to_arrow().cast(to_arrow_schema(list(fields))).select(wide.names).cast(wide)
 
 
 def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:

@@ -28,7 +28,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.state.commit import TargetMarker

@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.core.json_text import apply_to_scalars, object_text
+from slackwater.core.json_encoding import apply_to_scalars, row_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.targets.base import TargetTable
@@ -196,6 +196,6 @@ def _map_converter(field: Field) -> Callable[[Any], Any] | None:
 
 def json_objects(rows: pl.DataFrame) -> list[bytes]:
     """Convert every row to a JSON object: ISO 8601 times, base64 bytes, decimals and non-finite floats as strings."""
-    json_text = object_text(rows.schema, "base64").cast(pl.Binary)
+    json_text = row_to_json(rows.schema, "base64").cast(pl.Binary)
     objects: list[bytes] = rows.select(json_text.alias("json")).to_series().to_list()
     return objects

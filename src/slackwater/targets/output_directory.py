@@ -17,8 +17,8 @@ from typing import Protocol
 
 import xxhash
 
-from slackwater.config.paths import is_local
-from slackwater.core.directory_names import OUTPUT_FOLDER
+from slackwater.config.config_paths import is_local
+from slackwater.core.internal_directories import OUTPUT_FOLDER
 from slackwater.errors import PublishError
 from slackwater.state.files.cache import FileCache
 from slackwater.state.files.object_client import ObjectClient

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from slackwater.config.connection import FilesConnection
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import Target
-from slackwater.config.transform import Stage, Transform
 from slackwater.core.value_limits import ANYTHING, YEARS, ValueLimits, find_value_limits
 from slackwater.operators.base import Operator
 

@@ -20,18 +20,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from slackwater.config.message_format import show_key, value_mismatch
-from slackwater.config.spec import Problem, Spec, Values, table_list_parser, table_parser
+from slackwater.config.message_format import format_key, value_mismatch
+from slackwater.config.spec_base import Problem, Spec, Values, table_list_parser, table_parser
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     duration_parser,
     integer_parser,
     parse_flag,
     parse_text,
-    with_schema,
 )
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.errors import ConfigError
@@ -43,7 +43,7 @@ _NOTHING = "missing; a step has rows, files, quiet, crash, restart, replay or fl
 ONLY = ""  # represents the only source or target
 
 
-@with_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
+@attach_json_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
 def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
     """Parse rows of the only source, or by source."""
     return _per_source(
@@ -51,7 +51,7 @@ def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
     )
 
 
-@with_schema(
+@attach_json_schema(
     anyOf=[
         {"type": "array", "items": {"type": "string"}},
         {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "string"}}},
@@ -65,7 +65,7 @@ def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str,
     rows_by_source = value if isinstance(value, Mapping) else {ONLY: value}
     problems = []
     for source, rows in rows_by_source.items():
-        key_path = f": {show_key(source)}" if isinstance(value, Mapping) else ""
+        key_path = f": {format_key(source)}" if isinstance(value, Mapping) else ""
         if not isinstance(rows, list | tuple):
             if not key_path:
                 raise InvalidValueError(expected)
@@ -83,7 +83,7 @@ def _per_source(value: Any, kinds: tuple[type, ...], expected: str) -> dict[str,
 _EXPECTED: dict[str, Any] = {"type": "array", "items": {"type": "object"}}
 
 
-@with_schema(**_EXPECTED)
+@attach_json_schema(**_EXPECTED)
 def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list | tuple):
         raise InvalidValueError('a list of rows ([{ user_id = "u1" }])')
@@ -94,7 +94,7 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
     return tuple(dict(row) for row in value)
 
 
-@with_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
+@attach_json_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
 def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
     """Parse rows of the only target, or by target."""
     if isinstance(value, Mapping):
@@ -102,7 +102,7 @@ def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
     return {ONLY: _parse_expected(value)}
 
 
-@with_schema(type="object", additionalProperties=_EXPECTED)
+@attach_json_schema(type="object", additionalProperties=_EXPECTED)
 def _parse_by_stage(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
     if not isinstance(value, Mapping):
         raise InvalidValueError("a list of rows per stage (stages.STAGE = [...])")
@@ -115,15 +115,15 @@ def _parse_by_name(value: Mapping[str, Any]) -> dict[str, tuple[dict[str, Any], 
         try:
             rows_by_name[name] = _parse_expected(rows)
         except InvalidValueError:
-            problems.append(f": {show_key(name)}: {value_mismatch(rows, 'a list of rows')}")
+            problems.append(f": {format_key(name)}: {value_mismatch(rows, 'a list of rows')}")
         except InvalidTableError as error:
-            problems += [f": {show_key(name)}{line.removeprefix(': ')}" for line in error.problems]
+            problems += [f": {format_key(name)}{line.removeprefix(': ')}" for line in error.problems]
     if problems:
         raise InvalidTableError(problems, {})
     return rows_by_name
 
 
-@with_schema(type="string", format="date-time")
+@attach_json_schema(type="string", format="date-time")
 def _parse_time(value: Any) -> dt.datetime:
     if not isinstance(value, dt.datetime):
         raise InvalidValueError("a time (2024-03-01T09:00:00Z, without quotes)")

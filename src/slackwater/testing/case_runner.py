@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config import toml
-from slackwater.config.message_format import show_key, suggestion_or_list
+from slackwater.config.message_format import format_key, suggest_word_or_list
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, SlackwaterError
 from slackwater.testing import case_file as cases
@@ -100,9 +100,9 @@ class LoadedCase:
                 for source, entries in getattr(step, key).items():
                     location = f"{self.path}: steps[{i}].{key}"
                     if source == ONLY and len(source_names) > 1:
-                        yield f"{location}: names no source; write {key}.{show_key(source_names[0])} or one of {', '.join(source_names[1:])}"
+                        yield f"{location}: names no source; write {key}.{format_key(source_names[0])} or one of {', '.join(source_names[1:])}"
                     elif source not in (ONLY, *source_names):
-                        yield f"{location}.{show_key(source)}: is not a source of the pipeline{suggestion_or_list(source, source_names)}"
+                        yield f"{location}.{format_key(source)}: is not a source of the pipeline{suggest_word_or_list(source, source_names)}"
                     for name in entries if key == "files" else ():
                         if not (self.path.parent / name).is_file():
                             yield f'{location}: "{self.path.parent / name}" does not exist; expected a file, relative to this test'
@@ -122,18 +122,18 @@ class LoadedCase:
         location = f"{self.path}: expect.rows"
         for name in self.case.expect.rows:
             if name == ONLY and len(targets) > 1:
-                names_text = ", ".join(f"rows.{show_key(n)}" for n in targets[1:])
-                yield f"{location}: names no target; write rows.{show_key(targets[0])} or one of {names_text}"
+                names_text = ", ".join(f"rows.{format_key(n)}" for n in targets[1:])
+                yield f"{location}: names no target; write rows.{format_key(targets[0])} or one of {names_text}"
             elif name not in (ONLY, *targets):
-                yield f"{location}.{show_key(name)}: is not a target of the pipeline{suggestion_or_list(name, targets)}"
+                yield f"{location}.{format_key(name)}: is not a target of the pipeline{suggest_word_or_list(name, targets)}"
         for name in self.case.expect.stages:
             if name not in stages:
                 more = (
-                    suggestion_or_list(name, stages)
+                    suggest_word_or_list(name, stages)
                     if stages
                     else "; this pipeline is one [transform], whose rows are the target's"
                 )
-                yield f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline{more}"
+                yield f"{self.path}: expect.stages.{format_key(name)}: is not a stage of the pipeline{more}"
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,9 @@ class LoadedCase:
             target = test.pipeline.per_target.get(name or first)
             if target is None:
                 raise ConfigError(
-                    [f"{self.path}: expect.rows.{show_key(name)}: is not a target of the pipeline after the last step"]
+                    [
+                        f"{self.path}: expect.rows.{format_key(name)}: is not a target of the pipeline after the last step"
+                    ]
                 )
             actual = result.tables[name or first]
             differences[f"rows.{name}" if name else "rows"] = _compare_table(
@@ -218,7 +220,9 @@ class LoadedCase:
         for name, rows in expect.stages.items():
             if name not in result.stages:
                 raise ConfigError(
-                    [f"{self.path}: expect.stages.{show_key(name)}: is not a stage of the pipeline after the last step"]
+                    [
+                        f"{self.path}: expect.stages.{format_key(name)}: is not a stage of the pipeline after the last step"
+                    ]
                 )
             differences[f"stages.{name}"] = _compare_table(rows, result.stages[name], test.identity_of(name))
         late, bad = [], []

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -170,7 +170,7 @@ def _time_us(value: Any) -> int | None:
     if isinstance(value, dt.datetime):
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - _ZERO) // dt.timedelta(microseconds=1)
-    return text_time_us(value) if isinstance(value, str) else None
+    return parse_timestamp_us(value) if isinstance(value, str) else None
 
 
 def plain_value(value: Any) -> Any:

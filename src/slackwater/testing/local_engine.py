@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.joins.shuffle_columns import ShuffleColumns

@@ -15,9 +15,9 @@ import polars as pl
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
-from slackwater.core.dead_letter import LETTER
+from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
-from slackwater.core.time import duration_ms
+from slackwater.core.time import parse_duration_ms
 from slackwater.core.value_limits import ANYTHING
 from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
@@ -203,7 +203,7 @@ class LocalPipeline:
 
     def quiet(self, ms: int | str) -> None:
         """Let time pass (milliseconds, or a string such as "10m") while no source returns rows."""
-        length = duration_ms(ms)
+        length = parse_duration_ms(ms)
         self.now_us += length * 1000
         self._run_with_restart(lambda: self._driver.tick(length * 1000), again=False)
 

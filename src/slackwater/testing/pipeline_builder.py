@@ -9,9 +9,9 @@ from typing import Any
 from slackwater.config.connection import DeltaConnection, FilesConnection, KafkaConnection
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.config.stage import Stage, Transform
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Stage, Transform
 from slackwater.config.window import Window
 
 _TOPIC = KafkaConnection(bootstrap_servers="none")

@@ -11,7 +11,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
-from slackwater.core.text_times import text_time_us
+from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.testing.stub_sources import columns_of, to_micros
 
@@ -128,7 +128,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
     if value is None:
         return None
     if isinstance(value, str):
-        return text_time_us(value)
+        return parse_timestamp_us(value)
     try:
         if isinstance(value, int) and not isinstance(value, bool):
             return value // 1000 if unit == "ns" else value * _PER_UNIT[unit or "us"]

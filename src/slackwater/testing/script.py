@@ -16,8 +16,8 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.stage import Transform
 from slackwater.config.step_spec import StepSpec
-from slackwater.config.transform import Transform
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from slackwater.config import ddl
 from slackwater.config.connection import Connection, KafkaConnection
-from slackwater.config.connector_info import CONNECTORS, metadata_columns
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
 from slackwater.core.humanize import mismatch
@@ -105,7 +105,7 @@ class StubSource:
             return row
         if unknown := [c for c in row if c not in columns]:
             raise StartError(
-                f'source "{self.name}": a row of the test has "{unknown[0]}"{suggestion_or_list(unknown[0], columns)}; '
+                f'source "{self.name}": a row of the test has "{unknown[0]}"{suggest_word_or_list(unknown[0], columns)}; '
                 "declare it in the schema, or correct the row"
             )
         if self.spec.format == "text":
@@ -249,7 +249,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
 def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
     """Return the columns that a source declares, without Spark; None if it does not declare a schema."""
     declared = pipeline.sources[index].schema_
-    return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_columns(declared).items()}
+    return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_ddl_columns(declared).items()}
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

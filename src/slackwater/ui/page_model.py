@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
-from slackwater.core.lateness_histogram import NOTHING, LatenessStats, advice_text
+from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import retained_commits
 from slackwater.query import stage_view as staged
@@ -223,9 +223,11 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
     """
     readers = [s for s in report.reported_stages if s.lateness.rows]
     if len(readers) == 1:
-        return readers[0].lateness, advice_text(readers[0].lateness)
+        return readers[0].lateness, format_lateness_advice(readers[0].lateness)
     each = [
-        f"stage {quote_stage(s.stage)}: {advice}" for s in readers if (advice := advice_text(s.lateness)) is not None
+        f"stage {quote_stage(s.stage)}: {advice}"
+        for s in readers
+        if (advice := format_lateness_advice(s.lateness)) is not None
     ]
     return NOTHING, "; ".join(each) or None
 

@@ -14,9 +14,9 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import format_percent
-from slackwater.core.local_files import local_name
 from slackwater.maintenance.hot_keys import HotKey
 from slackwater.query.text import format_value
 from slackwater.ui.blocks.key import KeyView
@@ -118,7 +118,7 @@ def _templates() -> Environment:
         plural=plural,
         counted=count_windows,
         plain=format_value,
-        path=local_name,
+        path=file_uri_to_path,
     )
     env.globals.update(
         draw_lanes=draw_both_widths(watermark.draw_lanes),

@@ -18,7 +18,7 @@ from functools import singledispatch
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows import pane_windows, session_emission, sessions
 from slackwater.windows.compiled_window import CompiledWindow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.pane_windows import (
@@ -32,7 +32,7 @@ def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, wa
     if not logic.updates:
         high = np.minimum(high, last_closed(logic, watermark) + logic.duration_us)
     index, starts = _expand(low, high - pane_us(logic), pane_us(logic))
-    return distinct_values(mix(dirty["__kh"].to_numpy()[index], starts))
+    return distinct_values(mix_bits(dirty["__kh"].to_numpy()[index], starts))
 
 
 def _expand(low: Int64s, high: Int64s, step: int) -> tuple[Int64s, Int64s]:
@@ -113,7 +113,7 @@ def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFr
     if spread.is_empty():
         return spread
     groups = spread.select("__start", *logic.key_names)
-    order, heads = order_by_unit(mix(spread["__kh"].to_numpy(), spread["__start"].to_numpy()), groups)
+    order, heads = order_by_unit(mix_bits(spread["__kh"].to_numpy(), spread["__start"].to_numpy()), groups)
     carried = list(spread.select("__kh", "__start", "__end", *logic.key_names)[order[heads]])
     if "__changed" in spread.columns:
         changed = np.logical_or.reduceat(spread["__changed"].to_numpy()[order], heads)

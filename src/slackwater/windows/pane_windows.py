@@ -27,7 +27,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.compiled_window import CompiledWindow
@@ -140,9 +140,9 @@ def lift_rows(logic: CompiledPaneWindow, rows: pl.DataFrame) -> pl.DataFrame:
     start = pane_start(logic, ts)
     tag = ["__src"] if "__src" in rows.columns else []
     groups = lifted.select(pl.Series("__start", start), *tag, *logic.key_names)
-    unit = mix(lifted["__kh"].to_numpy(), start)
+    unit = mix_bits(lifted["__kh"].to_numpy(), start)
     for name in tag:
-        unit = mix(unit, lifted[name].cast(pl.Int64).to_numpy())
+        unit = mix_bits(unit, lifted[name].cast(pl.Int64).to_numpy())
     order, heads = order_by_unit(unit, groups)
     carried = groups.with_columns(lifted["__kh"])[order[heads]]
     first = np.minimum.reduceat(ts[order], heads) if len(heads) else ts

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
 from slackwater.windows.key_order import order_by_key
@@ -143,7 +143,7 @@ class SessionInput:
         A unit can only be replaced as a whole.
         """
         unit = self.hashes[self.intervals.heads[:-1]]
-        if touched.all() or len(run_starts(unit)) == len(unit):
+        if touched.all() or len(find_run_starts(unit)) == len(unit):
             return touched
         return is_in_sorted(unit, distinct_values(unit[touched]))
 
@@ -180,7 +180,7 @@ class SessionInput:
 def build_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
     """Build the state rows of a non-empty batch of intervals that are all open or retained."""
     count, times = len(unit.key), logic.times(watermark)
-    keys = np.append(run_starts(unit.key), count)
+    keys = np.append(find_run_starts(unit.key), count)
     # the compiled loops need writable arrays
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
     intervals = runs.SortedIntervals(keys, np.full(count, runs.HELD, dtype=np.int8), start, last, end)
@@ -195,8 +195,8 @@ def _keys_over_limit(
     logic: CompiledSessionWindow, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
 ) -> Bools:
     """Return a mask of the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
-    positions = judged.positions[run_starts(judged.key)]
-    key = judged.key[run_starts(judged.key)]
+    positions = judged.positions[find_run_starts(judged.key)]
+    key = judged.key[find_run_starts(judged.key)]
     positions, key = positions[judged.new[key]], key[judged.new[key]]
     times = [pl.Series("__start", session_input.intervals.start[positions]), pl.Series("__key", key)]
     order = pl.DataFrame([*session_input.key_columns_at(positions), *times]).sort(

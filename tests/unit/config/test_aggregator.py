@@ -11,7 +11,7 @@ import pytest
 from tests.support.config_mistakes import BASE, COUNT, OWN, Mean, problems, swap
 
 import slackwater as sw
-from slackwater.config.aggregator import check_aggregator
+from slackwater.config.custom_aggregator import check_aggregator
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
 from slackwater.windows.aggregations import Agg

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from slackwater.config.checks import check_corrections
 from slackwater.config.connection import (
     Connection,
     ConsoleConnection,
@@ -16,8 +15,9 @@ from slackwater.config.connection import (
     KafkaConnection,
     PostgresConnection,
 )
+from slackwater.config.pipeline_checks import check_corrections
+from slackwater.config.stage import Transform
 from slackwater.config.target import Target as TargetSpec
-from slackwater.config.transform import Transform
 from slackwater.config.window import Aggregation, Window
 
 COUNT = Aggregation(agg="count", as_="n")

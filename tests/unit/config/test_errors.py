@@ -35,10 +35,10 @@ from tests.support.config_mistakes import (
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.pipeline import Pipeline, check_run_flags
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import Spec
+from slackwater.config.spec_base import Spec
+from slackwater.config.stage import Transform
 from slackwater.config.target import StateStore, Target
 from slackwater.config.toml import load, loads
-from slackwater.config.transform import Transform
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import ConfigError
 

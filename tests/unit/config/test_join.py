@@ -11,10 +11,10 @@ from tests.support.join_mistakes import ADVICE, BOUNDS, CASES, ISSUE, LAKE, LETT
 
 import slackwater as sw
 from slackwater.config.connection import Connection, DeltaConnection, FilesConnection, KafkaConnection
-from slackwater.config.connector_info import metadata_columns
-from slackwater.config.join import JOIN_TYPES, output_names
+from slackwater.config.connector_metadata import metadata_columns
+from slackwater.config.join import JOIN_TYPES, joined_column_names
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import duration_keys
+from slackwater.config.spec_base import find_duration_keys
 from slackwater.errors import ConfigError, StartError
 
 WRITTEN = """\
@@ -150,7 +150,7 @@ def test_every_setting_survives_a_round_trip_through_toml() -> None:
     }
     p = pipeline(join(**settings))
     written = tomllib.loads(sw.to_toml(p))["transform"]["join"]
-    keys = {duration_keys(sw.Join).get(name, name) for name in written}
+    keys = {find_duration_keys(sw.Join).get(name, name) for name in written}
     assert set(settings) - keys == set()
     assert set(sw.Join.PARSERS) - keys == {"time_window_ms", "time_mode"}
     assert sw.loads(sw.to_toml(p), env={}) == p
@@ -234,7 +234,7 @@ LEFT, RIGHT = ["order_id", "amount", "_event_ts"], ["order_id", "paid", "_event_
 
 
 def test_columns_come_out_with_their_sides_prefix() -> None:
-    assert output_names(join(), LEFT, RIGHT) == (
+    assert joined_column_names(join(), LEFT, RIGHT) == (
         {"order_id": "left_order_id", "amount": "left_amount"},
         {"order_id": "right_order_id", "paid": "right_paid"},
     )
@@ -242,15 +242,15 @@ def test_columns_come_out_with_their_sides_prefix() -> None:
 
 def test_output_columns_choose_columns_and_their_order() -> None:
     spec = join(output_left_columns=["_event_ts", "amount"], output_right_columns=[], left_prefix="l")
-    assert output_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
+    assert joined_column_names(spec, LEFT, RIGHT) == ({"_event_ts": "l_event_ts", "amount": "lamount"}, {})
 
 
 def test_metadata_columns_are_left_out_unless_selected() -> None:
     columns = ["_key", "_value", "id", "_event_ts"]
     added = (metadata_columns("kafka"), metadata_columns("kafka"))
-    left_names, right_names = output_names(join(output_right_columns=["_key"]), columns, columns, added)
+    left_names, right_names = joined_column_names(join(output_right_columns=["_key"]), columns, columns, added)
     assert (list(left_names), list(right_names)) == (["id"], ["_key"])
-    left_names, right_names = output_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
+    left_names, right_names = joined_column_names(join(left_sql="SELECT * FROM source"), columns, ["id"], added)
     assert (list(left_names), list(right_names)) == (["_key", "_value", "id"], ["id"])
     assert metadata_columns(None) == metadata_columns("files") == ()
 
@@ -278,7 +278,7 @@ def test_metadata_columns_are_left_out_unless_selected() -> None:
 )
 def test_conflicting_output_names_stop_the_start(settings: dict[str, Any], line: str) -> None:
     with pytest.raises(StartError, match=J) as caught:
-        output_names(join(**settings), [*LEFT, "id"], RIGHT)
+        joined_column_names(join(**settings), [*LEFT, "id"], RIGHT)
     assert str(caught.value) == line
 
 
@@ -287,11 +287,11 @@ def test_conflicting_output_names_stop_the_start(settings: dict[str, Any], line:
 )
 def test_invalid_output_names_stop_the_start(name: str, line: str) -> None:
     with pytest.raises((ConfigError, StartError), match=f"right_prefix: .* of the right side: found .*{line}"):
-        output_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
+        joined_column_names(join(left_prefix="l_", right_prefix="", output_right_columns=[name]), LEFT, [*RIGHT, name])
 
 
 def test_an_empty_prefix_is_fine_where_nothing_collides() -> None:
-    left_names, right_names = output_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
+    left_names, right_names = joined_column_names(join(left_prefix="", output_right_columns=["paid"]), LEFT, RIGHT)
     assert (left_names, right_names) == ({"order_id": "order_id", "amount": "amount"}, {"paid": "right_paid"})
 
 

@@ -21,7 +21,7 @@ from slackwater.config import json_schema, key_docs
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.spec import Spec, duration_keys
+from slackwater.config.spec_base import Spec, find_duration_keys
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json_schema.build_schema()
@@ -157,7 +157,7 @@ def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) 
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
-    units = {key: name for name, key in duration_keys(spec).items()}
+    units = {key: name for name, key in find_duration_keys(spec).items()}
     for key in spec.PARSERS:
         if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.PARSERS):
             continue

@@ -11,9 +11,9 @@ import slackwater as sw
 from slackwater import explain
 from slackwater.cli import check
 from slackwater.config import sql_check, toml
-from slackwater.config.groupable_columns import ROW_BY_ROW, groupable_columns_of
-from slackwater.config.sql.columns import Findings, KnownColumns
+from slackwater.config.groupable_columns import ROW_BY_ROW, find_groupable_columns
 from slackwater.config.sql.query import resolve_query
+from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.stateless_step import ROWS
 from slackwater.errors import ConfigError
 
@@ -198,32 +198,34 @@ def window(**more: Any) -> sw.Window:
 
 
 def test_the_groupable_columns_of_windows_that_are_emitted_once() -> None:
-    assert groupable_columns_of(window()).names == {"window_start", "window_end"}
-    assert groupable_columns_of(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {
+    assert find_groupable_columns(window()).names == {"window_start", "window_end"}
+    assert find_groupable_columns(window(window_start_column="a", window_end_column="b", late_data="dlq")).names == {
         "a",
         "b",
     }
-    assert groupable_columns_of(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
+    assert find_groupable_columns(window(emit="final", late_data="reopen")).names == {"window_start", "window_end"}
     for again in ({"emit": "updates"}, {"late_data": "reopen"}, {"late_data": "standalone", "emit_metadata": True}):
-        groupable = groupable_columns_of(window(**again))
+        groupable = find_groupable_columns(window(**again))
         assert not groupable.names
         assert "emitted more than once" in groupable.reason
-    session = groupable_columns_of(window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None))
+    session = find_groupable_columns(
+        window(kind="session", gap_ms="1m", max_session_duration_ms="1h", duration_ms=None)
+    )
     assert not session.names
     assert "cut at max_session_duration" in session.reason
-    assert groupable_columns_of(ROWS) == ROW_BY_ROW
+    assert find_groupable_columns(ROWS) == ROW_BY_ROW
 
 
-RESULTS = KnownColumns(
+RESULTS = ColumnTypes(
     dict.fromkeys(("window_start", "window_end", "_event_ts"), "timestamp") | {"user": "string", "n": "bigint"},
     True,
     frozenset({"window_start", "window_end"}),
 )
-LOOKUP = KnownColumns({"id": "string", "name": "string"}, True)
+LOOKUP = ColumnTypes({"id": "string", "name": "string"}, True)
 
 
-def non_row_wise_parts(sql: str, **more: KnownColumns) -> set[str]:
-    findings = Findings()
+def non_row_wise_parts(sql: str, **more: ColumnTypes) -> set[str]:
+    findings = SqlFindings()
     resolve_query(sql, {"source": RESULTS, "users": LOOKUP, **more}, findings)
     assert not findings.problems
     return findings.non_row_wise
@@ -271,9 +273,9 @@ def test_rows_of_several_windows_may_not_be_grouped(sql: str, construct: str) ->
 
 def test_rows_of_a_source_may_not_be_grouped() -> None:
     """There, a column of this name is not the start of a window."""
-    findings = Findings()
+    findings = SqlFindings()
     sql = "SELECT window_start, count(*) AS n FROM source GROUP BY window_start"
-    resolve_query(sql, {"source": KnownColumns(RESULTS.types, True)}, findings)
+    resolve_query(sql, {"source": ColumnTypes(RESULTS.types, True)}, findings)
     assert findings.non_row_wise == {"an aggregate (GROUP BY, count(), …)"}
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.configs import ISSUE
 
 import slackwater as sw
-from slackwater.config.source import declared_columns
-from slackwater.core.time import duration_ms, duration_text
+from slackwater.config.source import parse_declared_columns
+from slackwater.core.time import format_ms, parse_duration_ms
 
 WRITTEN = '''\
 name = "user-sessions"
@@ -310,14 +310,14 @@ def test_connection_objects_get_names_that_are_free() -> None:
     [(250, 250), ("250ms", 250), ("30s", 30_000), ("5m", 300_000), ("2h", 7_200_000), ("30d", 2_592_000_000)],
 )
 def test_durations(value: int | str, ms: int) -> None:
-    assert duration_ms(value) == ms
-    assert duration_ms(duration_text(ms)) == ms
+    assert parse_duration_ms(value) == ms
+    assert parse_duration_ms(format_ms(ms)) == ms
 
 
 @pytest.mark.parametrize("value", [True, 1.5, None, "", "5", "s", "1.5s", "5 weeks", "1h30m", []])
 def test_invalid_durations_are_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        duration_ms(value)  # type: ignore[arg-type]
+        parse_duration_ms(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_invalid_durations_are_refused(value: object) -> None:
     ],
 )
 def test_columns_of_a_schema(ddl: str, columns: list[str]) -> None:
-    assert declared_columns(ddl) == columns
+    assert parse_declared_columns(ddl) == columns
 
 
 def test_describing_loads_neither_spark_nor_frames() -> None:

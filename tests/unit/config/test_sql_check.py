@@ -12,7 +12,7 @@ import pytest
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, config, pipeline
 
 from slackwater.config import ddl, sql_check, toml
-from slackwater.config.sql import types
+from slackwater.config.sql import spark_types
 from slackwater.core import schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +66,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
 
     draft = toml.Pipeline.parse_partial(tomllib.loads(text), "p.toml", "", data)
     assert [line for line in data if "max_groups" in line]
-    assert [line for line in sql_check.check_draft(draft).problems if 'did you mean "user_id"?' in line]
+    assert [line for line in sql_check.check_draft_sql(draft).problems if 'did you mean "user_id"?' in line]
 
 
 @pytest.mark.parametrize(
@@ -188,19 +188,19 @@ def test_check_reads_the_sql_of_joins_and_stages(old: str, new: str, message: st
 
 
 def test_scalar_types_are_those_of_the_state() -> None:
-    assert set(types.SCALARS) == {*schema._SIMPLE, "decimal"}
-    assert schema.NUMBERS == types.NUMBERS
+    assert set(spark_types.SCALARS) == {*schema._SIMPLE, "decimal"}
+    assert schema.NUMBERS == spark_types.NUMBERS
 
 
 @pytest.mark.parametrize(("text", "columns"), DDL.items())
 def test_schemas_are_read_as_spark_reads_them(text: str, columns: dict[str, str]) -> None:
-    assert ddl.parse_columns(text) == columns
+    assert ddl.parse_ddl_columns(text) == columns
 
 
 @pytest.mark.parametrize("text", NO_DDL)
 def test_an_invalid_schema_is_refused(text: str) -> None:
     with pytest.raises(ddl.DdlError, match=r".+"):
-        ddl.parse_columns(text)
+        ddl.parse_ddl_columns(text)
 
 
 def test_a_secret_schema_is_not_shown() -> None:

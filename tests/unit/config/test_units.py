@@ -6,11 +6,11 @@ import pytest
 from tests.support.configs import ISSUE
 
 import slackwater as sw
-from slackwater.config.bare_milliseconds import bare_milliseconds
+from slackwater.config.duration_unit_check import find_durations_without_unit
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
-from slackwater.config.spec import Spec, duration_keys
+from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.target import StateStore
 from slackwater.config.window import Window
 from slackwater.explain import find_plan_warnings
@@ -21,8 +21,8 @@ GAP = "gap_ms                   = 30000"
 @pytest.mark.parametrize("spec", [Pipeline, Source, Lookup, Window, Join, StateStore])
 def test_every_duration_has_a_key_that_takes_its_unit(spec: type[Spec]) -> None:
     in_ms = {key for key, kind in spec.PARSERS.items() if "duration" in kind.shape}  # type: ignore[attr-defined]
-    assert set(duration_keys(spec).values()) == in_ms
-    assert all(key == f"{name}_ms" for name, key in duration_keys(spec).items())
+    assert set(find_duration_keys(spec).values()) == in_ms
+    assert all(key == f"{name}_ms" for name, key in find_duration_keys(spec).items())
 
 
 def test_keys_with_and_without_ms_mean_the_same() -> None:
@@ -53,7 +53,7 @@ def test_a_wrong_duration_is_one_line(gap: str, line: str) -> None:
 def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
     def lines(gap: str) -> list[str]:
         pipeline = sw.loads(ISSUE.replace(GAP, gap))
-        assert len(list(bare_milliseconds(pipeline))) == (gap == "gap_ms = 30")
+        assert len(list(find_durations_without_unit(pipeline))) == (gap == "gap_ms = 30")
         return [line for line in find_plan_warnings(pipeline) if "did you mean" in line]
 
     assert lines("gap_ms = 30") == [

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config.sql.columns import Scope
+from slackwater.config.sql.select_scope import SelectScope
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def groups_by_bound(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: Scope) -> bool:
+def groups_by_window_bound(
+    expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.Expr], scope: SelectScope
+) -> bool:
     """Return whether a GROUP BY or PARTITION BY uses, or may use, a window bound."""
     from sqlglot import exp
 
@@ -23,7 +25,7 @@ def groups_by_bound(expressions: Sequence[exp.Expr], aliases: Mapping[str, exp.E
     return any(isinstance(e, exp.Literal) or _is_bound(e, scope) for e in (*expressions, *named))
 
 
-def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
+def window_bound_names(node: exp.Select, scope: SelectScope) -> frozenset[str]:
     """Return the output names of window bounds in a SELECT, case-folded."""
     from sqlglot import exp
 
@@ -36,14 +38,14 @@ def bound_names(node: exp.Select, scope: Scope) -> frozenset[str]:
     return frozenset(names)
 
 
-def item_aliases(node: exp.Select) -> dict[str, exp.Expr]:
+def select_item_aliases(node: exp.Select) -> dict[str, exp.Expr]:
     """Return the aliases of a SELECT's items with their expressions. GROUP BY may use them."""
     from sqlglot import exp
 
     return {item.alias.casefold(): item.this for item in node.expressions if isinstance(item, exp.Alias)}
 
 
-def _is_bound(node: exp.Expr, scope: Scope) -> bool:
+def _is_bound(node: exp.Expr, scope: SelectScope) -> bool:
     from sqlglot import exp
 
     return isinstance(node, exp.Column) and any(

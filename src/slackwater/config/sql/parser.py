@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.config.message_format import format_value, suggestion
-from slackwater.config.sql import lexical
+from slackwater.config.message_format import format_value, suggest_word
+from slackwater.config.sql import lexer
 from slackwater.config.sql.builtins import KEYWORDS
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def parse_query(sql: str) -> exp.Expr:
     return tree
 
 
-def _words(sql: str) -> list[lexical.Token]:
+def _words(sql: str) -> list[lexer.Token]:
     """Return the tokens of a query, without a final `;`. Raises SqlSyntaxError if the text is certainly not a query."""
     try:
-        words = lexical.tokens(sql)
-    except lexical.UnreadableError as error:
+        words = lexer.tokenize(sql)
+    except lexer.UnreadableError as error:
         raise (SqlSyntaxError if error.open_quote else UnsupportedSyntax)(str(error)) from None
     while words and words[-1].text == ";":
         words.pop()
@@ -79,7 +79,7 @@ def _words(sql: str) -> list[lexical.Token]:
     if words[0].is_word(*STATEMENTS):
         raise SqlSyntaxError(f"{first.upper()} is a statement, expected a query: SELECT … FROM source")
     if not words[0].is_word(*_QUERIES) and first != "(":
-        raise SqlSyntaxError(f'begins with "{first}"{suggestion(first, _QUERIES) or _NO_QUERY}')
+        raise SqlSyntaxError(f'begins with "{first}"{suggest_word(first, _QUERIES) or _NO_QUERY}')
     if len(words) > MOST_WORDS:
         raise UnsupportedSyntax(f"it has {len(words):,} words, and this check reads at most {MOST_WORDS:,}")
     depth = 0
@@ -100,12 +100,12 @@ def _words(sql: str) -> list[lexical.Token]:
     return words
 
 
-def _misspelled(sql: str, words: Sequence[lexical.Token]) -> tuple[str, str] | None:
+def _misspelled(sql: str, words: Sequence[lexer.Token]) -> tuple[str, str] | None:
     """Return a word that is nearly a keyword, and that keyword, if replacing it makes the text valid."""
     import sqlglot
 
     for token in [w for w in words if w.kind == "word" and len(w.text) > 3][:20]:
-        hint = suggestion(token.text, KEYWORDS).partition('"')[2].partition('"')[0]
+        hint = suggest_word(token.text, KEYWORDS).partition('"')[2].partition('"')[0]
         if not hint or hint == token.text.upper():
             continue
         try:

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import ddl
 from slackwater.config.sql.builtins import GENERATORS
-from slackwater.config.sql.columns import KnownColumns, Scope
+from slackwater.config.sql.select_scope import ColumnTypes, SelectScope
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 
-def type_of(node: exp.Expr, scope: Scope) -> str | None:
+def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
     """Return the type of an expression, or None if it is not obvious."""
     from sqlglot import exp
 
     if isinstance(node, exp.Paren):
-        return type_of(node.this, scope)
+        return infer_expression_type(node.this, scope)
     if isinstance(node, exp.Cast | exp.TryCast):
-        return ddl.type_of(node.args["to"].sql(dialect="spark"))
+        return ddl.parse_type(node.args["to"].sql(dialect="spark"))
     if isinstance(node, exp.Literal):
         return "string" if node.is_string else None
     if isinstance(node, exp.Boolean):
@@ -38,7 +38,7 @@ def type_of(node: exp.Expr, scope: Scope) -> str | None:
     return None
 
 
-def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], bool]:
+def select_item_columns(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, str | None], bool]:
     """Return the output columns of one SELECT item, and whether these are all of them."""
     from sqlglot import exp
 
@@ -51,20 +51,20 @@ def item_columns(item: exp.Expr, scope: Scope) -> tuple[dict[str, str | None], b
             return {}, False
         return _star_columns(owners, item.this), owners[0][1].is_complete
     if isinstance(item, exp.Alias):
-        return {item.alias: type_of(item.this, scope)}, True
+        return {item.alias: infer_expression_type(item.this, scope)}, True
     if isinstance(item, exp.Aliases):
         return {part.name: None for part in item.expressions}, True
     if isinstance(item, exp.Column):
-        return {item.parts[-1].name: type_of(item, scope)}, True
+        return {item.parts[-1].name: infer_expression_type(item, scope)}, True
     if isinstance(item, exp.Cast | exp.TryCast):  # its name is that of the column
-        inner, _ = item_columns(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
-        return dict.fromkeys(inner, type_of(item, scope)), False
+        inner, _ = select_item_columns(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
+        return dict.fromkeys(inner, infer_expression_type(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
     own_name = isinstance(item, exp.Dot) or name in GENERATORS
     return {}, not own_name  # otherwise its name is its text, with parentheses or operators
 
 
-def _star_columns(tables: Sequence[tuple[str, KnownColumns]], star: exp.Expr) -> dict[str, str | None]:
+def _star_columns(tables: Sequence[tuple[str, ColumnTypes]], star: exp.Expr) -> dict[str, str | None]:
     """Return the columns of a `*`."""
     except_ = {e.name.casefold() for e in star.args.get("except_") or ()}
     return {n: t for _, columns in tables for n, t in columns.types.items() if n.casefold() not in except_}

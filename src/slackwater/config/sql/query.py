@@ -11,20 +11,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.groupable_columns import AGGREGATE
-from slackwater.config.message_format import suggestion
-from slackwater.config.sql import group_by, lexical, reads
-from slackwater.config.sql.columns import UNKNOWN, Findings, KnownColumns, Scope, function_columns, rename_columns
+from slackwater.config.message_format import suggest_word
+from slackwater.config.sql import group_by, lexer, source_usage
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
-from slackwater.config.sql.projection import item_columns, type_of
+from slackwater.config.sql.projection import infer_expression_type, select_item_columns
 from slackwater.config.sql.resolver import NameResolver
+from slackwater.config.sql.select_scope import (
+    UNKNOWN,
+    ColumnTypes,
+    SelectScope,
+    SqlFindings,
+    rename_columns,
+    table_function_columns,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
 
 def resolve_query(
-    sql: str, tables: Mapping[str, KnownColumns], findings: Findings, rows: Sequence[str] = ()
-) -> KnownColumns:
+    sql: str, tables: Mapping[str, ColumnTypes], findings: SqlFindings, rows: Sequence[str] = ()
+) -> ColumnTypes:
     """Return the output columns of a query over these tables, and add to `findings`.
 
     `rows`: names that users mistakenly write instead of `source`.
@@ -40,15 +47,15 @@ def resolve_query(
     readable = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
         if "source" in readable:
-            findings.non_row_wise |= reads.find_refused_reads(tree) | set(lexical.clock_times(sql))
+            findings.non_row_wise |= source_usage.find_source_misuse(tree) | set(lexer.find_clock_literals(sql))
         groups = any(columns.groupable for columns in tables.values())
-        return QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.non_row_wise)
+        return _QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.non_row_wise)
     except RecursionError:
         findings.undecided.append(DEEP)
         return UNKNOWN
 
 
-def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> str | None:
+def resolve_expression(text: str, columns: ColumnTypes, findings: SqlFindings) -> str | None:
     """Return the type of an expression over one row's columns (None if unknown), and add to `findings`."""
     from sqlglot import exp
 
@@ -67,10 +74,10 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
     if isinstance(one, exp.Alias | exp.Aliases):
         findings.problems.append("is not an expression")
         return None
-    scope = Scope([("", columns)])
+    scope = SelectScope([("", columns)])
     try:
         NameResolver(scope, findings.problems, findings.non_row_wise).check(one)
-        return type_of(one, scope)
+        return infer_expression_type(one, scope)
     except RecursionError:
         findings.undecided.append(DEEP)
         return None
@@ -80,7 +87,7 @@ def resolve_expression(text: str, columns: KnownColumns, findings: Findings) -> 
 class _Table:
     """A table in a query: its columns, and the non-row-wise constructs in its definition."""
 
-    columns: KnownColumns
+    columns: ColumnTypes
     non_row_wise: set[str]
 
 
@@ -98,18 +105,18 @@ def _is_all(node: Any) -> bool:
 
 
 @dataclass
-class QueryResolver:
+class _QueryResolver:
     """Walks a query from its tables to its SELECT list.
 
     `tables`: the known tables. `rows`: names that users mistakenly write instead of `source`.
     """
 
-    findings: Findings
+    findings: SqlFindings
     tables: tuple[str, ...]
     rows: tuple[str, ...]
     may_group: bool = False  # some of the rows may be grouped by a window bound
 
-    def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> ColumnTypes:
         """Return the output columns of a query, and add its mistakes to the findings."""
         from sqlglot import exp
 
@@ -138,11 +145,11 @@ class QueryResolver:
             return self._select(node, readable, beyond)
         return self._undecided(f"{node.key.upper()}")
 
-    def _undecided(self, construct: str) -> KnownColumns:
+    def _undecided(self, construct: str) -> ColumnTypes:
         self.findings.undecided.append(f"this check does not support {construct}")
         return UNKNOWN
 
-    def _set_operation(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _set_operation(self, node: exp.SetOperation, readable: Mapping[str, _Table], beyond: set[str]) -> ColumnTypes:
         from sqlglot import exp
 
         left_columns, right_columns = self.visit(node.left, readable, beyond), self.visit(node.right, readable, beyond)
@@ -156,21 +163,21 @@ class QueryResolver:
             or not (left_columns.is_complete and right_columns.is_complete)
             or len(left_columns.types) != len(right_columns.types)
         ):
-            return KnownColumns(
+            return ColumnTypes(
                 dict.fromkeys(left_columns.types),
                 left_columns.is_complete and not node.args.get("by_name"),
                 left_columns.groupable,
             )
         pairs = zip(left_columns.types.items(), right_columns.types.values(), strict=True)
-        return KnownColumns({name: a if a == b else None for (name, a), b in pairs}, True, left_columns.groupable)
+        return ColumnTypes({name: a if a == b else None for (name, a), b in pairs}, True, left_columns.groupable)
 
-    def _select(self, node: exp.Select, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _select(self, node: exp.Select, readable: Mapping[str, _Table], beyond: set[str]) -> ColumnTypes:
         from sqlglot import exp
 
         if node.args.get("distinct"):
             beyond.add("DISTINCT")
         source = node.args.get("from_")
-        scope = Scope([], may_group=self.may_group)
+        scope = SelectScope([], may_group=self.may_group)
         judge = NameResolver(scope, self.findings.problems, beyond)
         if source is not None:
             self._table(source.this, readable, scope, beyond)
@@ -178,12 +185,12 @@ class QueryResolver:
             self._join(join, readable, scope, beyond)
         for lateral in node.args.get("laterals") or ():
             judge.check_children(lateral.this)
-            scope.tables.append((lateral.alias.casefold(), function_columns(lateral.alias_column_names)))
+            scope.tables.append((lateral.alias.casefold(), table_function_columns(lateral.alias_column_names)))
         if node.args.get("where") is not None:
             judge.check(node.args["where"].this)
         group: Any = node.args.get("group")
-        scope.is_grouped = group is not None and group_by.groups_by_bound(
-            group.expressions, group_by.item_aliases(node), scope
+        scope.is_grouped = group is not None and group_by.groups_by_window_bound(
+            group.expressions, group_by.select_item_aliases(node), scope
         )
         if (group is not None or node.args.get("having")) and not scope.is_grouped:
             beyond.add(AGGREGATE)
@@ -197,16 +204,16 @@ class QueryResolver:
         for item in node.expressions:
             plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
             judge.check(plain)
-            more, complete = item_columns(item, scope)
+            more, complete = select_item_columns(item, scope)
             types |= more
             closed = closed and complete
             if isinstance(item, exp.Alias):
-                scope.aliases[item.alias.casefold()] = type_of(plain, scope)
-        return KnownColumns(types, closed, group_by.bound_names(node, scope))
+                scope.aliases[item.alias.casefold()] = infer_expression_type(plain, scope)
+        return ColumnTypes(types, closed, group_by.window_bound_names(node, scope))
 
     # -- FROM ----------------------------------------------------------------------------------------------------
 
-    def _table(self, node: exp.Expr, readable: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+    def _table(self, node: exp.Expr, readable: Mapping[str, _Table], scope: SelectScope, beyond: set[str]) -> None:
         from sqlglot import exp
 
         columns, alias = UNKNOWN, ""
@@ -220,7 +227,7 @@ class QueryResolver:
             columns = self.visit(node, readable, beyond)
         elif isinstance(node, exp.Values | exp.Lateral | exp.Unnest | exp.Table):
             alias = node.alias
-            columns = function_columns(node.alias_column_names)
+            columns = table_function_columns(node.alias_column_names)
         else:
             alias = getattr(node, "alias", "")
         if node.args.get("sample"):
@@ -235,7 +242,7 @@ class QueryResolver:
         for join in node.args.get("joins") or ():
             self._join(join, readable, scope, beyond)
 
-    def _named_table(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> KnownColumns:
+    def _named_table(self, node: exp.Table, readable: Mapping[str, _Table], beyond: set[str]) -> ColumnTypes:
         name = node.name
         if node.db or node.catalog:
             self.findings.undecided.append(
@@ -252,14 +259,14 @@ class QueryResolver:
             )
         else:
             names = self.tables
-            hint = suggestion(name, names)
+            hint = suggest_word(name, names)
             if hint:
                 self.findings.problems.append(f'reads "{name}", which does not exist{hint}')
             else:
                 self.findings.catalog_tables.append(name)
         return UNKNOWN
 
-    def _join(self, join: exp.Join, readable: Mapping[str, _Table], scope: Scope, beyond: set[str]) -> None:
+    def _join(self, join: exp.Join, readable: Mapping[str, _Table], scope: SelectScope, beyond: set[str]) -> None:
         side, kind = join.side.upper(), join.kind.upper()
         if side in ("RIGHT", "FULL") and kind not in ("SEMI", "ANTI"):
             beyond.add(f"{side} OUTER JOIN (write source LEFT JOIN lookup)")

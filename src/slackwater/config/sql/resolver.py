@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slackwater.config.groupable_columns import AGGREGATE, WINDOW
-from slackwater.config.message_format import suggestion, suggestion_or_list
-from slackwater.config.sql import group_by, lexical
+from slackwater.config.message_format import suggest_word, suggest_word_or_list
+from slackwater.config.sql import group_by, lexer
 from slackwater.config.sql.builtins import AGGREGATES, CHANGING, FUNCTIONS, WITHOUT_PARENTHESES
-from slackwater.config.sql.columns import Scope
+from slackwater.config.sql.select_scope import SelectScope
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class NameResolver:
     """Checks expressions within one scope. Mistakes go to `problems`, non-row-wise constructs to `non_row_wise`."""
 
-    scope: Scope
+    scope: SelectScope
     problems: list[str]
     non_row_wise: set[str]
 
@@ -44,7 +44,7 @@ class NameResolver:
             self.check(node.this)
             return
         if isinstance(node, exp.Window):
-            if not group_by.groups_by_bound(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
+            if not group_by.groups_by_window_bound(node.args.get("partition_by") or (exp.null(),), {}, self.scope):
                 self.non_row_wise.add(WINDOW)
                 return
             replace(self, scope=replace(self.scope, is_grouped=True)).check_children(node)
@@ -64,7 +64,7 @@ class NameResolver:
 
     def _time(self, type_: str, text: str) -> None:
         """Report a time literal that depends on the clock."""
-        if type_.startswith(("DATE", "TIMESTAMP")) and lexical.depends_on_clock(text):
+        if type_.startswith(("DATE", "TIMESTAMP")) and lexer.depends_on_clock(text):
             self.non_row_wise.add(f"{type_.removesuffix('TZ')} '{text.strip()}'")
 
     def _function(self, node: exp.Expr) -> None:
@@ -74,7 +74,7 @@ class NameResolver:
         if isinstance(node, exp.Anonymous) and isinstance(node.this, str) and not isinstance(node.parent, exp.Dot):
             name = node.this.lower()
             if name not in FUNCTIONS:
-                self.problems.append(f'function "{node.this}" does not exist{suggestion(name, FUNCTIONS)}')
+                self.problems.append(f'function "{node.this}" does not exist{suggest_word(name, FUNCTIONS)}')
         if name in AGGREGATES and not self.scope.is_grouped:
             self.non_row_wise.add(AGGREGATE)
         if name == "aes_encrypt" and len(node.expressions) < 3:
@@ -106,20 +106,20 @@ class NameResolver:
             if any(columns.has(first) for _, columns in self.scope.tables) or not self.scope.is_complete:
                 return
             theirs = dict.fromkeys(name for columns in tables for name in columns.types)
-            self._report(f'column "{parts[0]}.{parts[1]}" does not exist{suggestion_or_list(parts[1], theirs)}')
+            self._report(f'column "{parts[0]}.{parts[1]}" does not exist{suggest_word_or_list(parts[1], theirs)}')
             return
         holders = [alias for alias, columns in self.scope.tables if columns.has(first)]
         if not holders:
             if self.scope.is_complete and not isinstance(node.parent, exp.Kwarg | exp.PropertyEQ):
                 names = self.scope.names()
-                if len(parts) > 1 and not suggestion(parts[0], names):
+                if len(parts) > 1 and not suggest_word(parts[0], names):
                     spelled = ".".join(parts[:2])
                     aliases = [alias for alias, _ in self.scope.tables if alias]
                     self._report(
-                        f'"{spelled}": there is no table and no column "{parts[0]}"{suggestion_or_list(parts[0], aliases)}'
+                        f'"{spelled}": there is no table and no column "{parts[0]}"{suggest_word_or_list(parts[0], aliases)}'
                     )
                     return
-                self._report(f'column "{parts[0]}" does not exist{suggestion_or_list(parts[0], names)}')
+                self._report(f'column "{parts[0]}" does not exist{suggest_word_or_list(parts[0], names)}')
         elif (
             len(holders) > 1
             and self.scope.is_complete
@@ -137,7 +137,7 @@ class NameResolver:
         if any(alias == owner.casefold() or columns.has(owner) for alias, columns in self.scope.tables):
             return
         self._report(
-            f'"{owner}.*": there is no table "{owner}"{suggestion_or_list(owner, [alias for alias, _ in self.scope.tables if alias])}'
+            f'"{owner}.*": there is no table "{owner}"{suggest_word_or_list(owner, [alias for alias, _ in self.scope.tables if alias])}'
         )
 
     def _report(self, line: str) -> None:

@@ -102,12 +102,12 @@ class Offsets(ABC):
         return self
 
 
-def is_count(value: Any) -> bool:
+def is_valid_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def count_of_files(value: Any) -> int:
+def parse_file_count(value: Any) -> int:
     """Parse a stored number of files. Raises ValueError if it is not a count."""
-    if not is_count(value):
+    if not is_valid_count(value):
         raise ValueError(f"{str(value)[:100]!r} is not a number of files")
     return int(value)

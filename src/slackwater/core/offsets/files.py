@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.offsets.base import ChangedFiles, OffsetChange, OffsetLookup, Offsets, count_of_files
+from slackwater.core.offsets.base import ChangedFiles, OffsetChange, OffsetLookup, Offsets, parse_file_count
 from slackwater.errors import StartError
 
 _LIST = re.compile(r"([a-z]+/)?[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -29,7 +29,7 @@ class FileOffsets(Offsets):
         changed = stored.get("changed")
         return cls(
             tuple(map(_parse_list_name, stored["segments"])),
-            count_of_files(stored.get("count", 0)),
+            parse_file_count(stored.get("count", 0)),
             None if changed is None else _parse_changed_files(changed),
         )
 
@@ -70,4 +70,4 @@ def _parse_changed_files(stored: Any) -> ChangedFiles:
     last = stored.get("last", []) if isinstance(stored, Mapping) else None
     if not isinstance(last, list) or not all(isinstance(name, str) for name in last):
         raise ValueError("changed files are not names")
-    return ChangedFiles(count_of_files(stored.get("count", 0)), tuple(last))
+    return ChangedFiles(parse_file_count(stored.get("count", 0)), tuple(last))

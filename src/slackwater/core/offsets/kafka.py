@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, is_count
+from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, is_valid_count
 from slackwater.errors import StartError
 
 ByTopic = Mapping[str, Mapping[str, int]]  # topic -> partition -> offset, as Spark writes it
@@ -102,7 +102,7 @@ def _parse_partitions(topic: Any, parts: Any) -> dict[str, int]:
     for partition, offset in parts.items():
         if not str(partition).isdecimal() or isinstance(offset, bool) or not isinstance(offset, int):
             raise ValueError(f"{str(topic)[:100]}-{str(partition)[:20]} has no offset")
-        if not is_count(offset):
+        if not is_valid_count(offset):
             raise ValueError(f"{str(topic)[:100]}-{partition} has an offset that no topic has")
     return {str(partition): offset for partition, offset in parts.items()}
 

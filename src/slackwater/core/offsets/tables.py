@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, count_of_files
+from slackwater.core.offsets.base import NEEDS_FILE, OffsetChange, OffsetLookup, Offsets, parse_file_count
 from slackwater.errors import StartError
 
 
@@ -38,7 +38,9 @@ class TableOffsets(Offsets):
             raise ValueError(f"{str(version)[:100]!r} is not a version of a table")
         if not isinstance(content, bool):
             raise ValueError("content is neither true nor false")
-        sequence, files = (None if stored.get(k) is None else count_of_files(stored[k]) for k in ("sequence", "files"))
+        sequence, files = (
+            None if stored.get(k) is None else parse_file_count(stored[k]) for k in ("sequence", "files")
+        )
         return cls(stored["table"][:1000], version, sequence, files, content)
 
     @property

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from slackwater.config.config_paths import is_local
 from slackwater.config.connection import FilesConnection
-from slackwater.config.paths import is_local
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
-from slackwater.core.directory_names import OUTPUT_FOLDER
+from slackwater.core.internal_directories import OUTPUT_FOLDER
 from slackwater.errors import StartError
 from slackwater.runner.connectors.base import Connector, source_time_zone
 from slackwater.runner.dead_letter_filter import LetterFilter

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from slackwater.config.message_format import suggestion_or_list
+from slackwater.config.message_format import suggest_word_or_list
 from slackwater.sources.payloads.protobuf_builtin_imports import BUILTIN_IMPORTS
 from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder
 from slackwater.windows.aggregations import quote_column
@@ -77,7 +77,7 @@ class ProtoFiles:
                 raise ValueError("it holds no message")
             return next(iter(self.message_indexes))
         if name not in self.messages:
-            raise ValueError(f'there is no message "{name}" in it{suggestion_or_list(name, self.messages)}')
+            raise ValueError(f'there is no message "{name}" in it{suggest_word_or_list(name, self.messages)}')
         return name
 
     def check(self, name: str, within: Sequence[str] = ()) -> None:

@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.sorted_arrays import Int64s, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import Int64s, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
 from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
@@ -221,7 +221,7 @@ def describe_segment(
     first, last = int(due.min()), int(due.max())
     emits = side.outer and not suffix
     kh = frame["__kh"].to_numpy()
-    most = 0 if suffix else int(np.diff(run_starts(kh), append=len(kh)).max())
+    most = 0 if suffix else int(np.diff(find_run_starts(kh), append=len(kh)).max())
     return SegmentMeta(
         file=file,
         kind=side.name + suffix,

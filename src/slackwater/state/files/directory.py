@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.core.directory_names import STATE_FOLDERS
+from slackwater.core.internal_directories import STATE_FOLDERS
 from slackwater.errors import ExhaustedError, StateError
 from slackwater.state.files import arrow, lock
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent, open_file

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from slackwater.core.sorted_arrays import distinct_values, is_in_sorted, run_starts
+from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
@@ -81,7 +81,7 @@ class Segment:
 
     def find_units(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Return where the units with rows at these positions (ascending) begin and end, each unit once."""
-        begin = run_starts(self.columns.h)
+        begin = find_run_starts(self.columns.h)
         if len(begin) == len(self.columns.h):  # every unit has one row
             return rows, rows + 1
         units = distinct_values(np.searchsorted(begin, rows, "right") - 1, is_sorted=True)

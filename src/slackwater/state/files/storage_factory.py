@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from slackwater.config.paths import is_local
+from slackwater.config.config_paths import is_local
 from slackwater.state.files.directory import LocalStorage
 from slackwater.state.files.storage import Storage
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from slackwater.core.json_text import is_nested, json_text
+from slackwater.core.json_encoding import is_nested, value_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.state.files.arrow import rebuild_empty_lists
@@ -221,7 +221,7 @@ def _literal(value: pl.Expr, kind: pl.DataType) -> pl.Expr:
     if not is_nested(kind):
         return _scalar(value, kind)
     if not isinstance(kind, pl.List) or is_nested(kind.inner):  # type: ignore[arg-type]
-        return pl.when(value.is_not_null()).then(json_text(value, kind))
+        return pl.when(value.is_not_null()).then(value_to_json(value, kind))
     text = _scalar(pl.element(), kind.inner).cast(pl.String)  # type: ignore[arg-type]
     escaped = text.str.replace_all("\\", "\\\\", literal=True).str.replace_all('"', '\\"', literal=True)
     element = pl.when(text.is_null()).then(pl.lit("NULL")).otherwise(pl.concat_str(pl.lit('"'), escaped, pl.lit('"')))

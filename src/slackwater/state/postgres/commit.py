@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 from psycopg import errors
 
-from slackwater.core.dispatch import raise_unregistered
 from slackwater.core.offsets import Offsets
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import FencedError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from slackwater.core.dispatch import raise_unregistered
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StateError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slackwater.core.dispatch import raise_unregistered
-from slackwater.core.hashing import mix
+from slackwater.core.hashing import mix_bits
 from slackwater.core.humanize import plural
+from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import Int64s, distinct_values, is_in_sorted
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
@@ -218,7 +218,7 @@ def _(
     picked = [np.sort(h[inside[start[inside] == pane]])[:KEYS] for pane in starts]
     if picked:
         hashes = distinct_values(reader.units(distinct_values(np.concatenate(picked)))["__kh"].to_numpy())
-        yield distinct_values(mix(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
+        yield distinct_values(mix_bits(np.repeat(hashes, len(starts)), np.tile(starts, len(hashes))))
 
 
 @_candidate_hashes.register

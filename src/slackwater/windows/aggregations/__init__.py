@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import AggregatorError
+from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import StartError

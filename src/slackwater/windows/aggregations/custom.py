@@ -10,7 +10,12 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.aggregation import Aggregation
-from slackwater.config.aggregator import Aggregator, AggregatorError, check_aggregator, expressions
+from slackwater.config.custom_aggregator import (
+    Aggregator,
+    AggregatorError,
+    build_accumulator_expressions,
+    check_aggregator,
+)
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError
@@ -58,7 +63,9 @@ class CustomAggregation(AggregationKind):
         }
         with self._wrap_errors("lift"):
             # selecting a column of the frame as well broadcasts a constant to one value per row
-            lifted = rows.select(event_us, *self._with_part_names(expressions(self.aggregator, "lift", inputs)))
+            lifted = rows.select(
+                event_us, *self._with_part_names(build_accumulator_expressions(self.aggregator, "lift", inputs))
+            )
             return lifted.drop(event_us).cast(self._part_types).get_columns()  # type: ignore[arg-type]
 
     @property
@@ -67,7 +74,9 @@ class CustomAggregation(AggregationKind):
 
     def merge(self) -> Sequence[pl.Expr]:
         keys = ({k: pl.col(k).first() for k in self.keys},) if self.aggregator.wants_keys else ()
-        return self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
+        return self._with_part_names(
+            build_accumulator_expressions(self.aggregator, "merge", self._accumulators(), *keys)
+        )
 
     def neutral(self) -> pl.DataFrame:
         """Return the accumulators of zero rows, after checking on a few values that merging them changes nothing."""
@@ -85,7 +94,9 @@ class CustomAggregation(AggregationKind):
     def _merged(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Merge all rows as one group whose keys are NULL."""
         keys = ({k: pl.lit(None) for k in self.keys},) if self.aggregator.wants_keys else ()
-        exprs = self._with_part_names(expressions(self.aggregator, "merge", self._accumulators(), *keys))
+        exprs = self._with_part_names(
+            build_accumulator_expressions(self.aggregator, "merge", self._accumulators(), *keys)
+        )
         return frame.select(exprs).cast(self._part_types)  # type: ignore[arg-type]
 
     def to_stored_form(self, frame: pl.DataFrame) -> pl.DataFrame:

@@ -1,7 +1,7 @@
 """Column names that Slackwater adds to frames of source rows.
 
 A source with a column of such a name is rejected at the start. Stages cannot read or emit names that begin with `__`;
-see `config.value_parsers.name_problem`.
+see `config.value_parsers.find_name_problem`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from slackwater.config.message_format import suggestion
+from slackwater.config.message_format import suggest_word
 
 if TYPE_CHECKING:
     import polars as pl
@@ -78,7 +78,7 @@ class AggregatorError(Exception):
 
 
 @contextmanager
-def without_imports() -> Iterator[None]:
+def forbid_imports() -> Iterator[None]:
     """Within the block, only load classes from modules that are already imported, since a state is not trusted."""
     before = _MAY_IMPORT.set(False)
     try:
@@ -135,7 +135,7 @@ def _import_attribute(path: str) -> Any:
         ) from None
     for name in names.split("."):
         if not hasattr(attribute, name):
-            raise AggregatorError("agg", f'module "{module_name}" has no "{names}"{suggestion(name, dir(attribute))}')
+            raise AggregatorError("agg", f'module "{module_name}" has no "{names}"{suggest_word(name, dir(attribute))}')
         attribute = getattr(attribute, name)
     return attribute
 
@@ -185,10 +185,12 @@ def check_aggregator(aggregator: Aggregator) -> None:
     rows = pl.DataFrame({"__g": [0, 0]}).with_columns(pl.lit(None, t).alias(n) for n, t in kinds.items())
     step = "lift"
     try:
-        lifted = rows.select("__g", *expressions(aggregator, step, {n: pl.col(n) for n in kinds})).cast(parts)  # type: ignore[arg-type]
+        lifted = rows.select(
+            "__g", *build_accumulator_expressions(aggregator, step, {n: pl.col(n) for n in kinds})
+        ).cast(parts)  # type: ignore[arg-type]
         step = "merge"
         keys = (_AnyKey(),) if aggregator.wants_keys else ()
-        merges = expressions(aggregator, step, {n: pl.col(n) for n in parts}, *keys)
+        merges = build_accumulator_expressions(aggregator, step, {n: pl.col(n) for n in parts}, *keys)
         merged = lifted.group_by("__g").agg(merges)
         for part, dtype in parts.items():
             if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
@@ -205,7 +207,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         raise unfit(f"{step} fails on rows of NULLs ({_error_line(error)})") from None
 
 
-def expressions(
+def build_accumulator_expressions(
     aggregator: Aggregator, step: str, columns: Mapping[str, pl.Expr], *leading_arguments: Any
 ) -> list[pl.Expr]:
     """Call `lift` or `merge` and return one expression per accumulator, with its name.
@@ -236,8 +238,8 @@ __all__ = [
     "PATH",
     "Aggregator",
     "AggregatorError",
+    "build_accumulator_expressions",
     "check_aggregator",
-    "expressions",
+    "forbid_imports",
     "load_aggregator",
-    "without_imports",
 ]

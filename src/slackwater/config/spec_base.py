@@ -16,13 +16,13 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 from slackwater.config.message_format import (
     EnvDuration,
     EnvString,
-    MissingEnv,
-    show_key,
-    suggestion,
-    suggestion_or_list,
+    MissingEnvString,
+    format_key,
+    suggest_word,
+    suggest_word_or_list,
     value_mismatch,
 )
-from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, ValueParser, with_schema
+from slackwater.config.value_parsers import InvalidTableError, InvalidValueError, ValueParser, attach_json_schema
 from slackwater.errors import ConfigError
 
 Values = dict[str, Any]
@@ -30,7 +30,7 @@ Problem = tuple[str, str]  # (key, what is wrong with it)
 
 
 @cache
-def duration_keys(cls: type[Spec]) -> Mapping[str, str]:
+def find_duration_keys(cls: type[Spec]) -> Mapping[str, str]:
     """Return the keys that take a duration with its unit, each with the key that takes milliseconds: `gap` -> `gap_ms`."""
     durations = (key for key, kind in cls.PARSERS.items() if "duration" in getattr(kind, "shape", {}))
     names = {key.removesuffix("_ms"): key for key in durations if key.endswith("_ms")}
@@ -103,7 +103,7 @@ class Spec(BaseModel):
                 del data[key]
                 problems.append(f"{prefix}{key}: is available in Python only; {cls.PYTHON_ONLY[key]}")
             values, wrong = cls.read(data, file, path, problems)
-        elif not isinstance(data, MissingEnv):
+        elif not isinstance(data, MissingEnvString):
             problems.append(f"{file}: {path}: {value_mismatch(data, 'a table')}")
         partial = cls.model_construct(**{**blank, **values})
         partial._wrong = frozenset(wrong)
@@ -124,8 +124,8 @@ class Spec(BaseModel):
                 written[new] = old
         values: Values = {}
         wrong: set[str] = set()
-        in_ms = any(key in data for key in duration_keys(cls).values())
-        for name, key in duration_keys(cls).items():
+        in_ms = any(key in data for key in find_duration_keys(cls).values())
+        for name, key in find_duration_keys(cls).items():
             if name in data and key in data:
                 del data[name]
                 problems.append(f"{prefix}{name}: {written.get(key, key)} is also set; remove one of them")
@@ -137,12 +137,16 @@ class Spec(BaseModel):
         for key, value in data.items():
             if key in cls.PARSERS:
                 at_key = f"{prefix}{written.get(key, key)}"
-                if written.get(key) in duration_keys(cls) and isinstance(value, int) and not isinstance(value, bool):
+                if (
+                    written.get(key) in find_duration_keys(cls)
+                    and isinstance(value, int)
+                    and not isinstance(value, bool)
+                ):
                     wrong.add(key)
                     unit = 'a duration with its unit ("30s", "5m", "2h")'
                     problems.append(f"{at_key}: " + value_mismatch(value, f"{unit}; {key} takes milliseconds"))
                     continue
-                if isinstance(value, MissingEnv):
+                if isinstance(value, MissingEnvString):
                     wrong.add(key)
                     continue
                 try:
@@ -151,7 +155,7 @@ class Spec(BaseModel):
                     wrong.add(key)
                     later = cls.unsupported_value(key, value)
                     expected = str(error)
-                    if written.get(key) in duration_keys(cls):
+                    if written.get(key) in find_duration_keys(cls):
                         expected = expected.replace(" or milliseconds)", ")")
                     problems.append(f"{at_key}: " + (later or value_mismatch(value, expected)))
                 except InvalidTableError as nested:
@@ -165,19 +169,19 @@ class Spec(BaseModel):
             else:
                 meant = cls.SUGGESTIONS.get(str(key))
                 meant = meant if meant is None else written.get(meant, meant)
-                others = [k for k in cls.PARSERS if in_ms or k not in duration_keys(cls).values()]
-                key_names = [*others, *duration_keys(cls)]
-                close = suggestion(str(key), [*cls.PARSERS, *duration_keys(cls)]) or suggestion_or_list(
+                others = [k for k in cls.PARSERS if in_ms or k not in find_duration_keys(cls).values()]
+                key_names = [*others, *find_duration_keys(cls)]
+                close = suggest_word(str(key), [*cls.PARSERS, *find_duration_keys(cls)]) or suggest_word_or_list(
                     str(key), key_names
                 )
                 hint = f'; did you mean "{meant}"?' if meant else close
-                problems.append(f"{prefix}{show_key(key)}: unknown key{hint}")
+                problems.append(f"{prefix}{format_key(key)}: unknown key{hint}")
         for key in cls.REQUIRED:
             if key not in data and key not in wrong:
                 problems.append(f"{prefix}{written.get(key, key)}: missing; {cls.missing_hint(key)}")
                 wrong.add(key)
         conflicts = list(cls.check(values, wrong))
-        spelled = {key: name for key, name in written.items() if name in duration_keys(cls)}
+        spelled = {key: name for key, name in written.items() if name in find_duration_keys(cls)}
         problems += [f"{prefix}{written.get(key, key)}: {_respell(line, spelled)}" for key, line in conflicts]
         return values, wrong | {key for key, _ in conflicts}
 
@@ -223,7 +227,7 @@ class Spec(BaseModel):
 def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
     """Return the parser of a nested table."""
 
-    @with_schema(of=cls)
+    @attach_json_schema(of=cls)
     def build(value: Any) -> Any:
         if not isinstance(value, cls | Mapping):
             raise InvalidValueError(expected)
@@ -239,7 +243,7 @@ def table_parser(cls: type[Spec], expected: str = "a table") -> ValueParser:
 def table_list_parser(cls: type[Spec], expected: str) -> ValueParser:
     """Return the parser of a list of tables."""
 
-    @with_schema(type="array", of=cls)
+    @attach_json_schema(type="array", of=cls)
     def build(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list | tuple):
             raise InvalidValueError(expected)

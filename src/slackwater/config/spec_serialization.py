@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from slackwater.config.aggregator import Aggregator
-from slackwater.config.spec import Spec
+from slackwater.config.custom_aggregator import Aggregator
+from slackwater.config.spec_base import Spec
 from slackwater.errors import ConfigError
 
 S = TypeVar("S", bound=Spec)
 
 
-def as_data(spec: Spec) -> dict[str, Any] | None:
+def spec_to_data(spec: Spec) -> dict[str, Any] | None:
     """Return the keys of a spec that differ from their defaults, as plain data.
 
     None if it contains something without a name, such as a class defined in a function.
@@ -29,7 +29,7 @@ class _UnnamedError(Exception):
 
 def _value(value: Any) -> Any:
     if isinstance(value, Spec):
-        keys = as_data(value)
+        keys = spec_to_data(value)
         if keys is None:
             raise _UnnamedError
         return keys
@@ -47,8 +47,8 @@ def _value(value: Any) -> Any:
     raise _UnnamedError
 
 
-def from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
-    """Return the spec written by `as_data`. Raises ConfigError."""
+def spec_from_data(cls: type[S], data: Mapping[str, Any], where: str) -> S:
+    """Return the spec written by `spec_to_data`. Raises ConfigError."""
     problems: list[str] = []
     spec = cls.parse(dict(data), where, "", problems)
     if spec is None or problems:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
-from slackwater.config.checks import resolve_connection
-from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.message_format import EnvString
 from slackwater.config.pipeline import Pipeline
+from slackwater.config.pipeline_checks import resolve_connection
 from slackwater.config.source import SCHEMA_FILES, Lookup, Source
+from slackwater.config.stage import Stage, Transform
 from slackwater.config.target import StateStore, Target
-from slackwater.config.transform import Stage, Transform
 
 _S = TypeVar("_S", Source, Lookup, Target, StateStore)
 _T = TypeVar("_T", Transform, Stage)
@@ -110,7 +110,7 @@ def _absolute(folder: PurePath, path: str) -> str:
     return interpolated
 
 
-def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
+def list_written_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     """Yield the local directories that a run writes to, each with the config key that names it."""
     paths: list[tuple[str, Any]] = [("state_store.path", pipeline.state_store and pipeline.state_store.path)]
     paths += [(f"targets[{i}].path", t.path) for i, t in enumerate(pipeline.targets)]
@@ -120,4 +120,4 @@ def local_directories(pipeline: Pipeline) -> Iterator[tuple[str, str]]:
     yield from ((key, path) for key, path in paths if path and is_local(path))
 
 
-__all__ = ["ResolvedPath", "is_local", "local_directories", "resolve_paths", "restore_written_path"]
+__all__ = ["ResolvedPath", "is_local", "list_written_directories", "resolve_paths", "restore_written_path"]

@@ -43,7 +43,7 @@ class Token:
         return self.kind == "word" and self.text.upper() in words
 
 
-def tokens(sql: str) -> list[Token]:
+def tokenize(sql: str) -> list[Token]:
     """Return the tokens of a SQL text. Raises UnreadableError."""
     parts, position = list[Token](), 0
     while position < len(sql):
@@ -68,7 +68,7 @@ def tokens(sql: str) -> list[Token]:
 def strip_semicolon(sql: str) -> str:
     """Remove the `;` and comments at the end of a query; return it unchanged if it cannot be split."""
     try:
-        parts = tokens(sql)
+        parts = tokenize(sql)
     except UnreadableError:
         return sql
     while parts and parts[-1].text == ";":
@@ -76,10 +76,10 @@ def strip_semicolon(sql: str) -> str:
     return sql[: parts[-1].end] if parts else ""
 
 
-def clock_times(sql: str) -> list[str]:
+def find_clock_literals(sql: str) -> list[str]:
     """Return time literals that depend on the clock (`DATE 'today'`), or nothing if the text cannot be split."""
     try:
-        parts = tokens(sql)
+        parts = tokenize(sql)
     except UnreadableError:
         return []
     times = ((a.text.upper(), b) for a, b in pairwise(parts) if a.is_word(*_TIMES) and b.kind == "text")

@@ -5,6 +5,6 @@ from __future__ import annotations
 from urllib.parse import unquote, urlsplit
 
 
-def local_name(uri: str) -> str:
+def file_uri_to_path(uri: str) -> str:
     """Return the path of a `file:` URI (`file:///in/a%20b.csv` -> `/in/a b.csv`), and any other name unchanged."""
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri

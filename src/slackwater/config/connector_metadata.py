@@ -56,7 +56,7 @@ def _console(t: Target) -> str:
 
 
 @dataclass(frozen=True)
-class ConnectorInfo:
+class ConnectorMetadata:
     """Metadata of one kind of connection.
 
     `write_text(target, adds, within)` describes how results are written. `adds`: the target is append-only; `within`:
@@ -129,8 +129,8 @@ def _table(kind: str, version: str) -> dict[str, Any]:
     }
 
 
-CONNECTORS: Mapping[str, ConnectorInfo] = {
-    "files": ConnectorInfo(
+CONNECTORS: Mapping[str, ConnectorMetadata] = {
+    "files": ConnectorMetadata(
         keeps_history=True,
         exposes_files=True,
         query_is_path=True,
@@ -145,10 +145,10 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
         location_text=lambda t: f'"{absolute_path(t.path)}"',
         write_text=lambda t, adds, within: f'{t.format or "parquet"} files in "{absolute_path(t.path)}", one per epoch',
     ),
-    "console": ConnectorInfo(
+    "console": ConnectorMetadata(
         at_least_once_reason=lambda t: "at least once: a console cannot take back what it printed"
     ),
-    "kafka": ConnectorInfo(
+    "kafka": ConnectorMetadata(
         metadata_columns=("_key", "_value", "_headers", "_topic", "_partition", "_offset"),
         has_timestamp=True,
         keeps_history=True,
@@ -175,23 +175,23 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
         at_least_once_reason=_kafka_at_least_once,
         exactly_once_text="exactly once for read_committed consumers: rows and the last epoch are one Kafka transaction",
     ),
-    "postgres": ConnectorInfo(location_text=lambda t: f"Postgres table {t.table}", write_text=_postgres_write_text),
-    "rabbitmq": ConnectorInfo(
+    "postgres": ConnectorMetadata(location_text=lambda t: f"Postgres table {t.table}", write_text=_postgres_write_text),
+    "rabbitmq": ConnectorMetadata(
         metadata_columns=("_value", "_routing_key", "_exchange", "_message_id", "_headers", "_received"),
         has_timestamp=True,
         uses_ingest_time=True,
         keys=_STREAM,
         **_stream("rabbitmq"),
     ),
-    "kinesis": ConnectorInfo(
+    "kinesis": ConnectorMetadata(
         metadata_columns=("_value",),
         has_timestamp=True,
         keys=(*_STREAM, "starting_offsets"),
         start=StartPosition("latest", no_offsets_reason="Kinesis has no offsets to start from"),
         **_stream("kinesis"),
     ),
-    "pubsub": ConnectorInfo(metadata_columns=("_value",), has_timestamp=True, keys=_STREAM, **_stream("pubsub")),
-    "delta": ConnectorInfo(
+    "pubsub": ConnectorMetadata(metadata_columns=("_value",), has_timestamp=True, keys=_STREAM, **_stream("pubsub")),
+    "delta": ConnectorMetadata(
         **_table("Delta", "versions"),
         query_is_path=True,
         location_text=lambda t: f'Delta table "{absolute_path(t.path)}"',
@@ -200,7 +200,7 @@ CONNECTORS: Mapping[str, ConnectorInfo] = {
         ),
         append_only_text='a delta target with mode = "append"',
     ),
-    "iceberg": ConnectorInfo(
+    "iceberg": ConnectorMetadata(
         **_table("Iceberg", "snapshots"),
         location_text=lambda t: f"Iceberg table {t.table}",
         write_text=lambda t, adds, within: f"Iceberg table {t.table}, {'append' if adds else t.mode or 'merge'}",
@@ -214,7 +214,7 @@ def metadata_columns(kind: str | None) -> tuple[str, ...]:
     return () if kind is None else CONNECTORS[kind].metadata_columns
 
 
-def kinds_of_keys(*keys: str) -> dict[str, tuple[str, ...]]:
+def kinds_supporting_keys(*keys: str) -> dict[str, tuple[str, ...]]:
     """Return, for keys of a source, the kinds of connection that support them. Keys that fit any kind are omitted."""
     kinds_by_key = {key: tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys) for key in keys}
     return {key: kinds for key, kinds in kinds_by_key.items() if kinds}

@@ -10,12 +10,12 @@ SCALARS = (*NUMBERS, "boolean", "string", "binary", "date", "timestamp", "timest
 NO_KEYS = ("array", "map", "struct", "variant", "interval", "void")  # types that are certainly not scalars
 
 
-def base_type(type_: str) -> str:
+def strip_type_parameters(type_: str) -> str:
     """Return a type without its parameters."""
     return type_.partition("(")[0].partition("<")[0]
 
 
-def event_time_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
+def find_event_time_type_problems(type_: str, unit: str | None) -> Iterator[tuple[str, str]]:
     """Yield each reason why a column of this type cannot be the event time, as (config key, message)."""
     if type_ in INTEGERS:
         if unit is None:

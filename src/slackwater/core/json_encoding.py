@@ -10,7 +10,7 @@ import polars as pl
 TIME = "%Y-%m-%dT%H:%M:%S%.6f"
 
 
-def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
+def value_to_json(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr:
     """Return an expression that converts a value to JSON text.
 
     Times are ISO 8601, bytes are encoded according to `binary` ("hex" or "base64"), and decimals and non-finite floats
@@ -20,14 +20,14 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
     if isinstance(kind, pl.Map):
         return _map_text(value, kind, binary)
     if isinstance(kind, pl.List):
-        inner = json_text(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
+        inner = value_to_json(pl.element(), kind.inner, binary)  # type: ignore[arg-type]  # an instance, since it came from a frame
         whole = pl.concat_str(pl.lit("["), value.list.eval(inner).list.join(","), pl.lit("]"))
         return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
     if isinstance(kind, pl.Struct):
         parts: list[pl.Expr] = []
         for field in kind.fields:
             parts += [pl.lit(("," if parts else "{") + json.dumps(field.name, ensure_ascii=False) + ":")]
-            parts += [json_text(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
+            parts += [value_to_json(value.struct.field(field.name), field.dtype, binary)]  # type: ignore[arg-type]
         return pl.when(value.is_null()).then(pl.lit("null")).otherwise(pl.concat_str(*parts, pl.lit("}")))
     encoded = _encode(_json_scalar(value, kind, binary))
     if not kind.is_float():
@@ -41,13 +41,13 @@ def json_text(value: pl.Expr, kind: pl.DataType, binary: str = "hex") -> pl.Expr
     )
 
 
-def object_text(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
+def row_to_json(schema: Mapping[str, pl.DataType], binary: str = "hex") -> pl.Expr:
     """Return an expression that converts a whole row to a JSON object."""
     parts: list[pl.Expr] = []
     for name, kind in schema.items():
         parts += [
             pl.lit(("," if parts else "{") + json.dumps(name, ensure_ascii=False) + ":"),
-            json_text(pl.col(name), kind, binary),
+            value_to_json(pl.col(name), kind, binary),
         ]
     return pl.concat_str([*parts, pl.lit("}")])
 
@@ -61,17 +61,17 @@ def has_map(kind: pl.DataType) -> bool:
     return isinstance(kind, pl.Map)
 
 
-def map_entries_type(kind: pl.Map) -> pl.List:
+def _map_entries_type(kind: pl.Map) -> pl.List:
     """Return the type of a map's entries: a list of structs of `key` and `value`."""
     return pl.List(pl.Struct({"key": kind.key, "value": kind.value}))
 
 
 def _map_text(value: pl.Expr, kind: pl.Map, binary: str) -> pl.Expr:
-    listed = map_entries_type(kind)
+    listed = _map_entries_type(kind)
     if kind.key != pl.String:
-        return json_text(value.cast(listed), listed, binary)
+        return value_to_json(value.cast(listed), listed, binary)
     pair = pl.element().struct.field
-    parts = [_encode(pair("key")), pl.lit(":"), json_text(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
+    parts = [_encode(pair("key")), pl.lit(":"), value_to_json(pair("value"), kind.value, binary)]  # type: ignore[arg-type]
     whole = pl.concat_str(pl.lit("{"), value.cast(listed).list.eval(pl.concat_str(parts)).list.join(","), pl.lit("}"))
     return pl.when(value.is_null()).then(pl.lit("null")).otherwise(whole)
 
@@ -97,7 +97,7 @@ def is_nested(kind: pl.DataType) -> bool:
 def apply_to_scalars(value: pl.Expr, kind: pl.DataType, scalar: Callable[[pl.Expr, pl.DataType], pl.Expr]) -> pl.Expr:
     """Apply `scalar` to the scalars within a nested value, keeping its structure. A map becomes a list of entries."""
     if isinstance(kind, pl.Map):
-        return apply_to_scalars(value.cast(map_entries_type(kind)), map_entries_type(kind), scalar)
+        return apply_to_scalars(value.cast(_map_entries_type(kind)), _map_entries_type(kind), scalar)
     if isinstance(kind, pl.List):
         return value.list.eval(apply_to_scalars(pl.element(), kind.inner, scalar))  # type: ignore[arg-type]
     if isinstance(kind, pl.Struct):

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
-from slackwater.config.connector_info import CONNECTORS
-from slackwater.config.message_format import format_value, suggestion_or_list
-from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, declared_columns
-from slackwater.config.spec import Problem, Values
+from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.message_format import format_value, suggest_word_or_list
+from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
+from slackwater.config.spec_base import Problem, Values
 from slackwater.config.stateless_step import ROWS
-from slackwater.core.reserved import find_reserved_collisions
+from slackwater.core.reserved_columns import find_reserved_collisions
 
 if TYPE_CHECKING:
     from slackwater.config.join import Join
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slackwater.config.window import Window
 
 
-def draft_step(values: Values) -> Window | Join | StatelessStep | None:
+def _draft_step(values: Values) -> Window | Join | StatelessStep | None:
     """Return the step of a draft, or None if no step could be read."""
     transform = values.get("transform")
     if transform is None:
@@ -40,7 +40,7 @@ def resolve_connection(reference: object, connections: Mapping[str, Connection])
     return connections.get(str(reference))
 
 
-def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
+def check_source_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
     """Yield a problem for sources with equal names.
 
     Names identify sources in the state, in watermarks and in metrics.
@@ -52,7 +52,7 @@ def check_names(sources: tuple[Source, ...]) -> Iterator[Problem]:
             yield "sources", f"{times} sources are called {shown}; give each its own name"
 
 
-def targets_with_keys(values: Values) -> list[tuple[str, Target]]:
+def list_targets_with_keys(values: Values) -> list[tuple[str, Target]]:
     """Return the targets of a draft, each with its key in the config."""
     several: Sequence[Target] = values.get("targets") or ()
     if several:
@@ -92,7 +92,7 @@ def check_connections(values: Values) -> Iterator[Problem]:
                 line = f"{payload} needs schema_registry in the connection, which has none; add it"
                 yield f"{path}.payload_format", line
     letters: Target | None = values.get("dead_letter")
-    for path, target in (*targets_with_keys(values), *([] if letters is None else [("dead_letter", letters)])):
+    for path, target in (*list_targets_with_keys(values), *([] if letters is None else [("dead_letter", letters)])):
         if target.connection is None or "connection" in target._wrong:
             continue
         connection = resolve_connection(target.connection, connections)
@@ -120,14 +120,16 @@ def _with_path(path: str, problems: Iterator[Problem]) -> Iterator[Problem]:
 def _unknown_connection(key: str, reference: object, connections: Mapping[str, Any]) -> Iterator[Problem]:
     if reference not in connections:
         advice = (
-            suggestion_or_list(str(reference), connections) if connections else "; describe it in [connections.<name>]"
+            suggest_word_or_list(str(reference), connections)
+            if connections
+            else "; describe it in [connections.<name>]"
         )
         yield key, f"found {format_value(reference)}, which is not a connection{advice}"
 
 
 def check_event_time(values: Values) -> Iterator[Problem]:
     """Yield a problem for each source without an event time, and each column that conflicts with `_event_ts`."""
-    step = draft_step(values)
+    step = _draft_step(values)
     if step is None:
         return
     processing = step.time_mode == "processing"
@@ -138,7 +140,7 @@ def check_event_time(values: Values) -> Iterator[Problem]:
     for i, source in enumerate(values.get("sources", ())):
         if undecided or "schema" in source._wrong or (stage_inputs is not None and source.name not in stage_inputs):
             continue
-        declared = declared_columns(source.schema_) if source.schema_ else []
+        declared = parse_declared_columns(source.schema_) if source.schema_ else []
         for name in find_reserved_collisions(declared, declared=True):
             yield (
                 f"sources[{i}].schema",
@@ -199,7 +201,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     )
 
 
-def check_standalone(values: Values) -> Iterator[Problem]:
+def check_standalone_results(values: Values) -> Iterator[Problem]:
     """Yield a problem for late_data = "standalone" if the target replaces rows.
 
     Late rows would have the identity of their window.
@@ -219,9 +221,9 @@ def check_standalone(values: Values) -> Iterator[Problem]:
         )
 
 
-def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
+def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield a problem if sessions or joins lack a state store, or if a guarantee needs a durable one."""
-    step = draft_step(values)
+    step = _draft_step(values)
     if step is None or "state_store" in wrong:
         return
     store: StateStore | None = values.get("state_store")
@@ -237,7 +239,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
             f"{step.CONFIG_PATH}.crash_recovery",
             f'{format_value(step.crash_recovery)} needs a durable [state_store]; use kind = "files" or "postgres"',
         )
-    targets = [t for _, t in targets_with_keys(values)]
+    targets = [t for _, t in list_targets_with_keys(values)]
     if not targets or any("delivery" in t._wrong for t in targets):
         return
     topics = [t for t in targets if t.topic is not None] or targets
@@ -248,7 +250,7 @@ def check_state(values: Values, wrong: set[str]) -> Iterator[Problem]:
         )
 
 
-def check_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
+def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
     """Yield a problem if [dead_letter] is missing, or if nothing would be written to it."""
     transforms = values.get("stages") or [values.get("transform")]
     if any(t is None for t in transforms) or "dead_letter" in wrong:

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from slackwater.config.join import Join
-from slackwater.config.message_format import format_value, show_key, value_mismatch
+from slackwater.config.message_format import format_key, format_value, value_mismatch
 from slackwater.config.source import Lookup
-from slackwater.config.spec import Problem, Spec, Values, table_parser
+from slackwater.config.spec_base import Problem, Spec, Values, table_parser
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_spec import StepSpec
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
     ValueParser,
+    attach_json_schema,
     choice_parser,
     parse_names,
     parse_text,
-    with_schema,
 )
 from slackwater.config.window import Window
 
@@ -29,18 +29,20 @@ STEPS: Mapping[str, type[StepSpec]] = {"window": Window, "join": Join}  # a conf
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
-@with_schema(of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}})
+@attach_json_schema(
+    of=Lookup, named={"pattern": "^[A-Za-z_][A-Za-z0-9_]*$", "not": {"pattern": "^[Ss][Oo][Uu][Rr][Cc][Ee]$"}}
+)
 def _lookups(value: Any) -> dict[str, Lookup]:
     if not isinstance(value, Mapping):
         raise InvalidValueError("a table of lookups ([transform.lookups.<name>])")
     problems: list[str] = []
-    built = {name: Lookup.parse_partial(v, "", show_key(name), problems) for name, v in value.items()}
+    built = {name: Lookup.parse_partial(v, "", format_key(name), problems) for name, v in value.items()}
     seen: dict[str, str] = {}
     for name in value:
         if name.casefold() == "source":
             problems.append(f": {name}: this is the name of the rows in SQL; choose another name")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            problems.append(f": {show_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
+            problems.append(f": {format_key(name)}: " + value_mismatch(name, 'a name of letters, digits and "_"'))
         elif seen.setdefault(name.casefold(), name) != name:
             problems.append(
                 f": {name}: is the same name as {format_value(seen[name.casefold()])} in SQL; choose another name"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from slackwater.config.connector_info import CONNECTORS
+from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 
@@ -32,7 +32,7 @@ def find_replay_obstacle(pipeline: Pipeline) -> str | None:
     return f"they correct windows in the target, but the target ({CONNECTORS[kind].location_text(target)}) {restriction}; {EXPECTED}"
 
 
-def list_late_row_notes(pipeline: Pipeline) -> Iterator[str]:
+def describe_replay_limits(pipeline: Pipeline) -> Iterator[str]:
     """Yield notes about `late_data = "dlq"` that are useful before the first late row."""
     if any(stage_pipeline.transform.step.late_data == "dlq" for stage_pipeline in pipeline.stage_pipelines.values()):
         why = find_replay_obstacle(pipeline)

@@ -33,7 +33,7 @@ def _zone(name: str) -> dt.tzinfo | None:
         return None
 
 
-def text_time_us(text: str) -> int | None:
+def parse_timestamp_us(text: str) -> int | None:
     """Parse a string that is a time to microseconds since 1970; None for other strings. Without a zone, it is in UTC."""
     match = _TEXT.fullmatch(text)
     if match is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class KnownColumns:
+class ColumnTypes:
     """Columns by name, with their types as Spark prints them (None: unknown).
 
     `is_complete`: there are no other columns.
@@ -27,12 +27,12 @@ class KnownColumns:
         return next((t for column, t in self.types.items() if column.casefold() == name.casefold()), None)
 
 
-UNKNOWN = KnownColumns()
+UNKNOWN = ColumnTypes()
 
 
 @dataclass
-class Findings:
-    """Findings about one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
+class SqlFindings:
+    """SqlFindings about one SQL text: mistakes, constructs that are not row-wise, and what could not be decided."""
 
     problems: list[str] = field(default_factory=list)
     non_row_wise: set[str] = field(default_factory=set)
@@ -41,10 +41,10 @@ class Findings:
 
 
 @dataclass
-class Scope:
+class SelectScope:
     """The tables of one SELECT by alias, and the aliases in its list that later items may use."""
 
-    tables: list[tuple[str, KnownColumns]]
+    tables: list[tuple[str, ColumnTypes]]
     aliases: dict[str, str | None] = field(default_factory=dict)
     merged: set[str] = field(default_factory=set)  # columns of USING, which both tables have
     natural: bool = False
@@ -59,19 +59,19 @@ class Scope:
         return list(dict.fromkeys(name for _, columns in self.tables for name in columns.types))
 
 
-def function_columns(names: Sequence[str]) -> KnownColumns:
+def table_function_columns(names: Sequence[str]) -> ColumnTypes:
     """Return the columns of a table function, if the SQL names them."""
-    return KnownColumns(dict.fromkeys(names), bool(names))
+    return ColumnTypes(dict.fromkeys(names), bool(names))
 
 
-def rename_columns(columns: KnownColumns, names: Sequence[str]) -> KnownColumns:
+def rename_columns(columns: ColumnTypes, names: Sequence[str]) -> ColumnTypes:
     """Rename columns by an alias such as `AS t(a, b)`."""
     if not names:
         return columns
     if len(names) != len(columns.types) or not columns.is_complete:
         any_of_them = frozenset(map(str.casefold, names)) if columns.groupable else frozenset[str]()
-        return KnownColumns(dict.fromkeys(names), True, any_of_them)
+        return ColumnTypes(dict.fromkeys(names), True, any_of_them)
     bounds = {
         new.casefold() for new, old in zip(names, columns.types, strict=True) if old.casefold() in columns.groupable
     }
-    return KnownColumns(dict(zip(names, columns.types.values(), strict=True)), columns.is_complete, frozenset(bounds))
+    return ColumnTypes(dict(zip(names, columns.types.values(), strict=True)), columns.is_complete, frozenset(bounds))
