@@ -29,7 +29,7 @@ from slackwater.core.schema import Field
 from slackwater.engine.driver import Driver, DriverCallbacks
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators.compile import compile_window
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore

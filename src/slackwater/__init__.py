@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from slackwater.errors import SlackwaterError as SlackwaterError
     from slackwater.explain import Plan as Plan
     from slackwater.explain import describe as describe
-    from slackwater.query.view import StateView as StateView
-    from slackwater.query.view import open_state as open_state
+    from slackwater.query.state_view import StateView as StateView
+    from slackwater.query.state_view import open_state as open_state
     from slackwater.query.why_api import why as why
     from slackwater.query.why_report import WhyReport as WhyReport
     from slackwater.runner.background_run import Handle as Handle
@@ -76,7 +76,7 @@ _HOMES = {
     "SlackwaterError": "errors",
     "Source": "config.source",
     "StateStore": "config.target",
-    "StateView": "query.view",
+    "StateView": "query.state_view",
     "Target": "config.target",
     "Stage": "config.stage",
     "Transform": "config.stage",
@@ -85,7 +85,7 @@ _HOMES = {
     "describe": "explain",
     "load": "config.toml",
     "loads": "config.toml",
-    "open_state": "query.view",
+    "open_state": "query.state_view",
     "pipeline": "api",
     "pipelines": "api",
     "run": "runner.run",

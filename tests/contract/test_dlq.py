@@ -25,7 +25,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
-from slackwater.replay.attempts import AttemptLedger, add_ids, applied_lines
+from slackwater.replay.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
 from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.runner.dead_letter_reader import LetterFilter, letter_summary, newest_letters
 
@@ -173,10 +173,10 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     store.prepare(logic)
     first = commit_from_config.first_commit(["transform"], [logic], 1, 0, "state")
     first = first.model_copy(update={"epoch": 0})
-    applied = add_ids(letters).filter(pl.col("reason") == "late")
-    one_of_two = add_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
-    tried = add_ids(letters).filter(pl.col("offset") == 19)
-    record = store.write_list(0, applied_lines(pl.concat([applied, one_of_two])))
+    applied = add_letter_ids(letters).filter(pl.col("reason") == "late")
+    one_of_two = add_letter_ids(letters).filter(pl.col("file") == "/in/1.jsonl").head(1)
+    tried = add_letter_ids(letters).filter(pl.col("offset") == 19)
+    record = store.write_list(0, format_applied_lines(pl.concat([applied, one_of_two])))
     lines = AttemptLedger.from_commit(None, lambda name: []).update_attempts(tried, [])
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))

@@ -18,7 +18,7 @@ from tests.support.case_selection import select_cases
 from slackwater import open_state
 from slackwater.cli.main import main
 from slackwater.errors import StateError
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.files.store import FilesStore

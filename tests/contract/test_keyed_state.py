@@ -18,10 +18,10 @@ from slackwater.evolution.compare import compare_config
 from slackwater.evolution.difference import COMPATIBLE, REBUILD
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.hot_keys import hot_keys
+from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.verify import verify_state
 from slackwater.query import pipeline_from_state
-from slackwater.query.why import why
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.script import Restart, RowsInput, build_pipeline, run_local
@@ -84,7 +84,7 @@ def test_its_state_is_read_checked_and_written_anew_by_what_it_says_of_itself(ma
     assert (report.problems, report.rows >= 4) == ([], True)
     store = make()
     with store.peek() as snapshot:
-        hottest = hot_keys(store, snapshot, 9)
+        hottest = find_hot_keys(store, snapshot, 9)
         assert sorted(str(k.key["user"]) for k in hottest) == ["None", "x", "y", "z"]
         with pytest.raises(StateError, match="belongs to a nth; only windows can be inspected"):
             restore_window(snapshot.commit)
@@ -127,7 +127,7 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run(make, SOME)
     pipeline = build_pipeline(BY_USER, ["a"], transform_type=WithNth, name=NAME)
-    report = why(pipeline, make(), 1)
+    report = build_why_report(pipeline, make(), 1)
     assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits: rows are emitted in the epoch that reads them" in list(
         report_lines(report, "x.toml")
@@ -141,4 +141,4 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
         StartError,
         match="--key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out",
     ):
-        why(pipeline, make(), 1, ["user=x"])
+        build_why_report(pipeline, make(), 1, ["user=x"])

@@ -22,9 +22,9 @@ from slackwater.cli.main import app
 from slackwater.errors import LockHeldError, StartError, StateError
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.maintenance import compact as compacting
-from slackwater.maintenance import row_checks
+from slackwater.maintenance import state_row_checks
 from slackwater.maintenance.compact import compact_state
-from slackwater.maintenance.hot_keys import hot_keys
+from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
@@ -218,11 +218,13 @@ def test_rows_of_sessions(change: pl.Expr, message: str, directory: Place) -> No
     with directory.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         frame = snapshot.reader(0, logic).scan().sort("__h", maintain_order=True)
-    assert list(row_checks.check_segment(logic, "", frame, 0, 2)) == []
-    problems = list(row_checks.check_segment(logic, "", frame.with_columns(change), 0, 2))
+    assert list(state_row_checks.check_segment_rows(logic, "", frame, 0, 2)) == []
+    problems = list(state_row_checks.check_segment_rows(logic, "", frame.with_columns(change), 0, 2))
     assert any(message in text for text in problems) if message else problems == []
-    assert any("that do not belong to shard 1" in text for text in row_checks.check_segment(logic, "", frame, 1, 2))
-    assert list(row_checks.check_segment(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
+    assert any(
+        "that do not belong to shard 1" in text for text in state_row_checks.check_segment_rows(logic, "", frame, 1, 2)
+    )
+    assert list(state_row_checks.check_segment_rows(logic, "", frame.drop("n.n"), 0, 2)) == ["columns are missing: n.n"]
 
 
 def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
@@ -237,9 +239,11 @@ def test_rows_of_panes_and_of_joins(tmp_path: Path) -> None:
         step, meta = restore_operator(latest), latest.stages[0].segments[0][0]
         frame = pl.read_ipc((tmp_path / case / NAME / meta.file).read_bytes())
         wrong = frame.with_columns(pl.col(c) + n for c, n in change.items())
-        assert list(row_checks.check_segment(step, meta.kind, frame, 0, 2)) == []
-        assert any(message in text for text in row_checks.check_segment(step, meta.kind, wrong, 0, 2))
-    assert list(row_checks.check_segment(step, "middle", frame, 0, 2)) == ["rows of an unknown kind: 'middle'"]
+        assert list(state_row_checks.check_segment_rows(step, meta.kind, frame, 0, 2)) == []
+        assert any(message in text for text in state_row_checks.check_segment_rows(step, meta.kind, wrong, 0, 2))
+    assert list(state_row_checks.check_segment_rows(step, "middle", frame, 0, 2)) == [
+        "rows of an unknown kind: 'middle'"
+    ]
 
 
 def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
@@ -395,7 +399,7 @@ def test_hot_keys_are_those_with_the_most_rows_and_events(place: Place) -> None:
     with place.make().peek() as snapshot:
         logic = restore_operator(snapshot.commit)
         everything = pl.concat([snapshot.reader(s, logic).scan() for s in (0, 1)])
-        hottest = hot_keys(place.make(), snapshot, 2)
+        hottest = find_hot_keys(place.make(), snapshot, 2)
     counted = everything.group_by("u").agg(pl.len().alias("rows"), pl.col("n.n").filter(pl.col("__kind") != 2).sum())
     assert sorted(k.rows for k in hottest[:2]) == counted["rows"].sort(descending=True)[:2].sort().to_list()
     assert max(k.events or 0 for k in hottest) == counted["n.n"].max()

@@ -19,7 +19,7 @@ from tests.laws import hostile_where
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.query.server import serve_state
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, run_local
 

@@ -13,7 +13,7 @@ from tests.laws import hostile_texts as words
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, run_local
 

@@ -32,8 +32,8 @@ from slackwater.maintenance.history import commit_history
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.query.pipeline_from_state import rebuild_pipeline
-from slackwater.query.view import StateView
-from slackwater.query.why import why
+from slackwater.query.state_view import StateView
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.commit import FORMAT
 from slackwater.state.files.arrow import file_checksum
 from slackwater.state.files.store import FilesStore
@@ -263,7 +263,7 @@ def _plan(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
 
 
 def _why(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:
-    why(pipeline, store(), NOW_US)
+    build_why_report(pipeline, store(), NOW_US)
 
 
 def _show(pipeline: Pipeline, store: Callable[[], StateStore]) -> None:

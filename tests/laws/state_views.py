@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 from tests.laws import revisions, seeds
 
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 from slackwater.testing.script import run_local

@@ -13,8 +13,8 @@ from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.cli.format import format_run_summary
-from slackwater.query.text import waiting_text
-from slackwater.query.why import why_from_snapshot
+from slackwater.query.output_format import describe_watermark_wait
+from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.pipeline import LocalPipeline
 
@@ -102,9 +102,9 @@ def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
         store = FilesStore(test._directory, "law")
         with store.peek() as snapshot:
             assert snapshot is not None
-            report = why_from_snapshot(spec, snapshot, None, 0)
-        assert 'stage "visits"' in waiting_text(report.stages[1])
-        assert "it holds its results back by 15 minutes, since sessions may still be cut" in waiting_text(
+            report = build_why_report_from_snapshot(spec, snapshot, None, 0)
+        assert 'stage "visits"' in describe_watermark_wait(report.stages[1])
+        assert "it holds its results back by 15 minutes, since sessions may still be cut" in describe_watermark_wait(
             report.stages[1]
         )
         test.restart(shards=3)

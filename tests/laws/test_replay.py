@@ -24,7 +24,7 @@ from slackwater.errors import StartError
 from slackwater.maintenance.verify import verify_state
 from slackwater.operators.compile import compile_window
 from slackwater.replay import replay
-from slackwater.replay.attempts import AttemptLedger
+from slackwater.replay.attempt_ledger import AttemptLedger
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, build_pipeline, run_local
 from slackwater.windows import late_corrections as windows

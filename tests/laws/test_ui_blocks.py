@@ -17,9 +17,9 @@ from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, draw_script, open_page_source, run_pipeline
 
 from slackwater.evolution.operator_from_state import restore_window
-from slackwater.maintenance.sizes import retained_commits
-from slackwater.query import inspect
-from slackwater.query.why import why
+from slackwater.maintenance.sizes import list_kept_commits
+from slackwater.query import state_inspection
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.testing.script import Quiet, RowsInput
 from slackwater.ui import pages
 from slackwater.ui.axis import Axis, tick_step
@@ -168,7 +168,7 @@ def test_the_next_are_those_that_close_first(tmp_path: Path, shape: str) -> None
         (home := tmp_path / str(seed)).mkdir()
         file = config(shape, home)
         run_pipeline(file, draw_script(seed), on_error="drop")
-        report = why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
+        report = build_why_report(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
         windows = standing(file).sort("__closes")
         assert [o.closes_us for o in report.next] == windows["__closes"].to_list()[:5], seed
         assert report.open_windows >= windows.height if windows.height >= 5 else report.open_windows == windows.height
@@ -186,14 +186,14 @@ def test_of_very_many_sessions_only_the_next_are_read(tmp_path: Path, monkeypatc
         ],
     )
     read = list[int]()
-    put_together = inspect.open_windows
+    put_together = state_inspection.list_open_windows
 
     def counted(logic: Any, intervals: pl.DataFrame, watermark: int) -> pl.DataFrame:
         read.append(intervals.height)
         return put_together(logic, intervals, watermark)
 
-    monkeypatch.setattr(inspect, "open_windows", counted)
-    report = why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
+    monkeypatch.setattr(state_inspection, "list_open_windows", counted)
+    report = build_why_report(open_page_source(file).pipeline, open_page_source(file).store, CLOCK)
     assert report.open_windows == 5001
     assert len(report.next) == 5
     assert max(read) <= 20
@@ -208,8 +208,8 @@ def standing(file: Path) -> pl.DataFrame:
         rows = pl.concat([snapshot.reader(s, logic).scan() for s in range(snapshot.commit.shards)])
         frames = []
         for _, unit in rows.group_by(logic.key_names):
-            frames.append(inspect.open_windows(logic, unit, snapshot.commit.watermark_us))
-        return pl.concat([inspect.open_windows(logic, logic.empty_state(), 0), *frames])
+            frames.append(state_inspection.list_open_windows(logic, unit, snapshot.commit.watermark_us))
+        return pl.concat([state_inspection.list_open_windows(logic, logic.empty_state(), 0), *frames])
 
 
 def bins_hold_all_open_windows(state: State, shape: str) -> None:
@@ -336,12 +336,14 @@ def test_rows_that_vanish_make_it_red(tmp_path: Path) -> None:
     """The page does not take the engine's word for it: a count that does not fit is told."""
     file = config("session", tmp_path)
     run_pipeline(file, draw_script(1))
-    commits = retained_commits(open_page_source(file).store)
+    commits = list_kept_commits(open_page_source(file).store)
     counted = commits[-1].stages[0].counters
     broken = with_stage(commits[-1], counters={**counted, "rows_used": counted["rows_used"] - 3})
     block = build_accounting([*commits[:-1], broken])
     assert (block.unaccounted, block.total.unaccounted) == (3, 3)
-    header = build_header(why(open_page_source(file).pipeline, open_page_source(file).store, CLOCK), block, [])
+    header = build_header(
+        build_why_report(open_page_source(file).pipeline, open_page_source(file).store, CLOCK), block, []
+    )
     assert not header.accounted
     assert header.sentence.startswith("3 rows are unaccounted for: ")
     # a source's row that never reached the window: no SQL could have left it out

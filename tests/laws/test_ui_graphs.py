@@ -14,7 +14,7 @@ from tests.support.case_selection import select_cases
 
 from slackwater.cli.ui import load_page_sources
 from slackwater.evolution.operator_from_state import restore_window
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.ui import pages
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_model import PageModel, PageSource, load_key, load_model, load_models, select_window_stage
@@ -153,8 +153,10 @@ def windows(watched: PageSource, seen: PageModel) -> None:
         logic = restore_window(one.commit)
         state = pl.concat([one.reader(s, logic).scan() for s in range(one.commit.shards)])
         watermark = one.commit.stages[0].watermark_us
-        frames = [inspect.open_windows(logic, logic.empty_state(), 0)]
-        frames += [inspect.open_windows(logic, unit, watermark) for _, unit in state.group_by(logic.key_names)]
+        frames = [state_inspection.list_open_windows(logic, logic.empty_state(), 0)]
+        frames += [
+            state_inspection.list_open_windows(logic, unit, watermark) for _, unit in state.group_by(logic.key_names)
+        ]
         standing = pl.concat(frames)
         hops = 2 if logic.window.kind == "hopping" else 1  # a key with rows in both panes of a window counts twice
         assert standing.height <= seen.closing.total <= hops * standing.height

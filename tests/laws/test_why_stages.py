@@ -16,8 +16,8 @@ from tests.support.case_selection import select_cases
 
 import slackwater as sw
 from slackwater.query.pipeline_from_state import rebuild_pipeline
-from slackwater.query.why import why_from_snapshot
 from slackwater.query.why_report import StageReport, WhyReport
+from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.testing.pipeline import LocalPipeline
 
 SEEDS = 100
@@ -27,7 +27,7 @@ FAR = 10**12
 def why_report(test: LocalPipeline, **more: Any) -> WhyReport:
     with test._driver.store.peek() as snapshot:
         assert snapshot is not None
-        return why_from_snapshot(test.pipeline, snapshot, None, test.now_us, **more)
+        return build_why_report_from_snapshot(test.pipeline, snapshot, None, test.now_us, **more)
 
 
 def marks(test: LocalPipeline) -> dict[str, int]:
@@ -124,7 +124,7 @@ def test_a_state_tells_the_same_without_its_config(first: int) -> None:
             with_config = why_report(test)
             with test._driver.store.peek() as snapshot:
                 assert snapshot is not None
-                other = why_from_snapshot(rebuild_pipeline(snapshot.commit), snapshot, None, test.now_us)
+                other = build_why_report_from_snapshot(rebuild_pipeline(snapshot.commit), snapshot, None, test.now_us)
             assert [s.stage for s in other.reported_stages] == [s.stage for s in with_config.reported_stages], seed
             for one, two in zip(with_config.reported_stages, other.reported_stages, strict=True):
                 assert (one.watermark_us, one.through, one.open_windows) == (
@@ -141,7 +141,7 @@ def test_a_state_of_several_targets_and_of_sql_between_needs_no_config_either() 
         test.pipe({"a": [{"k": "x", "v": n, "ts": n * MS} for n in range(100)]})
         with test._driver.store.peek() as snapshot:
             assert snapshot is not None
-            report = why_from_snapshot(rebuild_pipeline(snapshot.commit), snapshot, None, test.now_us)
+            report = build_why_report_from_snapshot(rebuild_pipeline(snapshot.commit), snapshot, None, test.now_us)
         assert [(s.stage, s.kind, s.reads) for s in report.reported_stages] == [
             ("w", "tumbling", ("a",)),
             ("s", "session", ("w",)),

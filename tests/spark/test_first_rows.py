@@ -17,7 +17,7 @@ import slackwater as sw
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.errors import BadRowError, StartError
 from slackwater.metrics import Metrics
-from slackwater.query.why import why
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.sources.files import FilesSource
 from slackwater.state.files.store import FilesStore
 
@@ -157,7 +157,7 @@ def test_a_file_that_changes_after_it_was_read_is_told_and_counted_once(
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    report = why(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
+    report = build_why_report(pipeline, FilesStore(str(runner.home / "state"), "test"), 0)
     assert report.changed_files["events"]["count"] == 2
 
 

@@ -16,7 +16,7 @@ from slackwater.config.stage import Transform
 from slackwater.config.step_spec import StepSpec, StepSummary
 from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
-from slackwater.operators.compile import bind_keyed
+from slackwater.operators.compile import bind_keyed_step
 from slackwater.operators.keyed import KEY, KeyedOperator
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
 from slackwater.state.commit import StageState
@@ -85,7 +85,7 @@ class NthOfKey(KeyedOperator):
         step: Any = pipeline.transform.step
         return cls(
             pipeline.name,
-            *bind_keyed(pipeline, columns),
+            *bind_keyed_step(pipeline, columns),
             step.every,
             tuple(Field(*a) for a in step.added_columns.items()),
         )

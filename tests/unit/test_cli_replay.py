@@ -180,7 +180,7 @@ FILES, PG = '{ name = "a", connection = "lake", path = "o" }', '{ name = "b", co
     ],
 )
 def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metadata: bool, why: str | None) -> None:
-    """`check` agrees with `replay.check_late`."""
+    """`check` agrees with `replay._check_late`."""
     text = config("" if target.startswith("targets") else target, metadata) + PLACES
     notes = list(describe_replay_limits(toml.loads(target + text if target.startswith("targets") else text)))
     if why is None:

@@ -25,7 +25,7 @@ from slackwater.core.schema import Field
 from slackwater.errors import CapExceededError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.operators.base import Operator, ShardTask, StageCounts
-from slackwater.operators.compile import compile_join, compile_rows, compile_window
+from slackwater.operators.compile import compile_join, compile_stateless, compile_window
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.non_window import NonWindowOperator
@@ -68,7 +68,7 @@ def rows() -> StatelessOperator:
         transform=sw.Transform(sql="SELECT u FROM source"),
         target=sw.Target(connection=sw.ConsoleConnection()),
     )
-    return compile_rows(described, list(FIELDS.values()))
+    return compile_stateless(described, list(FIELDS.values()))
 
 
 EVERY: dict[str, tuple[Callable[[], Operator], type]] = {

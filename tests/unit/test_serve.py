@@ -20,7 +20,7 @@ import slackwater as sw
 from slackwater import metrics
 from slackwater.errors import StartError
 from slackwater.query import condition, server
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, run_local
 from slackwater.web.server import HttpServer, start_server

@@ -29,7 +29,7 @@ from tests.support.why_states import (
 )
 
 from slackwater.config import toml
-from slackwater.query.why import why
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import Quiet, RowsInput, run_local
 
@@ -432,5 +432,5 @@ finally:
 
 def test_why_is_a_function_for_programs() -> None:
     run_pipeline(SESSION, STORY)
-    report = why(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
+    report = build_why_report(toml.loads(SESSION), FilesStore("state", "law"), NOON + 60_000_000)
     assert (report.epoch, report.watermark_us, report.runner) == (2, us("9:01"), None)

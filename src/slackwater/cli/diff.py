@@ -13,8 +13,8 @@ import typer
 from slackwater.cli.format import align_rows, plural
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
+from slackwater.query.output_format import format_value
 from slackwater.query.outputs import ResultOutput, read_output_at
-from slackwater.query.text import format_value
 
 
 def diff_outputs(

@@ -50,7 +50,7 @@ def list_dead_letters(file: Path) -> None:
 
 def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters, with their details and their content as text."""
-    from slackwater.query.key_history import group_keys
+    from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store
     from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 
@@ -58,7 +58,7 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
     keys = None
     if key:
         with closing(locate_store(pipeline)) as store:
-            keys = group_keys(pipeline, store, key)
+            keys = format_dead_letter_keys(pipeline, store, key)
     newest = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
     if newest.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")

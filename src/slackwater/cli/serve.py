@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from slackwater.query.locate_state import locate_store
 from slackwater.query.server import serve_state
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 
 
 def serve_state_until_stopped(

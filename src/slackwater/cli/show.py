@@ -21,8 +21,8 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
-from slackwater.query import selection, text
-from slackwater.query.last_run import failure_text
+from slackwater.query import output_format, selection
+from slackwater.query.last_run import describe_last_failure
 from slackwater.query.result_readers import MOST, result_reader, sort_by_start
 from slackwater.query.row_count import RowCount
 from slackwater.secrets import mask_secrets
@@ -109,7 +109,7 @@ def _print_failure(pipeline: Pipeline) -> None:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return
     with closing(create_store(pipeline)) as store:
-        failure = failure_text(store, pipeline.name)
+        failure = describe_last_failure(store, pipeline.name)
     if failure is not None:
         print(escape_control_characters(mask_secrets(f"{pipeline.name}: {failure}")), file=sys.stderr, flush=True)
 
@@ -164,7 +164,7 @@ def _run_state(pipeline: Pipeline) -> tuple[bool, bool]:
     if pipeline.state_store is None or not pipeline.state_store.durable:
         return False, False
     with closing(create_store(pipeline)) as store, store.peek() as snapshot:
-        return snapshot is not None, failure_text(store, pipeline.name) is not None
+        return snapshot is not None, describe_last_failure(store, pipeline.name) is not None
 
 
 class _Printer:
@@ -183,7 +183,9 @@ class _Printer:
         count = frame.height
         if limit is not None:
             frame = frame.head(limit) if view.sql is not None else frame.tail(limit)
-        lines = text.json_lines(frame) if view.as_json else self._csv(frame) if view.as_csv else self._table(frame)
+        lines = (
+            output_format.json_lines(frame) if view.as_json else self._csv(frame) if view.as_csv else self._table(frame)
+        )
         if written := "\n".join(lines):
             print(written, flush=True)
         return count
@@ -191,7 +193,7 @@ class _Printer:
     def _csv(self, frame: pl.DataFrame) -> Iterator[str]:
         is_first = frame.columns != self._names
         self._names = frame.columns
-        return text.csv_lines(frame, is_first)
+        return output_format.csv_lines(frame, is_first)
 
     def print_truncation(self, limit: int, total: RowCount | None) -> None:
         """Report that not all rows are printed. `total`: the number of all rows, if known."""
@@ -236,6 +238,6 @@ def format_cell(value: Any) -> str:
         formatted = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
         return f"{formatted}Z" if value.tzinfo else formatted
     if isinstance(value, list | dict):
-        value = text.plain_json(value)
-    formatted = escape_control_characters(text.format_value(value))
+        value = output_format.format_json(value)
+    formatted = escape_control_characters(output_format.format_value(value))
     return formatted if len(formatted) <= WIDEST else f"{formatted[: WIDEST - 1]}…"

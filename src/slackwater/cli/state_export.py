@@ -11,7 +11,7 @@ from slackwater.cli.format import plural
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
 from slackwater.query.locate_state import locate_store
-from slackwater.query.view import StateView, to_arrow
+from slackwater.query.state_view import StateView, to_arrow
 from slackwater.targets.files import json_columns, text_columns
 
 

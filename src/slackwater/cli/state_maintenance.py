@@ -12,7 +12,7 @@ from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.request_counts import RequestCounts
+from slackwater.maintenance.object_store_requests import RequestCounts
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport

@@ -14,8 +14,8 @@ from slackwater.cli.format import align_rows, format_age, format_size, plural
 from slackwater.core.time import format_iso, format_ms
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
-from slackwater.query.text import format_value, json_lines
-from slackwater.query.view import StateView
+from slackwater.query.output_format import format_value, json_lines
+from slackwater.query.state_view import StateView
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 from slackwater.watermark import NO_WATERMARK

@@ -17,9 +17,8 @@ from slackwater.config import toml
 from slackwater.core.lateness_histogram import format_lateness_advice
 from slackwater.core.time import format_iso
 from slackwater.errors import StartError
-from slackwater.query.key_history import with_history
-from slackwater.query.text import format_value, quote_stage, waiting_text
-from slackwater.query.why import why
+from slackwater.query.key_history import add_key_history
+from slackwater.query.output_format import describe_watermark_wait, format_value, quote_stage
 from slackwater.query.why_report import (
     ClockReport,
     KeyReport,
@@ -30,6 +29,7 @@ from slackwater.query.why_report import (
     WhyReport,
     start_text,
 )
+from slackwater.query.why_report_builder import build_why_report
 from slackwater.sources.file_change_tracker import changed_files_text as changed_text
 
 PARTITIONS = 4  # the maximum number of partitions listed in a line
@@ -47,8 +47,8 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
         )
     store = create_store(pipeline)
     try:
-        report = why(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
-        report = with_history(pipeline, store, report, key)
+        report = build_why_report(pipeline, store, time.time_ns() // 1000, key, stage, str(file))
+        report = add_key_history(pipeline, store, report, key)
     finally:
         store.close()
     if as_json:
@@ -81,7 +81,10 @@ def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
         yield from align_rows(
             [
                 heading,
-                *([s.stage, ", ".join(s.reads), _time(s.watermark_us), waiting_text(s)] for s in w.reported_stages),
+                *(
+                    [s.stage, ", ".join(s.reads), _time(s.watermark_us), describe_watermark_wait(s)]
+                    for s in w.reported_stages
+                ),
             ]
         )
         yield ""
@@ -122,7 +125,7 @@ def _open_lines(s: StageReport, head: str) -> Iterator[str]:
 def _holder_text(w: StageReport, committed_us: int) -> str:
     h = w.holder
     if h is None and w.through:
-        return f"nothing: {waiting_text(w)}; it does not move until one of them has an event"
+        return f"nothing: {describe_watermark_wait(w)}; it does not move until one of them has an event"
     if h is None:
         text = "nothing: all sources are idle; it does not move until one has an event"
         if w.idle_close_us is not None:
@@ -136,13 +139,13 @@ def _holder_text(w: StageReport, committed_us: int) -> str:
     )
     if h.watermark_us is None:
         idle_note = f"; it counts as idle after {format_age(h.idle_in_us)} more of silence" if h.idle_in_us else ""
-        return f"{waiting_text(w)}: no event yet, {since}{idle_note}"
+        return f"{describe_watermark_wait(w)}: no event yet, {since}{idle_note}"
     caught = (
         ""
         if w.through or w.watermark_us is None or h.watermark_us >= w.watermark_us
         else "; it was idle, and its newest event is still behind the watermark"
     )
-    return f"{waiting_text(w)}: {since}{caught}"
+    return f"{describe_watermark_wait(w)}: {since}{caught}"
 
 
 def _clock_row(c: ClockReport) -> list[str]:

@@ -27,7 +27,7 @@ from slackwater.engine.startup_recovery import StartupRecovery
 from slackwater.engine.status import Status
 from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
-from slackwater.operators.dry_run import DryRunShard
+from slackwater.operators.dry_run import DryRunShardState
 from slackwater.operators.reports import EmitReport
 from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.state.commit import Commit, TargetMarker
@@ -268,7 +268,7 @@ class Driver:
     def dry_run(self, batch: Batch) -> IngestOutcome:
         """Return the outcome that an epoch with this batch would have. Nothing is staged, logged or committed."""
         context, before, clocks = self._context(batch), self.state.stages[0], self._clocks[self.stage.name]
-        tasks = [replace(t, state=DryRunShard(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
+        tasks = [replace(t, state=DryRunShardState(t.state)) for t in self.stage.tasks(before, clocks, context.epoch)]
         overtaken = {n: c.overtaken_partitions(before.watermark_us) for n, c in clocks.items()}
         return self.stage.engine.ingest(batch, tasks, context.clock_us, {n: p for n, p in overtaken.items() if p})
 

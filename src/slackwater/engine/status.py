@@ -143,7 +143,7 @@ class Status:
             raise StartError(
                 f"{self.pipeline}: results() needs the status that run() returned, not the status of an epoch"
             )
-        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.config, target)
+        frame: pl.DataFrame = import_module("slackwater.query.result_readers").read_all_results(self.config, target)
         return frame
 
     @property

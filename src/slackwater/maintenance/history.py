@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slackwater.engine import next_commit
-from slackwater.maintenance.sizes import retained_commits
+from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -34,7 +34,7 @@ def commit_history(store: StateStore) -> list[CommitSummary]:
 
     Raises StartError or StateError.
     """
-    summaries, commits = list[CommitSummary](), retained_commits(store)
+    summaries, commits = list[CommitSummary](), list_kept_commits(store)
     for number, commit in enumerate(commits):
         before = commits[number - 1] if number else None
         follows = before is not None and before.epoch == commit.epoch - 1
@@ -56,7 +56,7 @@ def _commit(commit: Commit, before: Commit | None) -> CommitSummary:
         late,
         bad,
         emitted,
-        open=open_windows(commit),
+        open=count_open_windows(commit),
         bytes=commit.state_bytes,
     )
 
@@ -66,7 +66,7 @@ def _totals(commit: Commit) -> tuple[int, int, int, int]:
     return c.rows_in, c.rows_late, c.rows_bad, c.rows_emitted
 
 
-def open_windows(commit: Commit) -> int:
+def count_open_windows(commit: Commit) -> int:
     """Return the number of open windows of the last stage: sessions, or pairs of key and pane.
 
     For a join, this is the number of buffered rows.

@@ -16,7 +16,7 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.query.inspect import plain_row
+from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.windows.state_rows import OPEN
 
@@ -35,7 +35,7 @@ class HotKey:
     events: int | None
 
 
-def hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
+def find_hot_keys(store: StateStore, snapshot: Snapshot, count: int) -> list[HotKey]:
     """Return the `count` keys with the most rows, followed by other keys with the most events.
 
     Raises StateError if the state does not describe its window.
@@ -75,7 +75,7 @@ def _(
     grouped = rows.group_by(logic.key_names or ["__kh"]).agg(pl.len().alias("__rows"), events.alias("__events"))
     for by in ("__rows", *(["__events"] if counter is not None else [])):
         for row in grouped.top_k(count, by=by).iter_rows(named=True):
-            yield HotKey(number, "", plain_row(row, logic.key_names), row["__rows"], row["__events"])
+            yield HotKey(number, "", to_plain_key(row, logic.key_names), row["__rows"], row["__events"])
 
 
 @_shard_keys.register
@@ -88,7 +88,7 @@ def _(
         names = [k.name for k in side.keys]
         rows = buffers.scan(side.which, state.watermark_us)
         for row in rows.group_by(names).agg(pl.len().alias("__rows")).top_k(count, by="__rows").iter_rows(named=True):
-            yield HotKey(number, side.name, plain_row(row, names), row["__rows"], None)
+            yield HotKey(number, side.name, to_plain_key(row, names), row["__rows"], None)
 
 
 @_shard_keys.register
@@ -98,7 +98,7 @@ def _(
     """Return the keys with the latest rows, because every key has one state row."""
     rows = snapshot.reader(shard, logic, number).scan()
     for row in rows.top_k(count, by="__last").iter_rows(named=True):
-        yield HotKey(number, "", plain_row(row, logic.key_names), 1, None)
+        yield HotKey(number, "", to_plain_key(row, logic.key_names), 1, None)
 
 
 @_shard_keys.register

@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 
 from slackwater.errors import StartError, StateError
-from slackwater.maintenance.hot_keys import HotKey, hot_keys
-from slackwater.maintenance.request_counts import RequestCounts, count_requests
+from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
+from slackwater.maintenance.object_store_requests import RequestCounts, count_requests
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED
 from slackwater.state.files.store import FilesStore
@@ -76,7 +76,7 @@ def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
             raise StartError("there is no state yet; the first epoch creates it: slackwater run")
         sizes = Sizes(snapshot.commit.pipeline, snapshot.commit.epoch)
         if hot:
-            sizes.hot = hot_keys(store, snapshot, hot)
+            sizes.hot = find_hot_keys(store, snapshot, hot)
         if isinstance(store, FilesStore):
             _measure_files(store, snapshot.commit, sizes)
         elif isinstance(store, PostgresStore):
@@ -104,7 +104,7 @@ def find_hot_shards(shards: Sequence[ShardSize]) -> list[ShardSize]:
 
 
 def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
-    commits = retained_commits(store)
+    commits = list_kept_commits(store)
     sizes.state_bytes, sizes.kept = latest.state_bytes, [m.epoch for m in commits]
     sizes.shards = [
         ShardSize(number, shard, len(metas), sum(m.rows for m in metas), sum(m.bytes for m in metas))
@@ -120,7 +120,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     if latest.staged and store.published_epoch() < latest.epoch:
         waiting = {o.file: on_disk.get(o.file, 0) for o in (*latest.output, *latest.letters)}
         sizes.waiting = _sum(waiting, "")
-    referenced = {name for m in commits for name in list_referenced_files(m)}
+    referenced = {name for m in commits for name in _list_referenced_files(m)}
     last = max(sizes.kept, default=latest.epoch)
     garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
@@ -128,7 +128,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
         sizes.requests = count_requests(commits, on_disk)
 
 
-def retained_commits(store: StateStore) -> list[Commit]:
+def list_kept_commits(store: StateStore) -> list[Commit]:
     """Return the commits that are kept, oldest first. Damaged commits, and those deleted in the meantime, are omitted."""
     commits = []
     for epoch in store.epochs():
@@ -143,7 +143,7 @@ def retained_commits(store: StateStore) -> list[Commit]:
     return commits
 
 
-def list_referenced_files(commit: Commit) -> list[str]:
+def _list_referenced_files(commit: Commit) -> list[str]:
     """Return the files that a commit references, relative to the state's directory."""
     staged = [o.file for o in (*commit.output, *commit.letters)]
     return [*_segments(commit), *staged, *commit.lists]

@@ -20,8 +20,8 @@ import pyarrow as pa
 from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
-from slackwater.maintenance import row_checks
-from slackwater.maintenance.verify_report import Problem, VerifyReport, advice_text
+from slackwater.maintenance import state_row_checks
+from slackwater.maintenance.verify_report import Problem, VerifyReport, format_remedy
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
 from slackwater.state.files.arrow import frame_of, open_arrow
@@ -175,10 +175,10 @@ class _FilesCheck:
             if step is None:
                 return
             frame, exact = frame_of(table), matches_description(step, state)
-            problems = list(row_checks.check_segment(step, meta.kind, frame, *shard, exact))
+            problems = list(state_row_checks.check_segment_rows(step, meta.kind, frame, *shard, exact))
             yield from (f"holds {text}" if text[0].isdigit() else text for text in problems)
             if exact and not problems and frame.height:
-                yield from row_checks.check_segment_times(step, frame, meta)
+                yield from state_row_checks.check_segment_times(step, frame, meta)
         except StateError as error:
             yield _strip_remedy(str(error))
         except (pl.exceptions.PolarsError, pa.ArrowException, TypeError, ValueError) as error:
@@ -196,13 +196,13 @@ class _FilesCheck:
                 if self.path(epoch) in damaged or any(self.storage.full_name(m.file) in damaged for m in metas):
                     continue
                 try:
-                    everything = row_checks.visible_rows(
+                    everything = state_row_checks.rows_counted_by_commit(
                         step, self.store.shard(shard, stage.shards, epoch, metas, number)
                     )
                 except StateError:
                     continue  # deleted in the meantime
                 for problem in (
-                    row_checks.check_counts(step, everything, stage, shard) if everything is not None else ()
+                    state_row_checks.check_row_counts(step, everything, stage, shard) if everything is not None else ()
                 ):
                     self.add_problem(self.path(epoch), f"shard {shard} holds {problem}", (epoch,))
 
@@ -287,7 +287,7 @@ def _conclude(check: _FilesCheck, epochs: list[int]) -> VerifyReport:
     report.sound, report.epochs = (sound[-1] if sound else None), tuple(e for e in epochs if e not in deleted)
     kept_epochs = sorted({*report.epochs, *(e for e in affected if epochs and e > epochs[-1])})
     report.problems = [
-        p if p.remedy else replace(p, remedy=advice_text(p, kept_epochs, report.sound, COPY)) for p in problems
+        p if p.remedy else replace(p, remedy=format_remedy(p, kept_epochs, report.sound, COPY)) for p in problems
     ]
     return report
 

@@ -22,7 +22,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import EpochError, SlackwaterError, StateError
 from slackwater.evolution.operator_from_state import find_contradiction, matches_description, restore_operator
-from slackwater.maintenance import row_checks
+from slackwater.maintenance import state_row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -217,10 +217,10 @@ class _TablesCheck:
     ) -> Iterator[str]:
         frame = state.reader(operator).scan()
         self.report.rows += frame.height
-        wrong = list(row_checks.check_segment(operator, "", frame, state.shard, state.shards, exact))
+        wrong = list(state_row_checks.check_segment_rows(operator, "", frame, state.shard, state.shards, exact))
         yield from wrong
         if exact and not wrong:
-            problems = row_checks.check_counts(operator, frame, stage, state.shard)
+            problems = state_row_checks.check_row_counts(operator, frame, stage, state.shard)
             yield from (f"shard {state.shard}: {text}" for text in problems)
 
     @_shard_problems.register
@@ -228,7 +228,7 @@ class _TablesCheck:
         for side in operator.sides:
             frame = state.buffers(operator).scan(side.which, stage.watermark_us)
             self.report.rows += frame.height
-            yield from row_checks.check_segment(operator, side.name, frame, state.shard, state.shards)
+            yield from state_row_checks.check_segment_rows(operator, side.name, frame, state.shard, state.shards)
             said = sum(m.rows for m in state.metas if m.kind == side.name)
             if exact and frame.height != said:
                 yield (

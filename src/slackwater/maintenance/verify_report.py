@@ -41,7 +41,7 @@ class VerifyReport:
     seconds: float = 0.0
 
 
-def advice_text(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
+def format_remedy(problem: Problem, kept_epochs: Sequence[int], sound: int | None, copy: str) -> str:
     """Return the remedy for a problem. `copy` is the name of the backup that it mentions."""
     if problem.epochs and kept_epochs and kept_epochs[-1] not in problem.epochs:
         which = f"epoch {problem.epochs[0]}" if len(problem.epochs) == 1 else f"epochs {_span(problem.epochs)}"

@@ -273,14 +273,14 @@ class ShardTask:
             self.hit(f"stage.{when}")
 
 
-def with_idle(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+def flag_idle_sources(task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
     """Replace a row's source or partition tag (`__src`) with a flag that is true if that source is idle (`__idle`)."""
     if "__src" not in rows.columns:
         return rows
     return rows.with_columns(pl.col("__src").is_in(list(task.idle_sources)).alias("__idle")).drop("__src")
 
 
-def is_expired(meta: SegmentMeta, since: int) -> bool:
+def is_segment_expired(meta: SegmentMeta, since: int) -> bool:
     """Return whether all rows of a segment file have expired.
 
     Always false for Postgres, where the commit deletes expired rows from the table.

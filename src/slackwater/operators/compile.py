@@ -133,7 +133,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     )
 
 
-def bind_keyed(
+def bind_keyed_step(
     pipeline: Pipeline, columns: Mapping[str, Mapping[str, Field]]
 ) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
     """Return the keys of a keyed step, and all columns except the event time.
@@ -171,7 +171,7 @@ def bind_keyed(
     return tuple(first[k] for k in step.key), fields
 
 
-def compile_rows(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
+def compile_stateless(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:
     """Build a stateless operator with the selected columns, in order. Raises StartError, with one line per problem."""
     where, seen = f"{pipeline.name}: {pipeline.transform.CONFIG_PATH}.sql", dict[str, str]()
     problems: list[str] = []

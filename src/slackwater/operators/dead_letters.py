@@ -15,7 +15,7 @@ import polars as pl
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.json_encoding import value_to_json
 from slackwater.core.schema import Field
-from slackwater.operators.base import ShardTask, with_idle
+from slackwater.operators.base import ShardTask, flag_idle_sources
 from slackwater.operators.reports import LetterFile
 from slackwater.sources.base import CORRUPT
 from slackwater.windows.aggregations import quote_column
@@ -135,13 +135,13 @@ def _headers(kind: str) -> str:
     return f"to_json(transform({pairs}, h -> named_struct('key', h.key, 'value', CAST(h.value AS BINARY))))"
 
 
-def write_late(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
+def write_late_letters(task: ShardTask, rows: pl.DataFrame) -> LetterFile:
     """Stage the dead letters of late rows from a second pass over the batch; see `Operator.late_letters`."""
-    letters = task.operator.late_letters(task, with_idle(task, rows))
+    letters = task.operator.late_letters(task, flag_idle_sources(task, rows))
     return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
 
-def late_letters(
+def build_late_letters(
     task: ShardTask,
     rows: pl.DataFrame,
     missed: pl.Series | None = None,
@@ -170,7 +170,7 @@ def late_letters(
         "late_us": task.watermark - pl.col("__start"),
         "windows_missed": pl.lit(missed),
         "windows": pl.lit(windows),
-        "group_key": group_key(keys),
+        "group_key": group_key_json(keys),
     }
     letters = rows.select(
         *(pl.col(ORIGIN).struct.field(f.name).alias(f.name) for f in ORIGIN_FIELDS),
@@ -179,7 +179,7 @@ def late_letters(
     return letters.select(pl.col(f.name).cast(f.polars) for f in LETTER)
 
 
-def group_key(keys: Sequence[Field]) -> pl.Expr:
+def group_key_json(keys: Sequence[Field]) -> pl.Expr:
     """Return a row's key columns as one JSON object, for searching its dead letters; NULL if there are no keys."""
     if not keys:
         return pl.lit(None, pl.String)

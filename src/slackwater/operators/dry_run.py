@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DryRunShard:
+class DryRunShardState:
     """Wraps a `ShardState`: whatever a step stages is counted and dropped."""
 
     state: ShardState
@@ -30,8 +30,8 @@ class DryRunShard:
     def epoch(self) -> int:
         return self.state.epoch
 
-    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShard:
-        return DryRunShard(self.state.with_metas(metas))
+    def with_metas(self, metas: tuple[SegmentMeta, ...]) -> DryRunShardState:
+        return DryRunShardState(self.state.with_metas(metas))
 
     def reader(self, logic: KeyedStateLayout) -> StateReader:
         return self.state.reader(logic)

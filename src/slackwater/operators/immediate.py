@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from slackwater.operators.dead_letters import late_letters
+from slackwater.operators.dead_letters import build_late_letters
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.reports import EmitReport
 from slackwater.watermark import NO_WATERMARK
@@ -49,7 +49,7 @@ class ImmediateOperator(NonWindowOperator):
         return EmitReport(shard=task.shard, segments=task.state.metas)
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return late_letters(task, rows)
+        return build_late_letters(task, rows)
 
     def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
         return before

@@ -16,11 +16,11 @@ from slackwater.joins import interval_join
 from slackwater.joins.compiled_join import MATCH, UNMATCHED, CompiledJoin, JoinSide
 from slackwater.joins.compiled_join import build_join_side as side_with
 from slackwater.joins.shuffle_columns import ShuffleColumns
-from slackwater.operators.base import SIDES, ShardTask, StageCounts, is_expired, with_idle
-from slackwater.operators.dead_letters import LATE, ORIGIN, late_letters
+from slackwater.operators.base import SIDES, ShardTask, StageCounts, flag_idle_sources, is_segment_expired
+from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
 from slackwater.operators.late_row_histogram import count_by_lateness
 from slackwater.operators.non_window import NonWindowOperator
-from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, plain_value
+from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
 from slackwater.watermark import NO_WATERMARK
 
@@ -72,7 +72,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         """
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
-        rows = with_idle(task, rows)
+        rows = flag_idle_sources(task, rows)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         slots, more = ShuffleColumns.from_logic(self), [c for c in (*PLAIN, "__idle", "__row") if c in rows.columns]
@@ -136,7 +136,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             some = rows.head(SAMPLE).select(
                 pl.col("__ts").alias("event_us"), *(pl.col(c).alias(n) for n, c in names.items())
             )
-            sample += [{k: plain_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
+            sample += [{k: to_report_value(v) for k, v in row.items()} for row in some.iter_rows(named=True)]
         return tuple(sample[:SAMPLE])
 
     def _stage_letters(
@@ -156,7 +156,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
         return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
-        return late_letters(task, rows)
+        return build_late_letters(task, rows)
 
     # -- emission ------------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Drop every expired segment; segments do not depend on each other."""
-        return tuple(m for m in metas if not is_expired(m, since))
+        return tuple(m for m in metas if not is_segment_expired(m, since))
 
 
 def _side_of(fingerprint: Mapping[str, Any], which: int, allowed_us: int) -> JoinSide:

@@ -13,8 +13,8 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
-from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle
-from slackwater.operators.dead_letters import late_letters
+from slackwater.operators.base import Recount, ShardTask, StageCounts, flag_idle_sources
+from slackwater.operators.dead_letters import build_late_letters
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.windows import pane_emission, pane_windows
@@ -47,7 +47,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
         """
         if rows.is_empty():
             return empty_report(task)
-        rows = with_idle(task, rows).with_columns(_units(rows))
+        rows = flag_idle_sources(task, rows).with_columns(_units(rows))
         total, lifted = int(rows["__n"].sum()), rows.height
         behind = int(rows["__n"].filter(rows["__start"] < self.late_before(task.watermark)).sum())
         reader, refused = task.state.reader(self), 0
@@ -78,7 +78,7 @@ class PaneOperator(CompiledPaneWindow, WindowOperator):
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         first, count = pane_windows.missed_windows(self, rows["__start"].to_numpy(), task.watermark)
-        return late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
+        return build_late_letters(task, rows, pl.Series(count), _window_lists(first, count, self.hop_us), self.keys)
 
     # -- in the commit -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.operators.base import Operator
-from slackwater.operators.compile import compile_join, compile_rows, compile_window
+from slackwater.operators.compile import compile_join, compile_stateless, compile_window
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
@@ -52,7 +52,7 @@ def _join(pipeline: Pipeline, columns: Columns) -> Operator:
 
 
 def _rows(pipeline: Pipeline, columns: Columns) -> Operator:
-    return compile_rows(pipeline, list(next(iter(columns.values())).values()))
+    return compile_stateless(pipeline, list(next(iter(columns.values())).values()))
 
 
 OPERATOR_TYPES: list[OperatorType] = [

@@ -81,6 +81,6 @@ class IngestReport(CommitModel):
     emitted: EmitReport | None = None  # what was emitted in the same pass; see `operators.ingest_and_emit`
 
 
-def plain_value(value: object) -> object:
+def to_report_value(value: object) -> object:
     """Convert a value to the form that a report stores."""
     return value if isinstance(value, int | str | None) else str(value)

@@ -10,8 +10,8 @@ import polars as pl
 
 from slackwater.core.humanize import plural
 from slackwater.errors import CapExceededError
-from slackwater.operators.base import Recount, ShardTask, StageCounts, with_idle
-from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, late_letters
+from slackwater.operators.base import Recount, ShardTask, StageCounts, flag_idle_sources
+from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_letters, build_late_letters
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.state.commit import Hold
@@ -53,7 +53,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         """Add `rows` to the sessions: `__kh`, `__ts`, keys, accumulators, and `__end` if each row has its own gap."""
         if rows.is_empty():
             return empty_report(task)
-        rows, origins, bad = self._split_by_gap(with_idle(task, rows), origins)
+        rows, origins, bad = self._split_by_gap(flag_idle_sources(task, rows), origins)
         if origins is not None:
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
@@ -96,7 +96,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
 
     def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
         missed = pl.Series(np.ones(rows.height, dtype=np.int64))  # each row missed one window: its session
-        return late_letters(task, rows, missed, keys=self.keys)
+        return build_late_letters(task, rows, missed, keys=self.keys)
 
     def emit(self, task: ShardTask) -> EmitReport:
         due = self.due(task)

@@ -16,9 +16,9 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.operators.base import Recount, ShardTask, StageCounts, is_expired
+from slackwater.operators.base import Recount, ShardTask, StageCounts, is_segment_expired
 from slackwater.operators.late_row_histogram import count_by_lateness
-from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, plain_value
+from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.results import EmitResult, IngestResult
@@ -127,7 +127,7 @@ class WindowOperator(CompiledWindow):
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
         """Drop expired segments, oldest first. Dropping a newer one would uncover older versions of its units."""
-        return tuple(dropwhile(lambda meta: is_expired(meta, since), metas))
+        return tuple(dropwhile(lambda meta: is_segment_expired(meta, since), metas))
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class WindowOperator(CompiledWindow):
     def sample(self, rows: pl.DataFrame, time: str, limit: int = 3) -> tuple[dict[str, Any], ...]:
         """Return a few rows for the log: their keys, and the event time in µs."""
         return tuple(
-            {**{k: plain_value(r[k]) for k in self.key_names}, "event_us": plain_value(r[time])}
+            {**{k: to_report_value(r[k]) for k in self.key_names}, "event_us": to_report_value(r[time])}
             for r in rows.head(limit).iter_rows(named=True)
         )
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from slackwater.config.connection import IcebergConnection
 from slackwater.errors import StartError
-from slackwater.query.new_rows import subtract_rows
+from slackwater.query.multiset_difference import subtract_rows
 from slackwater.query.row_count import RowCount
 from slackwater.targets import iceberg_tables as iceberg
 

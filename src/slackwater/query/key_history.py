@@ -17,11 +17,11 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, SlackwaterError, StartError, StateError
-from slackwater.operators.dead_letters import LATE, group_key
+from slackwater.operators.dead_letters import LATE, group_key_json
 from slackwater.operators.window_base import WindowOperator
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
-from slackwater.query.stage_view import narrow_commit
+from slackwater.query.stage_selection import narrow_commit
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
 from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 from slackwater.state.commit import Commit
@@ -31,8 +31,8 @@ SHOWN = 5  # the number of late rows, and of results per target
 _ALL = 2**31 - 1  # a limit that reads all rows, for targets without an index
 
 
-def with_history(
-    pipeline: Pipeline, store: StateStore, answer: WhyReport, key: inspect.Texts, limit: int = SHOWN
+def add_key_history(
+    pipeline: Pipeline, store: StateStore, answer: WhyReport, key: state_inspection.Texts, limit: int = SHOWN
 ) -> WhyReport:
     """Add the history of a key to a report, for each stage that has these key columns."""
     with store.peek() as snapshot:
@@ -54,15 +54,15 @@ def read_key_history(
         pipeline: The pipeline.
         stage: The name of the stage.
         keys: The key columns of the stage.
-        key: One row with the key columns, from `query.inspect.parse_key`.
+        key: One row with the key columns, from `query.state_inspection.parse_key`.
         limit: The largest number of late rows, and of results per target.
     """
-    late, more, problem = _late_rows(pipeline, stage, key.select(group_key(keys)).item(), limit)
+    late, more, problem = _late_rows(pipeline, stage, key.select(group_key_json(keys)).item(), limit)
     targets = (single for single in pipeline.per_target.values() if single.target.from_ in (stage, None))
     return KeyHistory(late, more, problem, tuple(_published_results(single, keys, key, limit) for single in targets))
 
 
-def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set[str]:
+def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_inspection.Texts) -> set[str]:
     """Return a key as dead letters spell it, once for each stage's key types. Raises StartError or StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
@@ -70,11 +70,11 @@ def group_keys(pipeline: Pipeline, store: StateStore, key: inspect.Texts) -> set
                 f"{pipeline.name}: there is no state yet, so the types of the keys are unknown; leave out --key"
             )
         key_frames = _key_frames(pipeline, snapshot.commit, key)
-    return {frame.select(group_key(operator.keys)).item() for operator, frame in key_frames.values()}
+    return {frame.select(group_key_json(operator.keys)).item() for operator, frame in key_frames.values()}
 
 
 def _key_frames(
-    pipeline: Pipeline, commit: Commit, key: inspect.Texts
+    pipeline: Pipeline, commit: Commit, key: state_inspection.Texts
 ) -> dict[str, tuple[WindowOperator, pl.DataFrame]]:
     """For each stage with these key columns, return its operator and the key as a one-row frame.
 
@@ -83,10 +83,10 @@ def _key_frames(
     key_frames, problems = dict[str, tuple[WindowOperator, pl.DataFrame]](), list[StartError]()
     for number, stage in enumerate(commit.stages):
         stage_pipeline = pipeline.stage_pipelines.get(stage.name, pipeline)
-        operator = inspect.rebuild_operator(stage_pipeline, narrow_commit(commit, number))
+        operator = state_inspection.rebuild_operator(stage_pipeline, narrow_commit(commit, number))
         if isinstance(operator, WindowOperator):
             try:
-                key_frames[stage.name] = operator, inspect.parse_key(operator, key, "--key")
+                key_frames[stage.name] = operator, state_inspection.parse_key(operator, key, "--key")
             except StartError as error:
                 problems.append(error)
     if not key_frames:
@@ -213,4 +213,4 @@ def _key_filter(rows: pl.DataFrame, keys: Sequence[Field], key: pl.DataFrame) ->
     return same
 
 
-__all__ = ["group_keys", "read_key_history", "with_history"]
+__all__ = ["add_key_history", "format_dead_letter_keys", "read_key_history"]

@@ -8,7 +8,7 @@ from slackwater.state.protocol import StateStore
 from slackwater.state.runs import KILLED
 
 
-def failure_text(store: StateStore, pipeline: str) -> str | None:
+def describe_last_failure(store: StateStore, pipeline: str) -> str | None:
     """Describe the failure of the last run on one line.
 
     None if it ended normally, if a runner is active, or if no run is recorded.

@@ -33,7 +33,7 @@ def locate_store(where: str | Path | Pipeline, pipeline: str | None = None, sche
         return _store_of_config(where)
     if _URL.match(str(where)):
         return _store_in_database(str(where), schema, pipeline)
-    if is_url(where):
+    if _is_url(where):
         return _store_in_objects(str(where), pipeline)
     path = Path(where)
     if path.suffix == ".toml" and not path.is_dir():
@@ -55,14 +55,14 @@ def list_pipelines(where: str | Path | Pipeline, schema: str = "public") -> list
         if store.kind == "postgres":
             return _names_in_database(store.url or "", store.schema_)
         where = store.path or ""
-        if is_url(where):
-            return list_pipelines_at_url(where, store.options)
+        if _is_url(where):
+            return _list_pipelines_at_url(where, store.options)
     elif _URL.match(str(where)):
         return _names_in_database(str(where), schema)
-    if is_url(where):
+    if _is_url(where):
         above, last = _split_url(str(where))
         is_single = above and _object_store_module(str(where)).is_state(above, last, {})
-        return [last] if is_single else list_pipelines_at_url(str(where))
+        return [last] if is_single else _list_pipelines_at_url(str(where))
     path = Path(where)
     return [path.name] if (path / "manifests").is_dir() else _names_in_directory(path)
 
@@ -96,12 +96,12 @@ def _names_in_directory(path: Path) -> list[str]:
     return sorted(p.parent.name for p in path.glob("*/manifests") if ASIDE not in p.parent.name)
 
 
-def is_url(where: str | Path) -> bool:
+def _is_url(where: str | Path) -> bool:
     """Return whether this is the URL of an object store."""
     return isinstance(where, str) and not is_local(where)
 
 
-def list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
+def _list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of the pipelines whose state is below a URL.
 
     `options`: how to reach the object store; by default, the environment decides.
@@ -126,7 +126,7 @@ def _store_in_objects(url: str, name: str | None) -> FilesStore:
         if name not in (None, last):
             raise StartError(f'{url}: this is the state of "{last}", not of "{name}"')
         return FilesStore(above, last)
-    return FilesStore(url, _choose_name(url, name, list_pipelines_at_url(url)))
+    return FilesStore(url, _choose_name(url, name, _list_pipelines_at_url(url)))
 
 
 def _split_url(url: str) -> tuple[str, str]:

@@ -35,7 +35,7 @@ from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.targets.output_directory import open_directory
 
 _URL = re.compile(r"postgres(ql)?://")

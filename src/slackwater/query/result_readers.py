@@ -31,7 +31,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.query import outputs
-from slackwater.query.new_rows import subtract_rows
+from slackwater.query.multiset_difference import subtract_rows
 from slackwater.query.row_count import RowCount
 from slackwater.targets.output_directory import OutputDirectory, open_directory
 
@@ -81,7 +81,7 @@ def result_reader(pipeline: Pipeline) -> ResultReader:
     return _reader_for(connection, pipeline)
 
 
-def read_all(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
+def read_all_results(pipeline: Pipeline, target: str | None = None) -> pl.DataFrame:
     """Return all rows of a target in the order of their windows. Before the first publish, the frame has no columns.
 
     Raises StartError for a target that does not store anything.

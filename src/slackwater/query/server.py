@@ -37,8 +37,8 @@ from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
 from slackwater.core.schema import polars_to_spark_type
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
-from slackwater.query.text import json_lines
-from slackwater.query.view import StateView, to_arrow
+from slackwater.query.output_format import json_lines
+from slackwater.query.state_view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
 
@@ -65,10 +65,10 @@ def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequenc
 
     Raises StartError.
     """
-    return start_server(build_application(view), port, host, service="the state", option="--port", names=names)
+    return start_server(_build_application(view), port, host, service="the state", option="--port", names=names)
 
 
-def build_application(view: StateView) -> Starlette:
+def _build_application(view: StateView) -> Starlette:
     """Return the endpoint as an ASGI application."""
     app = Starlette(routes=build_routes(view), exception_handlers={HTTPException: _handle_http_error})
     app.router.redirect_slashes = False
@@ -246,4 +246,4 @@ _HANDLERS: Mapping[str, Callable[[StateView, Query], Any]] = {
     "/find-sessions": _find_sessions,
     "/scan": _scan,
 }
-__all__ = ["ARROW", "LIMIT", "build_application", "build_routes", "serve_state"]
+__all__ = ["ARROW", "LIMIT", "build_routes", "serve_state"]

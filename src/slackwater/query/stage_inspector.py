@@ -20,9 +20,9 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.query.clock_reports import report_clocks, slowest_clock, time_or_none
-from slackwater.query.stage_view import narrow_snapshot
+from slackwater.query.stage_selection import narrow_snapshot
 from slackwater.query.why_report import (
     ClockReport,
     JoinSideReport,
@@ -74,7 +74,7 @@ class StageInspector:
         self.pipeline, self.snapshot, self.number = pipeline, narrow_snapshot(snapshot, number), number
         self.state: StageState = self.snapshot.commit.stages[0]
         self.name, self.read = self.state.name, read
-        self.operator: Operator = inspect.rebuild_operator(pipeline, self.snapshot.commit)
+        self.operator: Operator = state_inspection.rebuild_operator(pipeline, self.snapshot.commit)
         source_names = [s.name for s in pipeline.sources if not s.is_stage_output]
         input_clocks = next_commit.input_clocks(pipeline, self.state)
         self.clocks: Mapping[str, SourceClock] = {n: input_clocks[n] for n in source_names}
@@ -182,7 +182,7 @@ class StageInspector:
 
     @_open_state.register
     def _(self, operator: SessionOperator) -> OpenState:
-        rows = inspect.next_sessions(self.snapshot, operator, NEXT)
+        rows = state_inspection.find_next_sessions(self.snapshot, operator, NEXT)
         count = rows.height if rows.height < NEXT else sum(self.state.windows)
         return OpenState("session", count, sum(self.state.groups), self._sessions(operator, rows.head(NEXT)))
 
@@ -208,42 +208,46 @@ class StageInspector:
 
     # -- one key -------------------------------------------------------------------------------------------------
 
-    def key_report(self, texts: inspect.Texts) -> KeyReport:
+    def key_report(self, texts: state_inspection.Texts) -> KeyReport:
         """Return the report on a key in the state. Raises StartError if the key is wrong, or the stage has no keys."""
         report = self._key_report(self.operator, texts)
         # the results of a stage are never late for its readers
         return report if self.clocks else replace(report, late_before_us=None)
 
     @singledispatchmethod
-    def _key_report(self, operator: Operator, texts: inspect.Texts) -> KeyReport:
+    def _key_report(self, operator: Operator, texts: state_inspection.Texts) -> KeyReport:
         raise_unregistered(operator, "slackwater.query.stage_inspector")
 
     @_key_report.register
-    def _(self, operator: PaneOperator, texts: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.parse_key(operator, texts, "--key")
-        rows = inspect.read_key_rows(self.snapshot, operator, key)
-        windows = self._windows_of(operator, inspect.open_windows(operator, rows, watermark))
+    def _(self, operator: PaneOperator, texts: state_inspection.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
+        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
+        windows = self._windows_of(operator, state_inspection.list_open_windows(operator, rows, watermark))
         before = None
         if watermark > NO_WATERMARK:
             before = pane_windows.last_closed(operator, operator.horizon(watermark)) + operator.hop_us
-        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, None, before)
+        return KeyReport(
+            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), windows, None, before
+        )
 
     @_key_report.register
-    def _(self, operator: SessionOperator, texts: inspect.Texts) -> KeyReport:
-        watermark, key = self.state.watermark_us, inspect.parse_key(operator, texts, "--key")
-        rows = inspect.read_key_rows(self.snapshot, operator, key)
-        windows = self._sessions(operator, inspect.open_windows(operator, rows, watermark), rows)
+    def _(self, operator: SessionOperator, texts: state_inspection.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
+        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
+        windows = self._sessions(operator, state_inspection.list_open_windows(operator, rows, watermark), rows)
         unit, horizon = IntervalBatch.from_frame(operator, rows), operator.horizon(watermark)
         floor = time_or_none(int(unit.floors(operator.reach_us, horizon)[0])) if unit.keys else None
         before = None if watermark <= NO_WATERMARK else horizon - operator.gap_us
-        return KeyReport(inspect.plain_row(key.row(0, named=True), operator.key_names), windows, floor, before)
+        return KeyReport(
+            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), windows, floor, before
+        )
 
     @_key_report.register
-    def _(self, operator: IntervalJoinOperator, texts: inspect.Texts) -> KeyReport:
+    def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
 
     @_key_report.register
-    def _(self, operator: ImmediateOperator, texts: inspect.Texts) -> KeyReport:
+    def _(self, operator: ImmediateOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(
             f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out"
         )
@@ -262,7 +266,7 @@ class StageInspector:
         counts = [None] * rows.height if count is None else count.finish(rows).to_list()
         windows = []
         for row, n in zip(rows.iter_rows(named=True), counts, strict=True):
-            key, last_us = inspect.plain_row(row, logic.key_names), None if last is None else last(row)
+            key, last_us = state_inspection.to_plain_key(row, logic.key_names), None if last is None else last(row)
             windows.append(self._open_window(key, row["__start"], last_us, row["__closes"], row["__reason"], n, None))
         return tuple(windows)
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.query.inspect import Texts
-from slackwater.query.key_history import with_history
+from slackwater.query.key_history import add_key_history
 from slackwater.query.locate_state import locate_store
-from slackwater.query.why import why as build_report
+from slackwater.query.state_inspection import Texts
 from slackwater.query.why_report import WhyReport
+from slackwater.query.why_report_builder import build_why_report as build_report
 
 
 def why(
@@ -36,7 +36,9 @@ def why(
     store, texts = locate_store(spec), _texts(key)
     try:
         file = None if isinstance(pipeline, Pipeline) else str(pipeline)
-        return with_history(spec, store, build_report(spec, store, time.time_ns() // 1000, texts, stage, file), texts)
+        return add_key_history(
+            spec, store, build_report(spec, store, time.time_ns() // 1000, texts, stage, file), texts
+        )
     finally:
         store.close()
 

@@ -27,7 +27,7 @@ TIMES = pl.Datetime("us", "UTC")
 STATE_COLUMNS = ("_status", "_closes_at", "_last_event", "_epoch")
 
 
-def current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
+def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark: int, epoch: int) -> pl.DataFrame:
     """Return the windows of complete units of state rows, as they would be emitted if no more rows arrived.
 
     Columns: those of the output without the emission metadata, and `_status`, `_closes_at`, `_last_event` (sessions
@@ -65,7 +65,7 @@ def state_column_names(logic: CompiledWindow) -> dict[str, str]:
 @singledispatch
 def _assemble(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Return the windows of state rows as they would be emitted, with `__closes`, and for sessions with `__last`."""
-    raise_unregistered(operator, "slackwater.query.windows.current_windows")
+    raise_unregistered(operator, "slackwater.query.windows.compute_current_windows")
 
 
 @_assemble.register

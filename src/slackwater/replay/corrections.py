@@ -33,8 +33,8 @@ class Corrections:
     def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state
         self.logic, self.store = logic, driver.store
-        stored = stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
-        lost = unmergeable_reason(self.logic)
+        stored = _stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
+        lost = _unmergeable_reason(self.logic)
         owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, stored))
         refused: list[pl.DataFrame] = []
         self.repairs: dict[int, tuple[windows.LateCorrection, pl.DataFrame]] = {}
@@ -108,7 +108,7 @@ def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl
     return Corrections(operator, driver, target, rows)
 
 
-def unmergeable_reason(operator: WindowOperator) -> str | None:
+def _unmergeable_reason(operator: WindowOperator) -> str | None:
     """Return why stored windows cannot be merged with more rows; None if they can."""
     if operator.ends:
         return "its session left the state, and the last event of a session with a gap per row is not stored"
@@ -118,7 +118,7 @@ def unmergeable_reason(operator: WindowOperator) -> str | None:
     return f"its window left the state, and the accumulators of {', '.join(lost)} are not stored"
 
 
-def stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
+def _stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
     """Read the target's rows in these ranges, in the form that `late_corrections.correct_windows` expects."""
     window = logic.window
     rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)

@@ -6,7 +6,7 @@
 
 Both kinds of epoch are ordinary commits with staged output, and they list the dead letters that they apply. After a
 crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark. If
-a dead letter cannot be applied, it stays pending, and the commit counts the attempt (see `replay.attempts`).
+a dead letter cannot be applied, it stays pending, and the commit counts the attempt (see `replay.attempt_ledger`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
-from slackwater.replay.attempts import AttemptLedger, applied_lines
+from slackwater.replay.attempt_ledger import AttemptLedger, format_applied_lines
 from slackwater.replay.corrections import compute_corrections
 from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.targets.base import ReadableTarget, TargetWriter
@@ -66,7 +66,7 @@ class ReplayResult:
 # -- which letters ---------------------------------------------------------------------------------------------------
 
 
-def pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
+def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
     """Return the dead letters that no commit lists as applied, with `__id`, and the number of others.
 
     The frame has the columns of LETTER. Letters with the fewest attempts come first, and among these the oldest, so
@@ -86,9 +86,9 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
-def late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
+def count_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
     """Return how many dead letters of late rows a replay would process."""
-    return _take_oldest(pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
+    return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
 def _ledger(driver: Driver) -> AttemptLedger:
@@ -102,7 +102,7 @@ def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFra
     """
     epoch, store = driver.state.epoch + 1, driver.store
     tries = _ledger(driver).update_attempts(remaining, [applied])
-    record = store.write_list(epoch, applied_lines(applied)) if applied.height else None
+    record = store.write_list(epoch, format_applied_lines(applied)) if applied.height else None
     return ReplayRecord(
         record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
     )
@@ -119,7 +119,7 @@ class _SplitLetters:
     bad: pl.DataFrame
 
 
-def bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+def _bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Replay bad rows as an ordinary epoch. Rows that fail again remain dead letters, with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
@@ -215,7 +215,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
-def check_late(driver: Driver) -> None:
+def _check_late(driver: Driver) -> None:
     """Raise StartError if late rows cannot be applied, before anything is applied."""
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
@@ -240,8 +240,8 @@ def _is_readable(target: TargetWriter) -> bool:
     return target.upserts and isinstance(target, ReadableTarget)
 
 
-def late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
-    """Replay late rows as corrections of windows; call `check_late` first."""
+def _late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+    """Replay late rows as corrections of windows; call `_check_late` first."""
     result = ReplayResult()
     if letters.is_empty():
         return result
@@ -316,7 +316,7 @@ def _all_late_together(operator: Operator) -> pl.Expr:
 
     Raises StartError if late rows can never be applied.
     """
-    raise_unregistered(operator, "slackwater.replay.replay.late_rows")
+    raise_unregistered(operator, "slackwater.replay.replay._late_rows")
 
 
 @_all_late_together.register
@@ -370,14 +370,14 @@ def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
 def replay_letters(
     driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
-    """Apply pending dead letters, at most `limit`, in the order of `pending_letters`. `dry`: only report."""
-    todo, before = pending_letters(letters, _ledger(driver))
+    """Apply pending dead letters, at most `limit`, in the order of `_pending_letters`. `dry`: only report."""
+    todo, before = _pending_letters(letters, _ledger(driver))
     todo = _take_oldest(todo, limit)
     is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)
     if not todo.filter(is_late).is_empty():
-        check_late(driver)
-    bad = bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
-    late = late_rows(driver, todo.filter(is_late), payload, dry)
+        _check_late(driver)
+    bad = _bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
+    late = _late_rows(driver, todo.filter(is_late), payload, dry)
     unclear = todo.filter(fixed_reason.is_not_null())
     skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
     if unclear.height and not dry:

@@ -89,7 +89,7 @@ class Handle(NotebookRepr):
 
         Raises StartError for a target that cannot be read, such as the console.
         """
-        rows: pl.DataFrame = import_module("slackwater.query.result_readers").read_all(self.pipeline, target)
+        rows: pl.DataFrame = import_module("slackwater.query.result_readers").read_all_results(self.pipeline, target)
         return rows
 
     # -- the end of the run --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.replay.attempts import COLUMNS, AttemptLedger
+from slackwater.replay.attempt_ledger import COLUMNS, AttemptLedger
 from slackwater.runner.connectors import connector_for
 from slackwater.runner.dead_letter_filter import SCHEMA
 from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter

@@ -162,7 +162,7 @@ def late_task(task: ShardTask) -> Task:
 
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
-        return dead_letters.write_late(task, rows).model_dump_json()
+        return dead_letters.write_late_letters(task, rows).model_dump_json()
 
     return run
 

@@ -272,7 +272,7 @@ class Commit(CommitModel):
     reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS represents dead letters
     emitted: Amount = 0
     replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
-    tried: tuple[Name, ...] = ()  # name of the list of failed replays and their attempts, see `replay.attempts`
+    tried: tuple[Name, ...] = ()  # name of the list of failed replays and their attempts, see `replay.attempt_ledger`
     counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
     @model_validator(mode="before")

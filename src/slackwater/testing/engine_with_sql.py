@@ -19,7 +19,7 @@ from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late
+from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late_letters
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
@@ -133,7 +133,7 @@ class LocalSqlEngine:
         ]
         if folded and tasks[0].late is not None:
             late = origin.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [write_late(tasks[0], late)] if late.height else []
+            staged += [write_late_letters(tasks[0], late)] if late.height else []
         return reports
 
     def _stage_bad_rows(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:

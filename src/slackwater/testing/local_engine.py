@@ -23,7 +23,7 @@ from slackwater.engine.engine_interface import IngestOutcome, SourceStats, Unsto
 from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators import ingest_and_emit, storability
 from slackwater.operators.base import Operator, Question, ShardTask
-from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late
+from slackwater.operators.dead_letters import ORIGIN, ORIGIN_FIELDS, unstorable_letters, write_late_letters
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.non_window import NonWindowOperator
@@ -143,7 +143,7 @@ class LocalEngine:
         ]
         if origin_rows is not None and folded:
             late = origin_rows.filter(pl.col("__start") < tasks[0].operator.late_before(tasks[0].watermark))
-            staged += [write_late(tasks[0], late)] if late.height else []
+            staged += [write_late_letters(tasks[0], late)] if late.height else []
         return IngestOutcome(reports, stats, unstorable=unfit, staged=staged, spans=spans)
 
     def _storable_rows(

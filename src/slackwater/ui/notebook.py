@@ -18,8 +18,8 @@ from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
-from slackwater.query.text import quote_stage, waiting_text
-from slackwater.query.view import StateView
+from slackwater.query.output_format import describe_watermark_wait, quote_stage
+from slackwater.query.state_view import StateView
 from slackwater.query.why_report import ClockReport, StageReport, WhyReport
 from slackwater.query.windows import state_column_names
 from slackwater.runner.background_run import Handle
@@ -110,7 +110,7 @@ def _why(report: WhyReport) -> Markup:
 def _stage_watermark(s: StageReport, head: str) -> Markup:
     text = f"{head} {format_time(s.watermark_us)}, "
     if s.through:
-        return _join(*_lines(f"{text}waits for {waiting_text(s)}"))
+        return _join(*_lines(f"{text}waits for {describe_watermark_wait(s)}"))
     return _join(*_lines(f"{text}held by {_holder_text(s.holder)}"))
 
 

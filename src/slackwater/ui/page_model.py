@@ -11,14 +11,14 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError
-from slackwater.maintenance.sizes import retained_commits
-from slackwater.query import stage_view as staged
-from slackwater.query.inspect import Texts
-from slackwater.query.key_history import with_history
+from slackwater.maintenance.sizes import list_kept_commits
+from slackwater.query import stage_selection as staged
+from slackwater.query.key_history import add_key_history
+from slackwater.query.output_format import quote_stage
 from slackwater.query.pipeline_from_state import rebuild_pipeline
-from slackwater.query.text import quote_stage
-from slackwater.query.why import why_from_snapshot
+from slackwater.query.state_inspection import Texts
 from slackwater.query.why_report import WhyReport
+from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
 from slackwater.state.runs import Run
@@ -105,7 +105,7 @@ def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage
             raise _missing_commit_error(watched)
         recorded_runs = watched.store.runs() if epoch is None else None
         return build_model(
-            watched, snapshot, retained_commits(watched.store), watched.store.runner(), now_us, stage, recorded_runs
+            watched, snapshot, list_kept_commits(watched.store), watched.store.runner(), now_us, stage, recorded_runs
         )
 
 
@@ -130,7 +130,7 @@ def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageM
     Raises the same errors as `load_model`.
     """
     with latest_snapshot(watched) as snapshot:
-        common = retained_commits(watched.store), watched.store.runner(), now_us
+        common = list_kept_commits(watched.store), watched.store.runner(), now_us
         pipeline_model = build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
         several = pipeline_model.stages if pipeline_model.stages[1:] else ()
         return pipeline_model, [build_model(watched, snapshot, *common, s.name) for s in several]
@@ -160,12 +160,12 @@ def build_model(
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
     history = [*(m for m in commits if m.epoch < commit.epoch), commit]
     pipeline = watched.pipeline_at(commit)
-    pipeline_report = why_from_snapshot(pipeline, snapshot, runner, now_us)
+    pipeline_report = build_why_report_from_snapshot(pipeline, snapshot, runner, now_us)
     summaries = build_stages(commit, pipeline_report)
     closing_of, joined_of = _last_stage(summaries, windowed=True), _last_stage(summaries, windowed=False)
     report = pipeline_report
     if stage is not None and pipeline_report.stages:
-        index = staged.stage_index(commit, stage, "stage")
+        index = staged.find_stage_index(commit, stage, "stage")
         report = replace(
             pipeline_report, **vars(next(s for s in pipeline_report.stages if s.stage == stage)), stages=()
         )
@@ -208,7 +208,7 @@ def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSumma
 
 
 def _stage_snapshot(snapshot: Snapshot, stage: StageSummary) -> Snapshot:
-    return staged.narrow_snapshot(snapshot, staged.stage_index(snapshot.commit, stage.name))
+    return staged.narrow_snapshot(snapshot, staged.find_stage_index(snapshot.commit, stage.name))
 
 
 def _join_sources(report: WhyReport, stage: str) -> list[str]:
@@ -257,7 +257,7 @@ def select_window_stage(snapshot: Snapshot, stage: str | None) -> tuple[Snapshot
         return snapshot, None
     windowed = [s.name for s in stages if s.fingerprint.get("kind") in KINDS_OF_WINDOW]
     name = stage if stage is not None else (windowed or [stages[-1].name])[-1]
-    return staged.narrow_snapshot(snapshot, staged.stage_index(snapshot.commit, name, "stage")), name
+    return staged.narrow_snapshot(snapshot, staged.find_stage_index(snapshot.commit, name, "stage")), name
 
 
 def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = None) -> KeyView:
@@ -266,9 +266,11 @@ def load_key(watched: PageSource, key: Texts, now_us: int, stage: str | None = N
         stage_snapshot, name = select_window_stage(snapshot, stage)
         build_key(stage_snapshot, key)  # raises an error about the key that names its stage
         try:
-            report = why_from_snapshot(watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name)
+            report = build_why_report_from_snapshot(
+                watched.pipeline_at(snapshot.commit), snapshot, None, now_us, key, name
+            )
             if not watched.is_described:
-                report = with_history(watched.pipeline, watched.store, report, key)
+                report = add_key_history(watched.pipeline, watched.store, report, key)
         except SlackwaterError:
             return build_key(stage_snapshot, key)
         history = None if report.key is None else report.key.history

@@ -18,7 +18,7 @@ from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import plural
 from slackwater.core.lateness_histogram import format_percent
 from slackwater.maintenance.hot_keys import HotKey
-from slackwater.query.text import format_value
+from slackwater.query.output_format import format_value
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.blocks.stages import StageSummary
 from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows

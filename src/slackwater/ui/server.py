@@ -37,9 +37,9 @@ from starlette.routing import Mount, Route
 
 from slackwater.core.humanize import mismatch
 from slackwater.errors import SlackwaterError, StartError, StateError
-from slackwater.maintenance.hot_keys import hot_keys
+from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.query import server as questions
-from slackwater.query.view import StateView
+from slackwater.query.state_view import StateView
 from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages
@@ -353,7 +353,7 @@ def _letters(cache: PageCache, location: PageLocation, request: Request) -> Resp
 def _hot(cache: PageCache, location: PageLocation, request: Request) -> Response:
     def make(model: PageModel) -> bytes:
         with latest_snapshot(cache.watched) as snapshot:
-            return pages.hot_page(model, location, hot_keys(cache.watched.store, snapshot, HOT))
+            return pages.hot_page(model, location, find_hot_keys(cache.watched.store, snapshot, HOT))
 
     page = cache.get_content("hot", make)
     return _problem(cache, location) if page is None else with_tag(request, *page, "text/html")

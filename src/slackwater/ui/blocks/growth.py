@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.maintenance.history import open_windows
+from slackwater.maintenance.history import count_open_windows
 from slackwater.state.commit import Commit, StageState
 
 
@@ -40,7 +40,7 @@ class StateGrowth:
 def build_growth(commits: Sequence[Commit]) -> StateGrowth:
     """Build the block "How large is the state?" from the commits that are kept, oldest first."""
     return StateGrowth(
-        tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, open_windows(m)) for m in commits),
+        tuple(SizePoint(m.epoch, m.committed_us, _rows(m), m.state_bytes, count_open_windows(m)) for m in commits),
         tuple(_spread(stage) for stage in commits[-1].stages),
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slackwater.core.humanize import plural
-from slackwater.query.text import clock_name, quote_stage, waiting_text
+from slackwater.query.output_format import describe_watermark_wait, name_clock, quote_stage
 from slackwater.query.why_report import WhyReport
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
 from slackwater.ui.format import format_number, format_span, format_time
@@ -72,7 +72,7 @@ def _rows_sentence(rows: RowAccounting) -> str:
 def _watermark_sentence(report: WhyReport) -> str:
     holder = report.holder
     if holder is None and report.through:
-        return f"The watermark is at {format_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {waiting_text(report)}."
+        return f"The watermark is at {format_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {describe_watermark_wait(report)}."
     if holder is None:
         runs_on = (
             ""
@@ -80,14 +80,14 @@ def _watermark_sentence(report: WhyReport) -> str:
             else f"; it advances after {format_span(report.idle_close_us)} of silence"
         )
         return f"The watermark is at {format_time(report.watermark_us)}; no source holds it: all are idle{runs_on}."
-    name = clock_name(holder)
+    name = name_clock(holder)
     since = (
         f"quiet for {format_span(holder.quiet_us)}, since {format_time(report.committed_us - holder.quiet_us)}"
         if holder.quiet_us
         else "it had rows in this epoch"
     )
     if report.through:
-        name = waiting_text(report)
+        name = describe_watermark_wait(report)
         watermark = (
             "There is no watermark yet"
             if report.watermark_us is None

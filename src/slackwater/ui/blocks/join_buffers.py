@@ -19,7 +19,7 @@ from slackwater.core.sorted_arrays import Int64s
 from slackwater.engine import next_commit
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.query.inspect import plain_row
+from slackwater.query.state_inspection import to_plain_key
 from slackwater.state.protocol import Snapshot
 from slackwater.ui.axis import tick_step
 from slackwater.watermark import NO_WATERMARK
@@ -158,4 +158,4 @@ def _hot_key(
         gone = buffers.evicted(which, run.kh[positions], run.id[positions])
         frames.append(run.take(positions[~gone]).select(names))
     keys = pl.concat(frames).group_by(names).len().sort("len", *names, descending=[True, *(False for _ in names)])
-    return BufferHotKey(plain_row(keys.row(0, named=True), names), keys["len"][0])
+    return BufferHotKey(to_plain_key(keys.row(0, named=True), names), keys["len"][0])

@@ -16,9 +16,9 @@ from slackwater.evolution.operator_from_state import restore_window
 from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.query.why_report import KeyHistory
-from slackwater.query.windows import current_windows
+from slackwater.query.windows import compute_current_windows
 from slackwater.state.protocol import Snapshot
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import FLOOR
@@ -67,7 +67,10 @@ class KeyView:
 
 
 def build_key(
-    snapshot: Snapshot, key_texts: inspect.Texts, why_lines: Sequence[str] = (), history: KeyHistory | None = None
+    snapshot: Snapshot,
+    key_texts: state_inspection.Texts,
+    why_lines: Sequence[str] = (),
+    history: KeyHistory | None = None,
 ) -> KeyView:
     """Build the block "One key" from a snapshot of one stage.
 
@@ -77,9 +80,9 @@ def build_key(
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
         raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so it has no page for a key")
     logic = restore_window(snapshot.commit, -1)
-    key = inspect.parse_key(logic, key_texts)
-    rows = inspect.read_key_rows(snapshot, logic, key, -1)
-    windows = current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
+    key = state_inspection.parse_key(logic, key_texts)
+    rows = state_inspection.read_key_rows(snapshot, logic, key, -1)
+    windows = compute_current_windows(logic, rows, last.watermark_us, snapshot.commit.epoch)
     window = logic.window
     start, end = window.window_start_column, window.window_end_column
     hidden = {*logic.key_names, start, end, "_status", "_closes_at", "_last_event", "_epoch"}
@@ -99,11 +102,11 @@ def build_key(
                 status=r["_status"],
                 cut=cap is not None and r["_closes_at"] == cap,
                 revision=_revision(rows, r[start], r[end]) if logic.revises else None,
-                values=inspect.plain_row(r, values),
+                values=state_inspection.to_plain_key(r, values),
             )
         )
     return KeyView(
-        inspect.plain_row(key.row(0, named=True), logic.key_names),
+        state_inspection.to_plain_key(key.row(0, named=True), logic.key_names),
         longest is not None,
         None if last.watermark_us <= NO_WATERMARK else last.watermark_us,
         snapshot.commit.epoch,

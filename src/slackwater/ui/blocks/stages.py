@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slackwater.query.text import waiting_text
+from slackwater.query.output_format import describe_watermark_wait
 from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.state.commit import Commit, StageState
 
@@ -62,7 +62,7 @@ def _stage(commit: Commit, number: int, state: StageState, report: StageReport) 
         reads=report.reads,
         kind=report.kind,
         watermark_us=report.watermark_us,
-        waits_for=waiting_text(report),
+        waits_for=describe_watermark_wait(report),
         open=open_count,
         rows=rows,
         bytes=sum(meta.bytes for meta in state.metas),

@@ -26,7 +26,7 @@ from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.ui.axis import tick_step
 from slackwater.watermark import NO_WATERMARK
@@ -126,7 +126,9 @@ def _(operator: SessionOperator, snapshot: Snapshot) -> tuple[str, Int64s, Int64
             whole &= ~is_in_sorted(h, fragments)
         close_times.append(due[whole])
         for hashes in _chunks(fragments):
-            close_times.append(inspect.open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy())
+            close_times.append(
+                state_inspection.list_open_windows(operator, reader.units(hashes), watermark)["__closes"].to_numpy()
+            )
     times = np.concatenate(close_times)
     return "sessions", times, np.ones(len(times), dtype=np.int64)
 
@@ -182,14 +184,14 @@ def _closing_keys(operator: Operator, snapshot: Snapshot, low: int, high: int) -
 @_closing_keys.register(WindowOperator)
 def _(operator: WindowOperator, snapshot: Snapshot, low: int, high: int) -> list[ClosingWindow]:
     watermark = snapshot.commit.stages[-1].watermark_us
-    open_frames = [inspect.open_windows(operator, operator.empty_state(), watermark)]
+    open_frames = [state_inspection.list_open_windows(operator, operator.empty_state(), watermark)]
     for reader, rows in _outlines(snapshot, operator):
         for hashes in _candidate_hashes(operator, reader, rows, watermark, low, high):
-            windows = inspect.open_windows(operator, reader.units(hashes), watermark)
+            windows = state_inspection.list_open_windows(operator, reader.units(hashes), watermark)
             open_frames.append(windows.filter(pl.col("__closes").is_between(low, high, closed="left")))
     chosen = pl.concat(open_frames).sort("__closes", "__start", *operator.key_names).head(KEYS)
     return [
-        ClosingWindow(inspect.plain_row(r, operator.key_names), r["__start"], r["__closes"], r["__reason"])
+        ClosingWindow(state_inspection.to_plain_key(r, operator.key_names), r["__start"], r["__closes"], r["__reason"])
         for r in chosen.iter_rows(named=True)
     ]
 

@@ -58,7 +58,7 @@ class AttemptLedger:
         Equal letters of a file represent as many equal rows of that file, so they are applied one by one. Equal letters
         of a record in a topic are applied together.
         """
-        matched = add_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
+        matched = add_letter_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
         matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))
         nth = pl.when(pl.col("offset").is_null()).then(pl.int_range(pl.len()).over(_PLACE)).otherwise(0)
         return matched.with_columns((nth < pl.col("__done")).alias("__applied")).drop("__done")
@@ -70,7 +70,7 @@ class AttemptLedger:
         the `first` and `last` event time.
         """
         identity = [*_GROUP, *_PLACE, "__once"]
-        parts = [_count_equal(add_ids(chunk), identity) for chunk in chunks]
+        parts = [_count_equal(add_letter_ids(chunk), identity) for chunk in chunks]
         if not parts:
             return pl.DataFrame(schema=_COUNTED)
         sums = (
@@ -111,12 +111,12 @@ def _count_equal(letters: pl.DataFrame, identity: Sequence[str]) -> pl.DataFrame
     )
 
 
-def add_ids(letters: pl.DataFrame) -> pl.DataFrame:
+def add_letter_ids(letters: pl.DataFrame) -> pl.DataFrame:
     """Add `__id` to dead letters."""
     return letters.with_columns(key_hash(letters, _ID).alias("__id"))
 
 
-def applied_lines(letters: pl.DataFrame) -> list[str]:
+def format_applied_lines(letters: pl.DataFrame) -> list[str]:
     """Return the lines of a list that records these dead letters as applied."""
     counts = letters.group_by(_PLACE, maintain_order=True).len()
     return [" ".join(map(str, row)) for row in counts.iter_rows()]

@@ -9,9 +9,9 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
 from slackwater.evolution.stage_matching import match_stages
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.query.stage_inspector import StageInspector
-from slackwater.query.stage_view import stage_index
+from slackwater.query.stage_selection import find_stage_index
 from slackwater.query.why_report import (
     KeyReport,
     WhyReport,
@@ -20,11 +20,11 @@ from slackwater.query.why_report import (
 from slackwater.state.protocol import Snapshot, StateStore
 
 
-def why(
+def build_why_report(
     pipeline: Pipeline,
     store: StateStore,
     now_us: int,
-    key: inspect.Texts = (),
+    key: state_inspection.Texts = (),
     stage: str | None = None,
     file: str | None = None,
 ) -> WhyReport:
@@ -50,22 +50,22 @@ def why(
                 else f"start it with: {start_text(file)}"
             )
             raise StateError(f"{pipeline.name}: there is no state yet; {hint}")
-        return replace(why_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
+        return replace(build_why_report_from_snapshot(pipeline, snapshot, runner, now_us, key, stage), file=file)
 
 
-def why_from_snapshot(
+def build_why_report_from_snapshot(
     pipeline: Pipeline,
     snapshot: Snapshot,
     runner: str | None,
     now_us: int,
-    key: inspect.Texts = (),
+    key: state_inspection.Texts = (),
     stage: str | None = None,
 ) -> WhyReport:
-    """Report on a snapshot that is already open. See `why`; `runner`: the process that runs the pipeline."""
+    """Report on a snapshot that is already open. See `build_why_report`; `runner`: the process that runs the pipeline."""
     commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
     if stage is not None and commit.stages[1:]:
-        number = stage_index(commit, stage)
+        number = find_stage_index(commit, stage)
         inspectors = [inspector for inspector in inspectors if inspector.number == number]
     keyed = _key_reports(pipeline.name, inspectors, key) if key else {}
     read_by = {s.name: tuple(other.name for other in commit.stages if s.name in other.clocks) for s in commit.stages}
@@ -106,7 +106,9 @@ def _inspect_stages(pipeline: Pipeline, snapshot: Snapshot) -> list[StageInspect
     return list(inspectors.values())
 
 
-def _key_reports(pipeline: str, inspectors: Sequence[StageInspector], key: inspect.Texts) -> dict[str, KeyReport]:
+def _key_reports(
+    pipeline: str, inspectors: Sequence[StageInspector], key: state_inspection.Texts
+) -> dict[str, KeyReport]:
     """Report on a key for every stage with these key columns, by stage. Raises StartError if no stage has them."""
     reports, problems = dict[str, KeyReport](), list[StartError]()
     for inspector in inspectors:

@@ -37,7 +37,7 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
-    """Return the operator that wrote a commit of one stage (see `query.stage_view`).
+    """Return the operator that wrote a commit of one stage (see `query.stage_selection`).
 
     `pipeline`: a config of this stage that can continue the state. If the state does not describe its window, the
     config's window is used, with the column types from the fingerprint. Raises StateError if these are unknown.
@@ -202,7 +202,7 @@ def read_key_rows(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, 
 @singledispatch
 def _unit_hashes(operator: Operator, key: Int64s, state: StageState) -> Int64s:
     """Return the hashes of the state units that may contain rows of a key. `key`: the hash of the key."""
-    raise_unregistered(operator, "slackwater.query.inspect.read_key_rows")
+    raise_unregistered(operator, "slackwater.query.state_inspection.read_key_rows")
 
 
 @_unit_hashes.register
@@ -220,16 +220,16 @@ def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
 
 
 @singledispatch
-def open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+def list_open_windows(operator: Operator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Return the open windows of state rows, as they would be emitted if no more rows arrived, in closing order.
 
     Columns: the keys, `__start`, `__end`, `__reason` (`close` or `cap`), `__closes` (the watermark that closes the
     window), and the accumulators. Times are in microseconds.
     """
-    raise_unregistered(operator, "slackwater.query.inspect.open_windows")
+    raise_unregistered(operator, "slackwater.query.state_inspection.list_open_windows")
 
 
-@open_windows.register
+@list_open_windows.register
 def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     if operator.updates:
         no_output = pl.lit([], pl.List(pl.Int64)).alias("__out")  # otherwise only changed windows are emitted
@@ -238,7 +238,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFram
     return _sort_by_close(operator, windows, pl.col("__end"))
 
 
-@open_windows.register
+@list_open_windows.register
 def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     rows = _as_not_emitted(rows, {EMITTED: WHOLE, EMITTED_FRAGMENT: FRAGMENT})
     windows = session_emission.emit_sessions(operator, rows, watermark, FAR, True).rows
@@ -257,8 +257,8 @@ def _sort_by_close(logic: CompiledWindow, windows: pl.DataFrame, closes: pl.Expr
     return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
-def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
-    """Return the open sessions that close first, in the form of `open_windows`: at least `count`, if that many exist.
+def find_next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
+    """Return the open sessions that close first, in the form of `list_open_windows`: at least `count`, if that many exist.
 
     The horizon is widened until it covers them, so that the cost depends on them rather than on the whole state. If a
     store knows when rows are due, the horizon is widened by a number of rows, because very many may be due at the same
@@ -269,7 +269,7 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
     readers = [snapshot.reader(shard, logic) for shard in range(state.shards)]
     since = state.watermark_us
     if not metas:
-        return open_windows(logic, logic.empty_state(), since)
+        return list_open_windows(logic, logic.empty_state(), since)
     latest, first = max(m.close for m in metas), min(m.first_due for m in metas)
     base, step, row_count = max(since, first - 1), 1000, count
     while True:
@@ -281,7 +281,7 @@ def next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.
             horizon = int(first_due[-1]) if len(first_due) == row_count else latest
         due = _closing_between(logic, since, horizon)
         units = pl.concat([r.due(due) for r in readers])
-        sessions = open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
+        sessions = list_open_windows(logic, units, since).filter(pl.col("__closes") <= horizon)
         if sessions.height >= count or horizon >= latest:
             return sessions
         step, row_count = step * 16, row_count * 16
@@ -299,7 +299,7 @@ def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueRowFil
     )
 
 
-def plain_row(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def to_plain_key(row: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the key columns of a row as values that JSON and a terminal can represent."""
 
     def printable(value: Any) -> Any:

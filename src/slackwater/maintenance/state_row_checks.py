@@ -48,7 +48,7 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 
 
 @singledispatch
-def check_segment(
+def check_segment_rows(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     """Describe the problems of one shard's rows, in the order of their file. `kind`: the kind of the segment.
@@ -56,10 +56,10 @@ def check_segment(
     `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these are
     skipped.
     """
-    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
+    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
 
-@check_segment.register(WindowOperator)
+@check_segment_rows.register(WindowOperator)
 def _(
     operator: WindowOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
@@ -78,7 +78,7 @@ def _(
 @singledispatch
 def _check_units(operator: Operator, rows: pl.DataFrame, exact: bool) -> Iterator[str]:
     """Describe problems in the units, kinds and times of a window's state rows."""
-    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment")
+    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 
 
 @_check_units.register
@@ -110,30 +110,30 @@ def _(operator: SessionOperator, rows: pl.DataFrame, exact: bool) -> Iterator[st
 
 
 @singledispatch
-def visible_rows(operator: Operator, state: ShardState) -> pl.DataFrame | None:
+def rows_counted_by_commit(operator: Operator, state: ShardState) -> pl.DataFrame | None:
     """Return the rows of a shard that a commit counts; None if it only counts rows of segments."""
-    raise_unregistered(operator, "slackwater.maintenance.row_checks.visible_rows")
+    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.rows_counted_by_commit")
 
 
-@visible_rows.register(WindowOperator)
-@visible_rows.register(KeyedOperator)
+@rows_counted_by_commit.register(WindowOperator)
+@rows_counted_by_commit.register(KeyedOperator)
 def _(operator: WindowOperator | KeyedOperator, state: ShardState) -> pl.DataFrame:
     return state.reader(operator).scan()
 
 
-@visible_rows.register(IntervalJoinOperator)
-@visible_rows.register(StatelessOperator)
+@rows_counted_by_commit.register(IntervalJoinOperator)
+@rows_counted_by_commit.register(StatelessOperator)
 def _(operator: Operator, state: ShardState) -> None:
     return
 
 
 @singledispatch
-def check_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
+def check_row_counts(operator: Operator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     """Describe differences between a commit's counts for a shard and the shard's `rows`."""
-    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_counts")
+    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_row_counts")
 
 
-@check_counts.register
+@check_row_counts.register
 def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     groups_by_start = dict(rows["__start"].value_counts().iter_rows())
     for start, groups in state.panes.items():
@@ -141,7 +141,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, state: StageState, shard: int)
             yield f"{plural(groups_by_start.get(start, 0), 'key')} in the pane at {start} µs, but the commit says {groups[shard]:,}"
 
 
-@check_counts.register
+@check_row_counts.register
 def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     counts = sessions.open_groups(operator, rows, state.watermark_us)
     recorded = (state.groups[shard], state.windows[shard])
@@ -151,7 +151,7 @@ def _(operator: SessionOperator, rows: pl.DataFrame, state: StageState, shard: i
         )
 
 
-@check_segment.register
+@check_segment_rows.register
 def _(
     operator: KeyedOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
@@ -165,18 +165,18 @@ def _(
     yield from _count_problem(h[1:] < h[:-1], "not in the order of their units")
 
 
-@check_counts.register
+@check_row_counts.register
 def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
     if rows.height != state.groups[shard]:
         yield f"{plural(rows.height, 'key')}, but the commit says {state.groups[shard]:,}"
 
 
-@check_segment.register
+@check_segment_rows.register
 def _(
     operator: IntervalJoinOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     """Describe problems of buffered rows of one side, or of row ids (`left+`, `left-`)."""
-    side, suffix = parse_side(operator, kind)
+    side, suffix = _parse_side(operator, kind)
     if side is None:
         yield f"rows of an unknown kind: {kind!r}"
         return
@@ -190,26 +190,26 @@ def _(
         yield from _count_problem(shard_of(kh, shards) != shard, f"that do not belong to shard {shard}")
         yield from _count_problem(id_[1:] < id_[:-1], "not in the order of their numbers")
         return
-    yield from _check_hashes(rows, side.keys, shared_keys(operator), shard, shards)
+    yield from _check_hashes(rows, side.keys, _shared_keys(operator), shard, shards)
     yield from _count_problem(
         (kh[1:] < kh[:-1]) | ((kh[1:] == kh[:-1]) & (ts[1:] < ts[:-1])), "not in the order of key and time"
     )
 
 
-@check_segment.register
+@check_segment_rows.register
 def _(
     operator: StatelessOperator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
     yield mismatch(plural(rows.height, "row"), "none in this stage")
 
 
-def parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
+def _parse_side(operator: IntervalJoinOperator, kind: str) -> tuple[JoinSide | None, str]:
     """Return the side of a segment (None if unknown), and "+" for ids of matched rows or "-" for ids of evicted rows."""
     name, suffix = kind.rstrip("+-"), kind[len(kind.rstrip("+-")) :]
     return next((s for s in operator.sides if s.name == name and suffix in ("", "+", "-")), None), suffix
 
 
-def shared_keys(operator: IntervalJoinOperator) -> list[Field]:
+def _shared_keys(operator: IntervalJoinOperator) -> list[Field]:
     """Return the keys of both sides, with the types by which they are hashed."""
     pairs = zip(operator.left.keys, operator.right.keys, strict=True)
     return [a if a.type == b.type else Field(a.name, "bigint") for a, b in pairs]
@@ -224,7 +224,7 @@ def check_segment_times(operator: Operator, rows: pl.DataFrame, meta: SegmentMet
 
 @singledispatch
 def _segment_figures(operator: Operator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    raise_unregistered(operator, "slackwater.maintenance.row_checks.check_segment_times")
+    raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_times")
 
 
 @_segment_figures.register(WindowOperator)
@@ -235,7 +235,7 @@ def _(operator: WindowOperator | KeyedOperator, rows: pl.DataFrame, meta: Segmen
 
 @_segment_figures.register
 def _(operator: IntervalJoinOperator, rows: pl.DataFrame, meta: SegmentMeta) -> Mapping[str, int]:
-    side, suffix = parse_side(operator, meta.kind)
+    side, suffix = _parse_side(operator, meta.kind)
     assert side is not None
     segment = describe_segment(side, suffix, rows, meta.file, meta.bytes)
     return segment.model_dump(include={"first_due", "last_due", "close", "dead", "most"})

@@ -38,7 +38,7 @@ def csv_lines(frame: pl.DataFrame, with_head: bool = True) -> Iterator[str]:
         yield _csv_line(frame.columns)
     for row in frame.iter_rows():
         yield _csv_line(
-            ["" if v is None else plain_json(v) if isinstance(v, list | dict) else format_value(v) for v in row]
+            ["" if v is None else format_json(v) if isinstance(v, list | dict) else format_value(v) for v in row]
         )
 
 
@@ -52,7 +52,7 @@ def _json_number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plain_json(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Format a list or struct as JSON on one line."""
     return json.dumps(value, default=format_value, ensure_ascii=False)
 
@@ -62,7 +62,7 @@ def quote_stage(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def waiting_text(w: StageReport) -> str:
+def describe_watermark_wait(w: StageReport) -> str:
     """Describe what the watermark of a stage waits for: a source, or a stage that is itself waiting."""
     if w.holder is None:
         return _blocked_text("all sources are idle", w.through)
@@ -70,7 +70,7 @@ def waiting_text(w: StageReport) -> str:
     if w.held_back_us:
         length = format_duration(max(w.held_back_us // 1000, 1))
         hold_text = f"; it holds its results back by {length}, since sessions may still be cut at their cap"
-    return _blocked_text(clock_name(w.holder), w.through) + hold_text
+    return _blocked_text(name_clock(w.holder), w.through) + hold_text
 
 
 def _blocked_text(end: str, through: Sequence[str]) -> str:
@@ -85,7 +85,7 @@ def _blocked_text(end: str, through: Sequence[str]) -> str:
     )
 
 
-def clock_name(c: ClockReport) -> str:
+def name_clock(c: ClockReport) -> str:
     """Return the name of a source, a partition or a stage, for use in a sentence."""
     return f'{"stage" if c.of_stage else "source"} "{c.source}"' + (
         f", partition {c.partition}" if c.partition is not None else ""

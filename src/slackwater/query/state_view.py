@@ -33,10 +33,10 @@ from slackwater.operators.base import Operator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.query import inspect
+from slackwater.query import state_inspection
 from slackwater.query.condition import filter_frame, parse_condition
 from slackwater.query.locate_state import locate_store
-from slackwater.query.windows import current_windows, state_column_names
+from slackwater.query.windows import compute_current_windows, state_column_names
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import Snapshot, StateStore
@@ -163,11 +163,11 @@ class StateView(NotebookRepr):
             return _require_snapshot(snapshot).commit
 
     def key_of(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Parse a key from strings `name=value` (see `query.inspect.parse_key`), for `fetch` and `find_sessions`."""
+        """Parse a key from strings `name=value` (see `query.state_inspection.parse_key`), for `fetch` and `find_sessions`."""
         logic = restore_window(self.manifest(), self.stage)
         if not texts and not logic.key_names:
             return {}
-        return inspect.parse_key(logic, texts).row(0, named=True)
+        return state_inspection.parse_key(logic, texts).row(0, named=True)
 
     @property
     def columns(self) -> dict[str, pl.DataType]:
@@ -206,7 +206,7 @@ class StateView(NotebookRepr):
         return self._cached
 
     def _windows_of_key(self, snapshot: Snapshot, logic: WindowOperator, key: Any) -> pl.DataFrame:
-        rows = inspect.read_key_rows(snapshot, logic, _key_frame(logic, key), self.stage)
+        rows = state_inspection.read_key_rows(snapshot, logic, _key_frame(logic, key), self.stage)
         return logic.sorted_output(_windows(snapshot, logic, rows))
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class StateView(NotebookRepr):
 @singledispatch
 def _check_sessions(operator: Operator) -> None:
     """Raise StartError if the windows are not sessions."""
-    raise_unregistered(operator, "slackwater.query.view._check_sessions")
+    raise_unregistered(operator, "slackwater.query.state_view._check_sessions")
 
 
 @_check_sessions.register
@@ -252,7 +252,7 @@ def _scan_shards(snapshot: Snapshot, logic: WindowOperator, stage: int) -> Itera
 
 def _windows(snapshot: Snapshot, logic: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
     watermark = snapshot.commit.stages[-1].watermark_us
-    return current_windows(logic, rows, watermark, snapshot.commit.epoch)
+    return compute_current_windows(logic, rows, watermark, snapshot.commit.epoch)
 
 
 def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
@@ -268,7 +268,7 @@ def _key_frame(logic: WindowOperator, key: Any) -> pl.DataFrame:
             f"{logic.pipeline}: key: "
             + mismatch(f"the columns {', '.join(map(str, key)) or 'none'}", ", ".join(names) or "none")
         )
-    return inspect.key_frame(logic, key)
+    return state_inspection.key_frame(logic, key)
 
 
 def _to_micros(value: Time, name: str) -> int:

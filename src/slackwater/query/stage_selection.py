@@ -13,7 +13,7 @@ from slackwater.state.protocol import Snapshot, StateReader
 from slackwater.windows.state_rows import KeyedStateLayout
 
 
-def stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
+def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
     """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: its name in messages."""
     names = [s.name for s in commit.stages]
     if name not in names:

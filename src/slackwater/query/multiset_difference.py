@@ -6,7 +6,7 @@ from collections import Counter
 
 import polars as pl
 
-from slackwater.query.text import json_lines
+from slackwater.query.output_format import json_lines
 
 
 def subtract_rows(rows: pl.DataFrame, former: pl.DataFrame | None) -> pl.DataFrame:
