@@ -33,7 +33,7 @@ from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
 from slackwater.spark import shard_columns, worker_memory
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_step

@@ -21,7 +21,7 @@ from slackwater.maintenance.verify import verify_state
 from slackwater.state.files import lease, object_client
 from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.store import FilesStore
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.output_directory import open_directory

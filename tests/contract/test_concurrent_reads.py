@@ -20,8 +20,8 @@ from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.files.commit import CommitLog
-from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.commit_log import CommitLog
+from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore

@@ -14,7 +14,7 @@ from tests.support.case_selection import select_cases
 
 from slackwater.errors import EpochError
 from slackwater.evolution.operator_from_state import restore_window
-from slackwater.state.postgres import commit
+from slackwater.state.postgres import commit_transaction
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.script import Crash, Restart, RowsInput, run_local
 
@@ -92,7 +92,7 @@ def test_a_commit_that_fails_after_the_columns_changed_leaves_the_former_epoch(
         self.db.execute("SELECT 1 / 0")
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit.Transaction, "_write_offsets", fails)
+        patch.setattr(commit_transaction.Transaction, "_write_offsets", fails)
         with pytest.raises(EpochError, match="epoch 1 was not committed: division by zero"):
             run_local(AFTER.window, [], SCHEMA, store=store_maker(url), shards=3)
     assert (columns(url), columns(url, "slackwater_windows_law")) == (before, view)

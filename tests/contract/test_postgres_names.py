@@ -19,7 +19,7 @@ from slackwater.state.fork import fork_store
 from slackwater.state.postgres import client
 from slackwater.state.postgres.cursor import escape_percents
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.testing.script import RowsInput, run_local
 
 COUNT = (Aggregation(agg="count", as_="n"),)

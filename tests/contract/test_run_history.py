@@ -12,7 +12,7 @@ import pytest
 from slackwater.runner.run_history import record_run
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.state.runs import MOST_RUNS, MOST_TEXT, Run, one_line, with_run
+from slackwater.state.run_history import MOST_RUNS, MOST_TEXT, Run, add_or_replace_run, one_line
 from slackwater.ui.blocks.runs import build_runs
 
 Make = Callable[[], Any]
@@ -123,7 +123,7 @@ def test_a_history_that_cannot_be_written_stops_no_run(tmp_path: Path) -> None:
 def test_one_line_is_short_and_whole() -> None:
     assert one_line(" a\n b\t c ") == "a b c"
     assert len(one_line("x" * 9999)) == MOST_TEXT
-    assert with_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"
+    assert add_or_replace_run([run(1), run(2)], run(1, outcome="stopped"))[-1].outcome == "stopped"
 
 
 def test_the_page_tells_a_failed_run_from_one_that_runs_or_was_killed() -> None:

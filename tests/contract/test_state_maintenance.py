@@ -28,7 +28,7 @@ from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
-from slackwater.state.files.arrow import file_checksum, write_arrow
+from slackwater.state.files.arrow_files import file_checksum, write_arrow
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.script import LocalResult, run_local

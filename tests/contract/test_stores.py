@@ -17,8 +17,8 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
-from slackwater.state.files import arrow
-from slackwater.state.files.commit import CommitLog
+from slackwater.state.files import arrow_files
+from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
@@ -222,7 +222,7 @@ def test_what_a_runner_wrote_it_need_not_read_to_clear_away(directory: Make, mon
 
 
 def sealed(text: str) -> str:
-    return f"{text}\n{arrow.file_checksum(text.encode())}\n"
+    return f"{text}\n{arrow_files.file_checksum(text.encode())}\n"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_damaged_segment_stops_the_start_by_name(directory: Make, damage: Any,
     store.open()
     frame = pl.DataFrame({"__h": list(range(100)), "x": list(range(100))})
     path = Path(store.root) / "segments" / "000000000-000-x.arrow"
-    size, digest = arrow.write_arrow(path, frame)
+    size, digest = arrow_files.write_arrow(path, frame)
     meta = {"file": "segments/000000000-000-x.arrow", "rows": 100, "bytes": size, "checksum": digest}
     store.commit(commit(0, segments=((SegmentMeta(**meta, first_due=0, last_due=0, close=0, dead=0),),)))
     store.close()
@@ -286,7 +286,7 @@ from pathlib import Path
 from tests.support.store_commits import commit
 from slackwater.errors import EpochError
 from slackwater.state.files.store import FilesStore
-from slackwater.state.files.arrow import write_arrow
+from slackwater.state.files.arrow_files import write_arrow
 store = FilesStore({str(tmp_path)!r}, "p")
 store.open()
 store.commit(commit(0))

@@ -15,7 +15,7 @@ from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 import slackwater as sw
 from slackwater.core.offsets import TableOffsets
 from slackwater.runner.connectors import connector_for
-from slackwater.sources.tables_planner import TablePlanner
+from slackwater.sources.table_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 from slackwater.testing.object_store import S3
 

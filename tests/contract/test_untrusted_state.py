@@ -17,7 +17,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.files import fork as files_fork
-from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore

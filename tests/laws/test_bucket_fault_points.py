@@ -17,7 +17,7 @@ from tests.support.case_selection import exhaustive, select_cases
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import lease, object_client, objects
+from slackwater.state.files import lease, object_client, object_storage
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
@@ -83,7 +83,7 @@ class RestartedPipeline(LocalPipeline):
 def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError], int]:
     """The rows that the target holds behind a run, the errors that ended it, and how many requests it took until its end."""
     url = s3.bucket(f"b{uuid.uuid4().hex}")
-    objects._clients.clear()
+    object_storage._clients.clear()
     proxy.seen.clear()
     proxy.judge = judge
     test = RestartedPipeline(url, {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"})

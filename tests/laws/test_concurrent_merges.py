@@ -15,8 +15,8 @@ import pytest
 from tests.laws import final_results, joins, revisions, updates
 from tests.support.case_selection import select_cases
 
-from slackwater.state.files import background_merge, buffers, segments
-from slackwater.state.files.merging import SegmentMerge
+from slackwater.state.files import background_merge, join_buffers, segments
+from slackwater.state.files.segment_merge import SegmentMerge
 
 
 class RandomlyDone(Future[Any]):
@@ -60,7 +60,7 @@ def count_merges(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[bool, int]]:
         return after
 
     monkeypatch.setattr(background_merge, "FAN", 2)
-    for module in (segments, buffers):
+    for module in (segments, join_buffers):
         monkeypatch.setattr(module, "MOST", 3)
     monkeypatch.setattr(background_merge, "ThreadPoolExecutor", lambda *_, **__: Thread(rng))
     monkeypatch.setattr(background_merge.SegmentMerge, "apply", counted)

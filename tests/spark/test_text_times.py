@@ -20,7 +20,7 @@ import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.runner import dead_letter_reader
 from slackwater.runner.dead_letter_replay import replay_dead_letters
-from slackwater.sources.payloads.text import JsonPayload
+from slackwater.sources.payloads.json_payload import JsonPayload
 from slackwater.spark.epoch_sql import event_time_sql
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.sources.bad_values import Record, describe_event_time, describe_undecodable, find_lines_in_file
+from slackwater.sources.bad_value_search import (
+    Record,
+    describe_event_time,
+    describe_undecodable_row,
+    find_lines_in_file,
+)
 
 SCHEMA = "user STRING, n BIGINT, x DOUBLE, ok BOOLEAN, ts TIMESTAMP, tags ARRAY<STRING>"
 
@@ -33,20 +38,20 @@ def source(form: str = "json", schema: str = SCHEMA, **options: str) -> Source:
     ],
 )
 def test_undecodable_json_is_described(row: dict[str, Any], message: str) -> None:
-    assert describe_undecodable(source(), json.dumps(row)) == message
+    assert describe_undecodable_row(source(), json.dumps(row)) == message
 
 
 @pytest.mark.parametrize(
     ("text", "message"), [("{broken", "no JSON"), ("[1]", "[1], expected a JSON object"), (None, "")]
 )
 def test_json_that_is_not_an_object_is_described(text: str | None, message: str) -> None:
-    assert describe_undecodable(source(), text) == message
+    assert describe_undecodable_row(source(), text) == message
 
 
 def test_the_column_that_the_reader_lost_is_reported_first() -> None:
     row = {"user": "a", "n": 9, "x": 3}
     assert (
-        describe_undecodable(source(), json.dumps(row), {"user": "a", "x": 3.0})
+        describe_undecodable_row(source(), json.dumps(row), {"user": "a", "x": 3.0})
         == 'column "n" holds 9, expected BIGINT'
     )
 
@@ -62,13 +67,15 @@ def test_the_column_that_the_reader_lost_is_reported_first() -> None:
     ],
 )
 def test_undecodable_csv_is_described(text: str, message: str) -> None:
-    assert describe_undecodable(source("csv"), text) == message
-    assert describe_undecodable(source("csv", sep=";"), text.replace(",", ";")) == message.replace('"1, 2"', '"1; 2"')
+    assert describe_undecodable_row(source("csv"), text) == message
+    assert describe_undecodable_row(source("csv", sep=";"), text.replace(",", ";")) == message.replace(
+        '"1, 2"', '"1; 2"'
+    )
 
 
 def test_undecodable_binary_formats_have_no_description() -> None:
-    assert describe_undecodable(source("parquet"), "PAR1") == ""
-    assert describe_undecodable(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
+    assert describe_undecodable_row(source("parquet"), "PAR1") == ""
+    assert describe_undecodable_row(Source(name="s", connection="c", query="t", payload_format="avro"), "x") == ""
 
 
 @pytest.mark.parametrize(

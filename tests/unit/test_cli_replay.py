@@ -15,7 +15,7 @@ from slackwater.errors import LockHeldError, StartError
 from slackwater.replay.replay import ReplayResult
 from slackwater.runner.dead_letter_filter import SCHEMA
 from slackwater.runner.dead_letter_replay import replay_dead_letters
-from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.spark import dead_letter_frames
 from slackwater.state.files.store import FilesStore
 

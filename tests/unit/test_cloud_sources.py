@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slackwater.errors import ConfigError
-from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
+from slackwater.sources.kinesis_and_pubsub import CloudReader, kinesis_options, pubsub_options
 
 
 def test_a_kinesis_stream() -> None:

@@ -23,11 +23,11 @@ from slackwater.core.schema import Field
 from slackwater.engine.group_limit import divide_group_limit
 from slackwater.errors import EpochError, StateError
 from slackwater.sources import files
-from slackwater.sources.streaming_plan import SourceSet
+from slackwater.sources.streaming_sources import SourceSet
 from slackwater.state.commit import BatchId, SegmentMeta
-from slackwater.state.files import arrow, segments
-from slackwater.state.files.directory import LocalStorage
-from slackwater.state.files.merging import merge_plan
+from slackwater.state.files import arrow_files, segments
+from slackwater.state.files.local_storage import LocalStorage
+from slackwater.state.files.segment_merge import merge_plan
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hll
 from slackwater.windows.state_rows import DueRowFilter
@@ -88,7 +88,7 @@ def frame_of(**rows: int) -> pl.DataFrame:
 
 
 def write_segment(home: Path, name: str, frame: pl.DataFrame) -> SegmentMeta:
-    size, checksum = arrow.write_arrow(home / "segments" / name, frame)
+    size, checksum = arrow_files.write_arrow(home / "segments" / name, frame)
     return SegmentMeta(
         file=f"segments/{name}", rows=frame.height, bytes=size, first_due=0, last_due=99, close=99, dead=99,
         checksum=checksum,

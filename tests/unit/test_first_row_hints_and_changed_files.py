@@ -15,10 +15,10 @@ from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker, c
 from slackwater.sources.files import (
     FileEntry,
     absolute_query,
-    check_exists,
+    check_directory_exists,
     load_file_list,
     readable_path,
-    record_changes,
+    store_changed_files,
     store_file_list,
 )
 from slackwater.spark.first_row_counts import FirstRowCounts, missing_text, unit_hint
@@ -98,7 +98,7 @@ def test_changed_files_are_part_of_the_offsets_and_old_lists_are_read(tmp_path: 
     store.open()
     name = store.write_list(0, ['["file:///a", 1]', '["file:///b", 2]'])
     before = FileOffsets((name,), 2)
-    after = record_changes(store, 1, before, [FileEntry("file:///a", 9, 4)])
+    after = store_changed_files(store, 1, before, [FileEntry("file:///a", 9, 4)])
     assert load_file_list(store, after) == [FileEntry("file:///a", 9, 4), FileEntry("file:///b", 2)]
     assert (after.count, after.changed) == (2, ChangedFiles(1, ("/a",)))
     later = store_file_list(store, 2, after, [FileEntry("file:///c", 3, 1)])
@@ -144,4 +144,4 @@ def test_an_existing_path_with_brackets_is_not_a_pattern(tmp_path: Path) -> None
     assert absolute_query("s3a://bucket/[a]/*") == "s3a://bucket/[a]/*"
     source = sw.Source(name="a", connection=sw.FilesConnection(), query=str(folder / "sub" / "*.json"), format="json")
     with pytest.raises(StartError, match=r"there is no .*in \[1\]/sub"):
-        check_exists(source)
+        check_directory_exists(source)

@@ -20,7 +20,7 @@ from slackwater.state.migrations import (
     migration_route,
     migration_statements,
 )
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 SESSION = {
     "kind": "session", "duration_ms": None, "hop_ms": None, "offset_ms": 0, "gap_ms": 5, "max_session_duration_ms": 90,

@@ -18,7 +18,7 @@ from slackwater.cli.main import main
 from slackwater.runner import table_changes
 from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import SourceRecord
-from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.arrow_files import file_checksum
 
 Say = Callable[..., tuple[int, list[str]]]
 WEB = SESSION[SESSION.index('[[sources]]\nname = "web"') : SESSION.index('[[sources]]\nname = "app"')]

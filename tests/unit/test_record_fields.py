@@ -16,7 +16,7 @@ from slackwater.core.schema import Field, parse_field
 from slackwater.engine.status import Counters
 from slackwater.errors import StateError
 from slackwater.state.commit import FORMAT, Commit, parse_commit
-from slackwater.state.record_fields import MAX_DEPTH, CounterTable, RecordError
+from slackwater.state.commit_record_fields import MAX_DEPTH, CounterTable, RecordError
 
 STATES = [(number, kind) for number in range(1, FORMAT + 1) for kind in KINDS]
 

@@ -20,7 +20,7 @@ from slackwater.sources.base import SourceUnavailableError
 from slackwater.sources.files import FilesSource
 from slackwater.sources.files_planner import FilesPlanner, create_listing
 from slackwater.sources.kafka_planner import limit_offsets
-from slackwater.sources.planning import Planners
+from slackwater.sources.planner_creation import Planners
 
 
 def source(query: str, **more: Any) -> FilesSource:

@@ -17,7 +17,7 @@ from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.runner.connectors import connector_for
 from slackwater.sources.base import SourceUnavailableError
-from slackwater.sources.tables_planner import TablePlanner
+from slackwater.sources.table_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 
 DAYS = ["a b", "ä/c%+", None]

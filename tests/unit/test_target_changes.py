@@ -14,8 +14,8 @@ from slackwater.errors import PublishError, StartError
 from slackwater.evolution import compare
 from slackwater.runner.skip_publish import _read_pending
 from slackwater.state.commit import Commit
-from slackwater.state.files import publish_markers
-from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files import progress_files
+from slackwater.state.files.local_storage import LocalStorage
 from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}
@@ -161,22 +161,21 @@ def test_skipping_an_epoch_reads_only_the_unpublished_rows(test: Any) -> None:
 
 def test_markers_of_another_epoch_and_damaged_ones_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "reached"
-    note = publish_markers.MarkerFile(LocalStorage(str(tmp_path)), "reached")
-    assert publish_markers.delivered_targets(note, 3) == frozenset()
-    publish_markers.mark_delivered(note, 3, "a")
-    publish_markers.mark_delivered(note, 3, "b")
+    note = progress_files.ProgressFile(LocalStorage(str(tmp_path)), "reached")
+    assert progress_files.delivered_targets(note, 3) == frozenset()
+    progress_files.mark_delivered(note, 3, "a")
+    progress_files.mark_delivered(note, 3, "b")
     assert (
-        publish_markers.delivered_targets(note, 3) == {"a", "b"}
-        and publish_markers.delivered_targets(note, 4) == frozenset()
+        progress_files.delivered_targets(note, 3) == {"a", "b"}
+        and progress_files.delivered_targets(note, 4) == frozenset()
     )
-    publish_markers.mark_delivered(note, 4, "c")
+    progress_files.mark_delivered(note, 4, "c")
     assert (
-        publish_markers.delivered_targets(note, 4) == {"c"}
-        and publish_markers.delivered_targets(note, 3) == frozenset()
+        progress_files.delivered_targets(note, 4) == {"c"} and progress_files.delivered_targets(note, 3) == frozenset()
     )
     for text in ("", "[]", '{"epoch": 4, "targets": ["c", "d"]}\n0123456789abcdef\n', "\xff\n\n"):
         path.write_bytes(text.encode("latin-1"))
-        assert publish_markers.delivered_targets(note, 4) == frozenset()
+        assert progress_files.delivered_targets(note, 4) == frozenset()
 
 
 def test_a_record_of_one_target_is_still_readable(test: Any) -> None:

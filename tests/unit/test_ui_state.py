@@ -84,7 +84,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         run_pipeline(file, draw_script(2, epochs=3))
         (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
         for commit in (tmp_path / "state" / name / "manifests").glob("*.json"):
-            from slackwater.state.files.arrow import file_checksum
+            from slackwater.state.files.arrow_files import file_checksum
 
             line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
             commit.write_text(f"{line}\n{file_checksum(line.encode())}\n")

@@ -9,7 +9,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.operators.dead_letters import LATE
-from slackwater.sources import bad_values
+from slackwater.sources import bad_value_search
 
 UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
@@ -22,7 +22,7 @@ def find_dead_letter_causes(pipeline: Pipeline, letters: Sequence[Mapping[str, A
         for letter in letters
     ]
     causes = [_find_cause(pipeline, sources.get(letter["source"]), letter) for letter in letters]
-    return list(zip(bad_values.find_lines(places), causes, strict=True))
+    return list(zip(bad_value_search.find_line_numbers(places), causes, strict=True))
 
 
 def _find_cause(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -> str:
@@ -30,26 +30,26 @@ def _find_cause(pipeline: Pipeline, source: Source | None, letter: Mapping[str, 
     if source is None or text is None or letter["reason"] == LATE:
         return ""
     if letter["reason"] == UNDECODABLE:
-        return bad_values.describe_undecodable(source, text)
+        return bad_value_search.describe_undecodable_row(source, text)
     if letter["reason"] in (NO_TIME, FUTURE):
         stage_pipeline = next(
             (one for one in pipeline.stage_pipelines.values() if any(s.name == source.name for s in one.sources)),
             pipeline,
         )
-        return bad_values.describe_event_time(
-            stage_pipeline.transform.step.event_time_column, bad_values.parse_object(text)
+        return bad_value_search.describe_event_time(
+            stage_pipeline.transform.step.event_time_column, bad_value_search.parse_json_object(text)
         )
     return ""
 
 
-def _record(letter: Mapping[str, Any]) -> bad_values.Record:
+def _record(letter: Mapping[str, Any]) -> bad_value_search.Record:
     text = _decode(letter["value"])
     if text is None:
-        return bad_values.Record()
+        return bad_value_search.Record()
     return (
-        bad_values.Record(text)
+        bad_value_search.Record(text)
         if letter["reason"] == UNDECODABLE
-        else bad_values.Record(row=bad_values.parse_object(text))
+        else bad_value_search.Record(row=bad_value_search.parse_json_object(text))
     )
 
 

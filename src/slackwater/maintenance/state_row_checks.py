@@ -27,7 +27,7 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.state.files.buffers import describe_segment
+from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.protocol import ShardState
 from slackwater.windows import pane_windows, sessions
 from slackwater.windows.state_rows import (

@@ -30,13 +30,13 @@ from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import Commit, StageState
-from slackwater.state.postgres import client, columns, table_ownership
-from slackwater.state.postgres.commit import offset_rows
+from slackwater.state.postgres import client, state_columns, table_ownership
+from slackwater.state.postgres.commit_transaction import offset_rows
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.table_checks import row_difference
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.watermark import NO_WATERMARK
 
 RESTORE = "restore it from a backup of the database, or start over under a new name"
@@ -139,7 +139,7 @@ class _TablesCheck:
             return
         if wrong := find_contradiction(step, state):
             self.add_problem(f"{self.tables.pipelines}, row {self.tables.pipeline!r}", f"its record {wrong}")
-        if list(self._column_problems(table, columns.column_types(step, table))):
+        if list(self._column_problems(table, state_columns.column_types(step, table))):
             return
         try:
             for wrong in self._row_problems(table, step, state, commit.epoch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slackwater.core.time import format_iso
 from slackwater.errors import SlackwaterError
 from slackwater.state.protocol import StateStore
-from slackwater.state.runs import KILLED
+from slackwater.state.run_history import KILLED
 
 
 def describe_last_failure(store: StateStore, pipeline: str) -> str | None:

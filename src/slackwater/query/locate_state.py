@@ -112,11 +112,11 @@ def _list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -
 
 def _object_store_module(url: str) -> ModuleType:
     """Return the module that reads object stores. Raises StartError if the URL belongs to any other system."""
-    from slackwater.state.files import objects
+    from slackwater.state.files import object_storage
 
     if url.partition("://")[0] not in OBJECTS:
         raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://")
-    return objects
+    return object_storage
 
 
 def _store_in_objects(url: str, name: str | None) -> FilesStore:

@@ -29,7 +29,7 @@ from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT
-from slackwater.sources.streaming_plan import DataFrameSource, in_session
+from slackwater.sources.streaming_sources import DataFrameSource, rebind_to_session
 from slackwater.spark import batch_operators, connect_session, session
 from slackwater.spark.batch_operators import END_WATERMARK, ShardFunction
 from slackwater.spark.row_plan import RowPlan
@@ -154,7 +154,7 @@ class _Planner:
 
     def with_event_time(self, name: str, frame: DataFrame) -> DataFrame:
         """Return the rows with the columns `_event_ts` and `__bad`."""
-        local_frame, latest = in_session(self.rows.session, frame), self.rows.latest_allowed_us(self.clock_us)
+        local_frame, latest = rebind_to_session(self.rows.session, frame), self.rows.latest_allowed_us(self.clock_us)
         return self.rows.with_event_time(name, local_frame, self.clock_us, latest)
 
     def usable_rows(self, name: str, frame: DataFrame) -> DataFrame:
@@ -227,8 +227,8 @@ def _plan(
     else:
         plan_session = session.private_session(caller_session, 1)
         for view, frame in (lookups or {}).items():
-            in_session(plan_session, frame).createOrReplaceTempView(view)
-    sources = [DataFrameSource(source, in_session(plan_session, frame)) for source, frame in frames.items()]
+            rebind_to_session(plan_session, frame).createOrReplaceTempView(view)
+    sources = [DataFrameSource(source, rebind_to_session(plan_session, frame)) for source, frame in frames.items()]
     stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.create_empty_frames(plan_session, sources))
     return _Planner(
         RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
@@ -244,7 +244,7 @@ def _run_on_shards(
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
     plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
     output = plain_names.mapInArrow(_task(names, list(logic.output), shard_function), _ddl(logic.output))
-    return in_session(caller_frame.sparkSession, output)
+    return rebind_to_session(caller_frame.sparkSession, output)
 
 
 def _ddl(fields: Sequence[Field]) -> str:

@@ -13,7 +13,7 @@ from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
 from slackwater.runner.connectors import connector_for
 from slackwater.runner.connectors.base import Connector
-from slackwater.sources.streaming_plan import AnySource, DataFrameSource
+from slackwater.sources.streaming_sources import AnySource, DataFrameSource
 from slackwater.spark import connect_session, packages
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore, InMemoryStore

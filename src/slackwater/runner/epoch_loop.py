@@ -21,7 +21,7 @@ from slackwater.runner import poll_interval
 from slackwater.runner.epoch_runner import EpochRunner
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch, PlannedBatch, SourceUnavailableError
-from slackwater.sources.planning import Planners
+from slackwater.sources.planner_creation import Planners
 from slackwater.state.commit import BatchId
 
 log = logging.getLogger("slackwater")

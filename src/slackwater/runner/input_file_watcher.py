@@ -50,7 +50,9 @@ class InputFileWatcher:
                 names = [file_uri_to_path(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
                 state, count = driver.state, count + len(changed_entries)
-                offsets[name] = files.record_changes(self._store, state.epoch + 1, self._offsets(name), changed_entries)
+                offsets[name] = files.store_changed_files(
+                    self._store, state.epoch + 1, self._offsets(name), changed_entries
+                )
         if offsets:
             driver.commit_start_offsets(offsets, count)
             self._reporter.status(driver.status_at_start())

@@ -11,7 +11,7 @@ from slackwater.runner.epoch_runner import EpochRunner
 from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.sources.base import Seekable
-from slackwater.sources.planning import create_planners
+from slackwater.sources.planner_creation import create_planners
 from slackwater.spark import session
 
 

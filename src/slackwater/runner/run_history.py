@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from slackwater.errors import NewColumnsError, SlackwaterError
 from slackwater.secrets import mask_secrets
 from slackwater.state.protocol import StateStore
-from slackwater.state.runs import Outcome, Run, one_line
+from slackwater.state.run_history import Outcome, Run, one_line
 
 log = logging.getLogger("slackwater")
 

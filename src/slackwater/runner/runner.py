@@ -35,9 +35,9 @@ from slackwater.runner.components import (
 )
 from slackwater.runner.reporter import Reporter
 from slackwater.runner.stage_binding import bind_all, create_stage_runners
-from slackwater.sources import planning, spark_connect
+from slackwater.sources import planner_creation, spark_connect
 from slackwater.sources.lookup_views import LookupViews
-from slackwater.sources.streaming_plan import SourceSet
+from slackwater.sources.streaming_sources import SourceSet
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.workers import warm_up
@@ -138,7 +138,7 @@ class Runner:
             for i, s in enumerate(pipeline.sources)
         ]
         if spark_connect.is_connect(private_session):
-            planning.check_connect(pipeline.name, sources)
+            planner_creation.check_spark_connect_support(pipeline.name, sources)
         streams = SourceSet(private_session, sources, self.store)
         steps = bind_all(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}

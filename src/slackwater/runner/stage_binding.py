@@ -22,7 +22,7 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step
-from slackwater.sources.streaming_plan import AnySource
+from slackwater.sources.streaming_sources import AnySource
 from slackwater.spark import analysis, shard_columns
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_plan import RowPlan

@@ -21,7 +21,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError
 from slackwater.secrets import mask_secrets
-from slackwater.sources.tables import DataFile, TableSnapshot, TableVersion, VersionGoneError
+from slackwater.sources.table_source import DataFile, TableSnapshot, TableVersion, VersionGoneError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -46,7 +46,7 @@ _SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingf
 CHANGES_SHOWN = 3  # how many names of changed files the state keeps for messages
 
 
-class HasLists(Protocol):
+class FileListReader(Protocol):
     """Anything that can read a stored list, such as a state store or a read-only view of one."""
 
     @property
@@ -191,7 +191,7 @@ class FilesSource(SparkPlannedSource):
             schema = self.schema if plain else self.text_schema.reader_schema
             cache |= {
                 "session": session,
-                "reader": batch_reader(session, form, schema, self.spec.options),
+                "reader": _batch_reader(session, form, schema, self.spec.options),
                 "text_schema": self.text_schema,
             }
             cache["schema"] = None
@@ -252,7 +252,7 @@ def _as_glob(query: str) -> str:
     return f"{query[:-1]}[{query[-1]}]"
 
 
-def batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
+def _batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
     """Return a batch reader. It keeps JSON and CSV records that do not fit the schema in `_corrupt_record`."""
     read = session.read.format(form).options(**options)
     if schema is None:
@@ -265,7 +265,7 @@ def batch_reader(session: SparkSession, form: str, schema: StructType | None, op
     return read.schema(schema)
 
 
-def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
+def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
     """Return the declared schema, or the one stored with the state (as JSON), or one inferred from existing files.
 
     Raises StartError if no schema can be inferred.
@@ -281,7 +281,7 @@ def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) ->
         return StructType.fromJson(json.loads(stored_schema))
     try:
         schema = (
-            batch_reader(session, spec.format or "", None, spec.options).load(absolute_query(spec.query or "")).schema
+            _batch_reader(session, spec.format or "", None, spec.options).load(absolute_query(spec.query or "")).schema
         )
     except Exception as error:
         raise StartError(
@@ -292,7 +292,7 @@ def schema_of(session: SparkSession, spec: Source, stored_schema: str | None) ->
     return StructType(schema.fields)
 
 
-def check_exists(spec: Source) -> None:
+def check_directory_exists(spec: Source) -> None:
     """Raise StartError if a local path names a directory that does not exist. A pattern may match nothing yet."""
     query = spec.query or ""
     if "://" in query:
@@ -366,7 +366,7 @@ def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
     return name_files
 
 
-def record_changes(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
+def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
     """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
     earlier = before.changed or ChangedFiles()
     names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
@@ -374,7 +374,7 @@ def record_changes(store: StateStore, epoch: int, before: FileOffsets, files: Se
     return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
 
 
-def load_file_list(store: HasLists, offsets: FileOffsets) -> list[FileEntry]:
+def load_file_list(store: FileListReader, offsets: FileOffsets) -> list[FileEntry]:
     """Return every file that is part of the state."""
     lines = [line for name in offsets.lists for line in store.read_list(name)]
     entries = (FileEntry(*json.loads(line)) for line in lines)

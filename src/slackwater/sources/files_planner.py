@@ -47,11 +47,11 @@ _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
 def create_listing(source: FilesSource) -> DirectoryListing | None:
-    """Return how a source's files are listed without Spark, see `create_listing_from_spec`."""
-    return create_listing_from_spec(source.spec)
+    """Return how a source's files are listed without Spark, see `_create_listing_from_spec`."""
+    return _create_listing_from_spec(source.spec)
 
 
-def create_listing_from_spec(spec: Source) -> DirectoryListing | None:
+def _create_listing_from_spec(spec: Source) -> DirectoryListing | None:
     """Return how to list a source's files without Spark.
 
     None if only Spark can list them: in another file system, or with options of Spark's file stream.
@@ -79,7 +79,7 @@ class FileBatch:
 
 def check_readable(spec: Source) -> None:
     """Raise StartError if this user has no permission to list a local source's directories or to read one of its files."""
-    file_listing = create_listing_from_spec(spec)
+    file_listing = _create_listing_from_spec(spec)
     if file_listing is None:
         return
     try:
@@ -87,7 +87,7 @@ def check_readable(spec: Source) -> None:
     except ValueError as error:
         raise StartError(f'source "{spec.name}": {error}') from None
     except OSError as error:
-        raise StartError(f'source "{spec.name}": {unlistable_reason(error)}') from None
+        raise StartError(f'source "{spec.name}": {_unlistable_reason(error)}') from None
     if refused:
         more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
         raise StartError(
@@ -96,7 +96,7 @@ def check_readable(spec: Source) -> None:
         )
 
 
-def unlistable_reason(error: OSError) -> str:
+def _unlistable_reason(error: OSError) -> str:
     """Describe why a directory cannot be listed, and what to do."""
     return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
 
@@ -151,7 +151,7 @@ class FilesPlanner:
             raise EpochError(f'source "{self._source.name}": {error}') from None
         except OSError as error:
             raise ExhaustedError.from_error(error) or EpochError(
-                f'source "{self._source.name}": {unlistable_reason(error)}'
+                f'source "{self._source.name}": {_unlistable_reason(error)}'
             ) from None
         entries = [entry for path in new if (entry := self._file_entry(path)) is not None]
         return sorted(entries, key=lambda e: (e.timestamp, e.path))

@@ -13,8 +13,8 @@ from slackwater.config.config_paths import spark_address
 from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import StartError
-from slackwater.sources.iceberg_columns import spark_columns
-from slackwater.sources.tables import DataFile, TableSnapshot, TableVersion, VersionGoneError
+from slackwater.sources.iceberg_schema import to_spark_schema
+from slackwater.sources.table_source import DataFile, TableSnapshot, TableVersion, VersionGoneError
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestEntry, ManifestFile
@@ -44,7 +44,7 @@ class IcebergLog:
         current = table.current_snapshot()
         none = TableOffsets(str(table.metadata.table_uuid), sequence=getattr(table.metadata, "last_sequence_number", 0))
         offsets = none if current is None else _offsets_of(table, current)
-        return TableSnapshot(offsets, spark_columns(self.description, table.schema()))
+        return TableSnapshot(offsets, to_spark_schema(self.description, table.schema()))
 
     def list_files(self, offsets: TableOffsets) -> Sequence[DataFile]:
         table = self._table()
@@ -157,7 +157,7 @@ class IcebergLog:
         if snapshot.schema_id is None or self._schema is None or snapshot.schema_id <= self._schema:
             return None
         schema = table.schemas().get(snapshot.schema_id)
-        return None if schema is None else spark_columns(self.description, schema)
+        return None if schema is None else to_spark_schema(self.description, schema)
 
     def _file(self, entry: ManifestEntry) -> DataFile:
         data = entry.data_file

@@ -12,7 +12,7 @@ from typing import Any
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source, parse_declared_columns
 from slackwater.core.file_uris import file_uri_to_path
-from slackwater.sources import bad_values
+from slackwater.sources import bad_value_search
 from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
@@ -56,7 +56,7 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
         (source, name if bad["of_file"] else None, _record(bad, row))
         for bad, row, name in zip(samples, parsed, names, strict=True)
     ]
-    lines = bad_values.find_lines(places, LOOKED_THROUGH)
+    lines = bad_value_search.find_line_numbers(places, LOOKED_THROUGH)
     described = []
     for bad, row, name, line in zip(samples, parsed, names, lines, strict=True):
         cause, advice = _explain(source, column, bad, row)
@@ -67,7 +67,7 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
 
 def _row(bad: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the row as its reader decoded it, without the original text; None if it was truncated."""
-    row = bad_values.parse_object(bad["row"])
+    row = bad_value_search.parse_json_object(bad["row"])
     return None if row is None else {k: v for k, v in row.items() if k != CORRUPT}
 
 
@@ -76,8 +76,10 @@ def _text(bad: Mapping[str, Any]) -> str | None:
     return bad["text"] if bad["length"] is not None and len(bad["text"] or "") == bad["length"] else None
 
 
-def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_values.Record:
-    return bad_values.Record(text=_text(bad)) if bad["__bad"] == "undecodable" else bad_values.Record(row=row)
+def _record(bad: Mapping[str, Any], row: Mapping[str, Any] | None) -> bad_value_search.Record:
+    return (
+        bad_value_search.Record(text=_text(bad)) if bad["__bad"] == "undecodable" else bad_value_search.Record(row=row)
+    )
 
 
 def _explain(
@@ -85,10 +87,12 @@ def _explain(
 ) -> tuple[str, str]:
     """Return the column and value that cause the problem, and advice."""
     if bad["__bad"] != "undecodable":
-        return bad_values.describe_event_time(column, row), ""
+        return bad_value_search.describe_event_time(column, row), ""
     if source is None:
         return "", ""
-    return bad_values.describe_undecodable(source, _text(bad), row), decode_hint(source, bad["text"], bad["length"])
+    return bad_value_search.describe_undecodable_row(source, _text(bad), row), decode_hint(
+        source, bad["text"], bad["length"]
+    )
 
 
 def find_source(pipeline: Pipeline, name: str) -> Source | None:

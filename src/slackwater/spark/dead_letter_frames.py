@@ -9,7 +9,7 @@ import polars as pl
 
 from slackwater.errors import StartError
 from slackwater.sources.base import Seekable
-from slackwater.sources.streaming_plan import AnySource
+from slackwater.sources.streaming_sources import AnySource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

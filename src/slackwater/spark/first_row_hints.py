@@ -18,7 +18,7 @@ from slackwater.core import schema
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch
-from slackwater.sources.field_names import observed_field_names
+from slackwater.sources.field_name_detection import detect_field_names
 from slackwater.spark import analysis
 from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, missing_text, unit_hint
 from slackwater.windows.aggregations import quote_column
@@ -120,7 +120,7 @@ class FirstRowHints:
             counts.is_warned = True
             spec = next(s for s in self.pipeline.sources if s.name == name)
             try:
-                data_names = observed_field_names(self.session, frame, spec.format, spec.options)
+                data_names = detect_field_names(self.session, frame, spec.format, spec.options)
             except Exception as error:
                 log.debug("the names in the data of %s cannot be read: %s", name, error)
                 data_names = []

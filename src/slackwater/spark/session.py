@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slackwater.errors import StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import spark_error_reason
-from slackwater.sources.payloads import avro_limits
+from slackwater.sources.payloads import avro_memory_limits
 from slackwater.spark import connect_session, jvm_class_archive, worker_memory
 from slackwater.spark.arrow_batch_size import MOST_ROWS
 
@@ -33,7 +33,7 @@ _DEFAULTS = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.log.level": "OFF",
     # Spark puts these before spark.executor.extraJavaOptions, whose values win
-    "spark.executor.defaultJavaOptions": avro_limits.JAVA_OPTIONS,
+    "spark.executor.defaultJavaOptions": avro_memory_limits.JAVA_OPTIONS,
 }
 
 

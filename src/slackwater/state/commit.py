@@ -26,8 +26,7 @@ from pydantic import (
 
 from slackwater.core.offsets import Offsets, parse_offsets
 from slackwater.state import migrations
-from slackwater.state.migrations import FORMAT as FORMAT
-from slackwater.state.record_fields import (
+from slackwater.state.commit_record_fields import (
     Amount,
     Counted,
     Description,
@@ -40,8 +39,9 @@ from slackwater.state.record_fields import (
     SegmentKind,
     Time,
     check_json,
-    describe_misfit,
+    describe_invalid_field,
 )
+from slackwater.state.migrations import FORMAT as FORMAT
 from slackwater.watermark import NO_WATERMARK, SourceClock
 
 Hold = tuple[StrictInt | None, Time, Time]  # see `windows.session_holds`
@@ -71,7 +71,7 @@ class SegmentMeta(CommitModel):
     last_due: Time  # largest such watermark: no row is due later
     close: Time  # watermark that closes the last of its open windows
     dead: Time  # watermark from which all of its rows have expired
-    checksum: Id = ""  # see `state.files.arrow.file_checksum`
+    checksum: Id = ""  # see `state.files.arrow_files.file_checksum`
     # joins: the side; "left+" lists left rows with a partner, "left-" left rows that were evicted
     kind: SegmentKind = ""
     most: Amount = 0  # joins: the largest number of rows with the same key
@@ -387,6 +387,6 @@ def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
         check_json(record)
         return Commit.model_validate(migrations.migrate_record(dict(record), version, label))
     except ValidationError as error:
-        raise RecordError(describe_misfit(error)) from None
+        raise RecordError(describe_invalid_field(error)) from None
     except RecursionError:
         raise RecordError("it is nested too deeply") from None

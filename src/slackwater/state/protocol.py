@@ -22,7 +22,7 @@ from slackwater.errors import StateError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Buffers, Changes, NoBuffers
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 from slackwater.windows.state_rows import DueRowFilter, Int64s, KeyedStateLayout
 
 ASIDE = ".before-"  # part of the name of a state that was put aside

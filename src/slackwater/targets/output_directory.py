@@ -20,7 +20,7 @@ import xxhash
 from slackwater.config.config_paths import is_local
 from slackwater.core.internal_directories import OUTPUT_FOLDER
 from slackwater.errors import PublishError
-from slackwater.state.files.cache import FileCache
+from slackwater.state.files.file_cache import FileCache
 from slackwater.state.files.object_client import ObjectClient
 
 

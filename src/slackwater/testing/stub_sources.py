@@ -33,7 +33,7 @@ from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
 from slackwater.sources.payloads.registry import create_payload
-from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark.source_statistics import FILE
 from slackwater.windows.aggregations import quote_column
@@ -218,7 +218,7 @@ def create_stub_source(
         real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
         return StubSource(spec, "dataframe", real.schema, real)
     if connection.kind == "files":
-        files_source = files.FilesSource(spec, files.schema_of(session, spec, None), zone)
+        files_source = files.FilesSource(spec, files.resolve_schema(session, spec, None), zone)
         return StubSource(spec, "files", files_source.schema, files_source)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(

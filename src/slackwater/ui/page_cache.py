@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from slackwater.errors import SlackwaterError
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 from slackwater.ui.page_model import NoCommitError, PageModel, PageSource, load_model
 from slackwater.ui.server_sent_events import PageUpdate, ViewerNotifier, build_update
 

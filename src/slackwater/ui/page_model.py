@@ -21,7 +21,7 @@ from slackwater.query.why_report import WhyReport
 from slackwater.query.why_report_builder import build_why_report_from_snapshot
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 from slackwater.ui.backlog_poller import BacklogPoller
 from slackwater.ui.blocks.growth import StateGrowth, build_growth
 from slackwater.ui.blocks.header import Header, build_header

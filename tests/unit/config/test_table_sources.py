@@ -78,18 +78,18 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     from types import SimpleNamespace
     from typing import Any
 
-    from slackwater.sources import planning
-    from slackwater.sources.streaming_plan import DataFrameSource
-    from slackwater.sources.tables import TableSnapshot
-    from slackwater.sources.tables_planner import PlannedTableSource
+    from slackwater.sources import planner_creation
+    from slackwater.sources.streaming_sources import DataFrameSource
+    from slackwater.sources.table_planner import PlannedTableSource
+    from slackwater.sources.table_source import TableSnapshot
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None
     sources = [PlannedTableSource(spec, nothing, TableSnapshot(nothing, nothing)), DataFrameSource("queue", nothing)]
     streams: Any = SimpleNamespace(sources=sources)
     with pytest.raises(StartError, match=r'source "t" is a table, which is read without .* but source "queue" needs'):
-        planning.create_planners(streams, nothing, {})
+        planner_creation.create_planners(streams, nothing, {})
     with pytest.raises(
         StartError, match=r'p: source "t" is a table, which Slackwater does not read over Spark Connect yet'
     ):
-        planning.check_connect("p", sources)
+        planner_creation.check_spark_connect_support("p", sources)

@@ -14,7 +14,7 @@ from slackwater.core.offsets import Offsets
 from slackwater.evolution.difference import KeyChange
 from slackwater.runner.dead_letter_filter import LetterFilter
 from slackwater.sources.backlog import Question
-from slackwater.sources.streaming_plan import AnySource
+from slackwater.sources.streaming_sources import AnySource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.state.commit import SourceRecord
 from slackwater.targets.base import TargetTable, TargetWithMarker, TargetWriter

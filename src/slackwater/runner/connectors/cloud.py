@@ -11,7 +11,7 @@ from slackwater.errors import StartError
 from slackwater.runner.connectors.base import C
 from slackwater.runner.connectors.spark_stream import RecordFrame, SparkStreamConnector
 from slackwater.sources.base import spark_error_reason
-from slackwater.sources.cloud import CloudReader, kinesis_options, pubsub_options
+from slackwater.sources.kinesis_and_pubsub import CloudReader, kinesis_options, pubsub_options
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:

@@ -34,11 +34,13 @@ class FilesConnector(Connector[FilesConnection]):
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> PlannedFilesSource:
-        files.check_exists(spec)
-        return PlannedFilesSource(spec, files.schema_of(session, spec, schema_json), source_time_zone(pipeline, spec))
+        files.check_directory_exists(spec)
+        return PlannedFilesSource(
+            spec, files.resolve_schema(session, spec, schema_json), source_time_zone(pipeline, spec)
+        )
 
     def check_source(self, spec: Source) -> None:
-        files.check_exists(spec)
+        files.check_directory_exists(spec)
         check_readable(spec)
 
     def question(self, spec: Source) -> Question | None:

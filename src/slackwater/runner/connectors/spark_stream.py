@@ -14,8 +14,8 @@ from slackwater.runner.connectors.base import C, Connector, source_time_zone
 from slackwater.sources import spark_connect
 from slackwater.sources.payloads.base import RawRecords
 from slackwater.sources.payloads.registry import create_payload
-from slackwater.sources.planning import connect_not_supported
-from slackwater.sources.streaming_plan import DataFrameSource
+from slackwater.sources.planner_creation import connect_not_supported_error
+from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class SparkStreamConnector(Connector[C]):
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> DataFrameSource:
         if spark_connect.is_connect(session):
-            raise connect_not_supported(pipeline.name, spec.name)
+            raise connect_not_supported_error(pipeline.name, spec.name)
         records = self.records(session, spec)
         payload = create_payload(
             RawRecords(session, spec, records.body, stored_schema=schema_json, zone=source_time_zone(pipeline, spec))

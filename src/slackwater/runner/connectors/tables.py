@@ -18,9 +18,9 @@ from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.difference import COMPATIBLE, KeyChange
 from slackwater.runner.connectors.base import C, Connector
 from slackwater.sources.base import SourceUnavailableError
-from slackwater.sources.tables import TableLog
-from slackwater.sources.tables_columns import added_columns, check_columns
-from slackwater.sources.tables_planner import PlannedTableSource
+from slackwater.sources.table_columns import check_column_changes, find_added_columns
+from slackwater.sources.table_planner import PlannedTableSource
+from slackwater.sources.table_source import TableLog
 from slackwater.state.commit import SourceRecord
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TableConnector(Connector[C]):
         if record.columns is None or spec.schema_changes != "add":
             return (), types
         stored = _columns(record.columns)
-        if not (new := added_columns(stored, source.schema)):
+        if not (new := find_added_columns(stored, source.schema)):
             return (), types
         pronoun = "it" if len(new) == 1 else "them"
         explanation = f"the next start adds {pronoun}, with NULL in earlier rows; SQL can name {pronoun}, and SELECT * includes {pronoun}"
@@ -109,8 +109,8 @@ def _with_accepted_columns(source: PlannedTableSource, schema_json: str | None) 
     from pyspark.sql.types import StructType
 
     spec, snapshot, stored = source.spec, source.snapshot, _columns(schema_json)
-    check_columns(source.where, stored, source.schema, spec.schema_changes, "versions since its first start")
-    if spec.schema_changes == "ignore" and added_columns(stored, snapshot.columns):
+    check_column_changes(source.where, stored, source.schema, spec.schema_changes, "versions since its first start")
+    if spec.schema_changes == "ignore" and find_added_columns(stored, snapshot.columns):
         names = {f.name.casefold() for f in stored.fields}
         first_columns = StructType([f for f in snapshot.columns.fields if f.name.casefold() in names])
         return PlannedTableSource(spec, source.log, replace(snapshot, columns=first_columns))

@@ -15,7 +15,7 @@ from slackwater.config.source import Source
 from slackwater.errors import StartError
 from slackwater.sources import spark_connect
 from slackwater.sources.base import spark_error_reason
-from slackwater.sources.payloads import avro_limits
+from slackwater.sources.payloads import avro_memory_limits
 from slackwater.sources.payloads.base import Payload, RawRecords
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class AvroPayload(Payload):
         else:
             writers |= {v.id: v.text for v in records.versions("avro_schema_file")}
         latest = list(writers.values())[-1]
-        avro_limits.set_limits(records.session)
+        avro_memory_limits.set_memory_limits(records.session)
         return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
 
     def with_payload(self, records: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from slackwater.config.source import Source
 from slackwater.errors import StartError
-from slackwater.sources import registry
+from slackwater.sources import schema_registry
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.windows.aggregations import quote_column
@@ -46,7 +46,7 @@ class RawRecords:
     sample: Callable[[], Sequence[str]] = list
     zone: str = UTC
 
-    def versions(self, file: str | None) -> Sequence[registry.SchemaVersion]:
+    def versions(self, file: str | None) -> Sequence[schema_registry.SchemaVersion]:
         """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
 
         `file`: the config key for a schema file, which the message suggests instead.
@@ -57,7 +57,7 @@ class RawRecords:
                 f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
                 "schema_registry in the connection and topics by name"
             )
-        return list(registry.schema_versions(self.spec, self.address, self.topics))
+        return list(schema_registry.read_schema_versions(self.spec, self.address, self.topics))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Payload(ABC):
     @property
     def body_after_frame(self) -> str:
         """SQL for the bytes after the registry frame."""
-        return f"substring({self.body}, {registry.FRAME + 1})"
+        return f"substring({self.body}, {schema_registry.FRAME + 1})"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from slackwater.sources.payloads.avro import AvroPayload
 from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
+from slackwater.sources.payloads.json_payload import JsonPayload
 from slackwater.sources.payloads.protobuf import ProtobufPayload
-from slackwater.sources.payloads.text import JsonPayload
 
 _FORMATS: Mapping[str, Callable[[RawRecords], Payload]] = {
     "json": JsonPayload.from_records,

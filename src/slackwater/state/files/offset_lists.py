@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.storage import FileRef, Storage, verify_file
 
 

@@ -20,9 +20,9 @@ from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_i
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow import frame_of
-from slackwater.state.files.buffers import FilesBuffers, JoinWriter
-from slackwater.state.files.merging import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.arrow_files import frame_of
+from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
+from slackwater.state.files.segment_merge import MOST, SegmentMerge, merge_plan
 from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
@@ -110,7 +110,7 @@ class SegmentReader:
             begin, end = segment.find(hashes)
             hit = end > begin
             if hit.any():
-                frames.append(segment.rows(expand_ranges(begin[hit], end[hit])))
+                frames.append(segment.rows(_expand_ranges(begin[hit], end[hit])))
                 hashes = hashes[~hit]
         return self._concat_visible(frames)
 
@@ -128,7 +128,7 @@ class SegmentReader:
                 newest = ~is_in_sorted(segment.columns.h[begin], newer.columns.h)
                 begin, end = begin[newest], end[newest]
             if len(begin):
-                frames.append(segment.rows(expand_ranges(begin, end)))
+                frames.append(segment.rows(_expand_ranges(begin, end)))
         return self._concat_visible(frames)
 
     def nearest(self, after: int, count: int) -> Int64s | None:
@@ -141,7 +141,7 @@ class SegmentReader:
 
     def scan(self) -> pl.DataFrame:
         """Return all visible rows."""
-        return self._concat_visible(newest_units([s.all_rows() for s in self.segments]))
+        return self._concat_visible(_newest_units([s.all_rows() for s in self.segments]))
 
     def outline(self) -> pl.DataFrame:
         """Return the columns OUTLINE of all visible rows, without reading other columns."""
@@ -151,7 +151,7 @@ class SegmentReader:
             c = segment.columns
             shown = c.kind != TOMBSTONE
             if 4 * len(seen) < len(c.h):  # few new units over many old ones
-                shown[expand_ranges(*self._hits(segment, seen))] = False
+                shown[_expand_ranges(*self._hits(segment, seen))] = False
             elif len(seen):
                 shown &= ~is_in_sorted(c.h, seen)
             rows = np.flatnonzero(shown)
@@ -261,15 +261,15 @@ class FilesShard:
         visible.
         """
         if oldest:
-            return sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
+            return _sort_by_unit(logic.drop_expired(self.with_metas(metas).reader(logic).scan(), watermark))
         opened = [Segment(self.storage, m) for m in metas]
         rows = [logic.add_revision_columns(s.all_rows()) for s in opened]
         frames = [f.select(list(logic.state_schema)) for f in rows]
-        frame = pl.concat(newest_units(frames))
-        return sort_by_unit(frame.cast(logic.state_schema))  # type: ignore[arg-type]
+        frame = pl.concat(_newest_units(frames))
+        return _sort_by_unit(frame.cast(logic.state_schema))  # type: ignore[arg-type]
 
 
-def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
+def _sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
     """Sort rows by unit hash, as segments require."""
     hashes = frame["__h"].to_numpy()
     if bool((hashes[1:] >= hashes[:-1]).all()):
@@ -277,7 +277,7 @@ def sort_by_unit(frame: pl.DataFrame) -> pl.DataFrame:
     return frame[np.argsort(hashes, kind="stable")]
 
 
-def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+def _newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     """Drop from each frame the units that a later frame contains. The frames are ordered oldest first."""
     visible: list[pl.DataFrame] = []
     seen: Int64s = np.empty(0, dtype=np.int64)
@@ -288,7 +288,7 @@ def newest_units(frames: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
     return visible[::-1]
 
 
-def expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
+def _expand_ranges(begin: Int64s, end: Int64s) -> Int64s:
     """Return the positions begin[0]..end[0], begin[1]..end[1], … as one array."""
     lengths = end - begin
     offsets = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)

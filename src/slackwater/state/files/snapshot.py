@@ -12,9 +12,9 @@ from functools import partial
 
 from slackwater.errors import StateError
 from slackwater.joins.compiled_join import CompiledJoin
-from slackwater.state.files import offset_lists, publish_markers
-from slackwater.state.files.buffers import FilesBuffers
-from slackwater.state.files.commit import CommitLog
+from slackwater.state.files import offset_lists, progress_files
+from slackwater.state.files.commit_log import CommitLog
+from slackwater.state.files.join_buffers import FilesBuffers
 from slackwater.state.files.segments import SegmentReader
 from slackwater.state.files.storage import file_ref, verify_file
 from slackwater.state.protocol import Snapshot, missing_epoch_error
@@ -72,11 +72,11 @@ class SnapshotReader:
 
         return Snapshot(
             commit,
-            publish_markers.read_marker(publish_markers.MarkerFile(self._storage, publish_markers.PUBLISHED)),
+            progress_files.read_published_epoch(progress_files.ProgressFile(self._storage, progress_files.PUBLISHED)),
             lambda shard, logic, stage: stages[stage][shard].with_schema(logic.state_schema),
             partial(offset_lists.read_list, self._storage),
             buffers,
-            publish_markers.delivered_targets(
-                publish_markers.MarkerFile(self._storage, publish_markers.REACHED), commit.epoch
+            progress_files.delivered_targets(
+                progress_files.ProgressFile(self._storage, progress_files.REACHED), commit.epoch
             ),
         )

@@ -1,6 +1,6 @@
 """The protocol for storing a state's files, which is all that the files store uses.
 
-                   directory (`directory.py`)           prefix of an object store (`objects.py`)
+                   directory (`local_storage.py`)           prefix of an object store (`object_storage.py`)
 file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
 commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
@@ -19,7 +19,7 @@ import pyarrow as pa
 from slackwater.core.humanize import plural
 from slackwater.errors import StateError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files import arrow
+from slackwater.state.files import arrow_files
 
 NAMED = ("segments", "outputs", "offsets")  # folders of files that commits reference
 
@@ -173,7 +173,7 @@ class Storage(Protocol):
 
 def open_file(storage: Storage, file: FileRef) -> pa.Table:
     """Open a file and check its number of rows against the commit. Raises StateError."""
-    table = arrow.open_arrow(storage.local_path(file), storage.full_name(file.file))
+    table = arrow_files.open_arrow(storage.local_path(file), storage.full_name(file.file))
     if table.num_rows != file.rows:
         raise StateError(
             f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
@@ -184,4 +184,4 @@ def open_file(storage: Storage, file: FileRef) -> pa.Table:
 
 def verify_file(storage: Storage, file: FileRef) -> None:
     """Raise StateError if a file is missing, truncated or changed."""
-    arrow.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.full_name(file.file))
+    arrow_files.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.full_name(file.file))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slackwater.config.config_paths import is_local
-from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.storage import Storage
 
 
@@ -14,6 +14,6 @@ def storage_for(path: str | Path, pipeline: str, options: Mapping[str, str]) -> 
     """Return the storage of a pipeline below a path or URL. Raises StartError."""
     if isinstance(path, Path) or is_local(path):
         return LocalStorage(str(Path(path).resolve() / pipeline))
-    from slackwater.state.files.objects import ObjectStorage
+    from slackwater.state.files.object_storage import ObjectStorage
 
     return ObjectStorage.from_url(path, pipeline, options)

@@ -25,18 +25,18 @@ import polars as pl
 
 from slackwater.errors import FencedError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
-from slackwater.state.files import offset_lists, publish_markers
-from slackwater.state.files.arrow import read_arrow
+from slackwater.state.files import offset_lists, progress_files
+from slackwater.state.files.arrow_files import read_arrow
 from slackwater.state.files.background_merge import BackgroundMerger
-from slackwater.state.files.commit import CommitLog
-from slackwater.state.files.directory import LocalStorage
+from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.fork import FORKING, fork_state
+from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.storage import NAMED, FileRef, Storage, StorageLock, file_ref
 from slackwater.state.files.storage_factory import storage_for
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 
 log = logging.getLogger("slackwater")
 
@@ -58,9 +58,9 @@ class FilesStore:
         self.root = self.storage.root
         self._lock: StorageLock | None = None
         self._log, self._latest = CommitLog(self.storage), -1
-        self._published = publish_markers.MarkerFile(self.storage, publish_markers.PUBLISHED)
-        self._reached = publish_markers.MarkerFile(self.storage, publish_markers.REACHED)
-        self._runs = publish_markers.MarkerFile(self.storage, publish_markers.RUNS)
+        self._published = progress_files.ProgressFile(self.storage, progress_files.PUBLISHED)
+        self._reached = progress_files.ProgressFile(self.storage, progress_files.REACHED)
+        self._runs = progress_files.ProgressFile(self.storage, progress_files.RUNS)
         self._snapshots = SnapshotReader(self._log)
         self._merger = BackgroundMerger(self.storage)
         self._named: dict[
@@ -197,11 +197,11 @@ class FilesStore:
         return self.storage.holder()
 
     def runs(self) -> tuple[Run, ...]:
-        return publish_markers.read_runs(publish_markers.MarkerFile(self.storage, publish_markers.RUNS))
+        return progress_files.read_runs(progress_files.ProgressFile(self.storage, progress_files.RUNS))
 
     def save_run(self, run: Run) -> None:
         self._confirm("record this run")
-        publish_markers.save_run(self._runs, run)
+        progress_files.save_run(self._runs, run)
 
     def peek(self, epoch: int | None = None) -> AbstractContextManager[Snapshot | None]:
         return self._snapshots.peek(epoch)
@@ -284,18 +284,18 @@ class FilesStore:
             self._lock.confirm(doing)
 
     def published_epoch(self) -> int:
-        return publish_markers.read_marker(self._published, held=self._lock is not None)
+        return progress_files.read_published_epoch(self._published, held=self._lock is not None)
 
     def mark_published(self, epoch: int) -> None:
         self._confirm(f"mark epoch {epoch} as published")
-        publish_markers.write_marker(self._published, epoch)
+        progress_files.write_published_epoch(self._published, epoch)
 
     def delivered_targets(self) -> frozenset[str]:
-        return publish_markers.delivered_targets(self._reached, self._latest, held=self._lock is not None)
+        return progress_files.delivered_targets(self._reached, self._latest, held=self._lock is not None)
 
     def mark_delivered(self, epoch: int, target: str) -> None:
         self._confirm(f'record the epoch of target "{target}"')
-        publish_markers.mark_delivered(self._reached, epoch, target)
+        progress_files.mark_delivered(self._reached, epoch, target)
 
     def collect_garbage(self) -> None:
         self._confirm("clean up")

@@ -10,7 +10,7 @@ import xxhash
 
 from slackwater.errors import LockHeldError
 from slackwater.state.postgres import client
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 LOCK_S = 3.0  # how long a start waits for the server to notice that a killed runner is gone
 

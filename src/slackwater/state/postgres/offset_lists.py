@@ -10,7 +10,7 @@ import psycopg
 
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 
 def write_list(db: psycopg.Connection[Any], tables: TableNames, epoch: int, lines: Sequence[str]) -> str:

@@ -14,10 +14,10 @@ from slackwater.errors import StateError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import FORMAT
-from slackwater.state.postgres import client, columns, table_ownership
-from slackwater.state.postgres.buffers import JoinTable
+from slackwater.state.postgres import client, state_columns, table_ownership
+from slackwater.state.postgres.join_buffers import JoinTable
 from slackwater.state.postgres.snapshot import latest_commit
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, StateLayout
 from slackwater.windows.state_rows import KeyedStateLayout
 
@@ -70,7 +70,7 @@ class SchemaSetup:
 
         Raises StartError, StateError or psycopg's errors.
         """
-        columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
+        state_columns.check_columns(logic, self.tables, f"pipeline {self.tables.pipeline}: state store")
         if self.continues:
             self._rename()
         return self._run(logic)

@@ -19,11 +19,11 @@ from slackwater.errors import EpochError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow import encode_frame, file_checksum
-from slackwater.state.postgres import buffers, client, local_cache, row_validation
-from slackwater.state.postgres.buffers import JoinTable, PostgresBuffers
+from slackwater.state.files.arrow_files import encode_frame, file_checksum
+from slackwater.state.postgres import client, join_buffers, row_validation, staged_row_cache
+from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.staged_versions import StagedVersions
-from slackwater.state.postgres.tables import TIMES, TableNames
+from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
 from slackwater.windows.state_rows import (
     EMITTED,
@@ -86,7 +86,7 @@ class PostgresShard:
             raise EpochError(f"state was not staged: {error}") from None
         stats, content = logic.stats(rows), encode_frame(rows)
         owner = (self.url, self.tables.state, self.shard)
-        local_cache.store_copy(token, content, owner, {m.file for m in self.metas})
+        staged_row_cache.store_copy(token, content, owner, {m.file for m in self.metas})
         figures = stats._asdict() | {"checksum": file_checksum(content)}
         return (*self.metas, SegmentMeta(file=token, rows=frame.height, bytes=frame.estimated_size(), **figures))
 
@@ -114,10 +114,10 @@ class PostgresShard:
         )
 
     def write_changes(self, logic: CompiledJoin, changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        return buffers.stage_changes(self.url, JoinTable(self.tables, logic), self.metas, changes)
+        return join_buffers.stage_changes(self.url, JoinTable(self.tables, logic), self.metas, changes)
 
     def replace_buffers(self, logic: CompiledJoin, changes: Changes) -> tuple[SegmentMeta, ...]:
-        return buffers.replace_buffer_rows(JoinTable(self.tables, logic), changes)
+        return join_buffers.replace_buffer_rows(JoinTable(self.tables, logic), changes)
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
         token = uuid.uuid4().hex

@@ -18,13 +18,13 @@ from slackwater.errors import StateError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
+from slackwater.state.commit_record_fields import RecordError
 from slackwater.state.postgres import client, offset_lists, table_ownership
-from slackwater.state.postgres.buffers import PostgresBuffers
+from slackwater.state.postgres.join_buffers import PostgresBuffers
 from slackwater.state.postgres.shard_rows import PostgresReader, PostgresShard
 from slackwater.state.postgres.table_checks import check_tables
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import Snapshot, StoredRecord, missing_epoch_error
-from slackwater.state.record_fields import RecordError
 from slackwater.windows.state_rows import KeyedStateLayout
 
 

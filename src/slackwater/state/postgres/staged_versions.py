@@ -1,6 +1,6 @@
 """The staged versions of a shard's rows, newest last, which overlay the state table.
 
-  [token c]   newest      each sorted by unit, from a copy on this machine (`local_cache.py`),
+  [token c]   newest      each sorted by unit, from a copy on this machine (`staged_row_cache.py`),
  [token b]               or fetched from the staged table
 [token a]
 ═══════════ state table
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow import rebuild_empty_lists
+from slackwater.state.files.arrow_files import rebuild_empty_lists
 from slackwater.state.files.segments import Segment, SegmentReader
-from slackwater.state.postgres import local_cache
+from slackwater.state.postgres import staged_row_cache
 from slackwater.windows.state_rows import DueRowFilter, Int64s
 
 Fetch = Callable[
@@ -113,7 +113,7 @@ class StagedVersions:
         )
 
     def _find_copy(self, meta: SegmentMeta) -> pa.Table | None:
-        return local_cache.find_copy(meta) if self._is_local else None
+        return staged_row_cache.find_copy(meta) if self._is_local else None
 
     def _verify_frame(self, meta: SegmentMeta, frame: pl.DataFrame | None) -> pa.Table:
         count = 0 if frame is None else frame.height
@@ -123,7 +123,7 @@ class StagedVersions:
                 "restore the database from a backup"
             )
         table = _table(frame)
-        return local_cache.keep_table_open(meta.file, table) if self._is_local else table
+        return staged_row_cache.keep_table_open(meta.file, table) if self._is_local else table
 
     def _reader(self, parts: Sequence[_StagedVersion]) -> SegmentReader:
         return _StagedVersionList(parts, self._schema)

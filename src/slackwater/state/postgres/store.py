@@ -38,19 +38,19 @@ from slackwater.state.postgres import (
     client,
     lock,
     offset_lists,
-    outputs,
-    runs,
+    run_history,
     schema_setup,
+    staged_output,
+    staged_version_merge,
     table_ownership,
-    version_merge,
 )
-from slackwater.state.postgres.commit import RefusedError, Transaction, separate_refusals
+from slackwater.state.postgres.commit_transaction import TargetRefusedError, Transaction, separate_refusals
 from slackwater.state.postgres.database_errors import report_database_errors
 from slackwater.state.postgres.shard_rows import PostgresShard
 from slackwater.state.postgres.snapshot import latest_commit, open_snapshot, pipeline_names, stored_record, table_exists
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
-from slackwater.state.runs import Run
+from slackwater.state.run_history import Run
 
 log = logging.getLogger("slackwater")
 
@@ -96,7 +96,7 @@ class PostgresStore:
             self._connect()
             schema_setup.create_shared_tables(self._db, self.tables)
             latest = self._read_latest()
-            return latest and version_merge.merge_at_start(self._db, self.tables, latest, self._location)
+            return latest and staged_version_merge.merge_at_start(self._db, self.tables, latest, self._location)
         except psycopg.Error as error:
             self.close()
             raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
@@ -154,11 +154,11 @@ class PostgresStore:
             raise StateError(f"state store {self._location}: {client.error_reason(error)}") from None
 
     def runs(self) -> tuple[Run, ...]:
-        return runs.read_runs(self._url, self.tables, self._location)
+        return run_history.read_runs(self._url, self.tables, self._location)
 
     @report_database_errors
     def save_run(self, run: Run) -> None:
-        runs.write_run(self._db, self.tables, run)
+        run_history.write_run(self._db, self.tables, run)
 
     @property
     def capacity(self) -> ValueLimits:
@@ -244,7 +244,7 @@ class PostgresStore:
     def outputs(self, metas: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         reads_only = self._connection is None  # a reader without the lock
         with client.borrow_connection(self._url, "state store") if reads_only else nullcontext(self._db) as db:
-            return [outputs.read_output(db, self.tables, self._location, meta) for meta in metas]
+            return [staged_output.read_staged_output(db, self.tables, self._location, meta) for meta in metas]
 
     @report_database_errors
     def write_list(self, epoch: int, lines: Sequence[str]) -> str:
@@ -268,7 +268,7 @@ class PostgresStore:
             self._migrate()
             try:
                 stored = self._transact(commit, publish, commit_id)
-            except RefusedError as refused:
+            except TargetRefusedError as refused:
                 # commit the epoch without the target: it is published later, as for a target in another database
                 log.warning("%s: the target refused epoch %d: %s", self._pipeline, commit.epoch, refused)
                 publish, commit = None, commit.model_copy(update={"reached": ()})
@@ -280,7 +280,7 @@ class PostgresStore:
         except psycopg.Error as error:
             raise EpochError(f"epoch {commit.epoch} was not committed: {client.error_reason(error)}") from None
         self._epoch = commit.epoch
-        self._named = version_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
+        self._named = staged_version_merge.clear_merged(self._db, self.tables, self._named, commit, stored)
         self._reached = frozenset(commit.reached)
         if publish is not None and not commit.missing(()):
             self._published = commit.epoch

@@ -14,7 +14,7 @@ from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit, TableRecord
 from slackwater.state.postgres import client, table_ownership
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 # columns that cannot be NULL in any state; columns of users never have these names
 REQUIRED = {

@@ -20,7 +20,7 @@ import psycopg
 from slackwater.config.step_spec import MOST_STAGES
 from slackwater.errors import StateError
 from slackwater.state.postgres import client
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 STAGES = range(MOST_STAGES)  # all stage numbers for which tables to put aside are searched
 KINDS = {"windows": "VIEW", "staged": "TABLE", "state": "TABLE"}  # in an order in which they can be dropped
@@ -37,7 +37,7 @@ class TableOwner(NamedTuple):
     owner: str | None
 
 
-def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
+def _find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str) -> TableOwner | None:
     """Return the owner of the table with this name, or None if there is no such table."""
     name = f"{client.quote_name(tables.schema)}.{client.quote_name(tables.name_of(table_kind))}"
     row = db.execute(
@@ -70,7 +70,7 @@ def find_owner(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 def _owner_of_view(db: psycopg.Connection[Any], view: str, tables: TableNames) -> str | None:
     """Return the owner of a view, which is the owner of the state table that it reads."""
-    state = find_owner(db, tables, "state")
+    state = _find_owner(db, tables, "state")
     if state is None or state.owner is not None:
         return "another program, because it does not read this pipeline's table" if state is None else state.owner
     row = db.execute(
@@ -92,7 +92,7 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
     Raises StateError if the name has another owner.
     """
-    owned = find_owner(db, tables, table_kind)
+    owned = _find_owner(db, tables, table_kind)
     if owned is None or owned.owner is None:
         return None if owned is None else owned.name
     raise StateError(
@@ -102,9 +102,9 @@ def find_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
     )
 
 
-def is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
+def _is_free(db: psycopg.Connection[Any], tables: TableNames) -> bool:
     """Return whether none of the pipeline's names has another owner."""
-    return all((owned := find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
+    return all((owned := _find_owner(db, tables, table_kind)) is None or owned.owner is None for table_kind in KINDS)
 
 
 def drop_tables(db: psycopg.Connection[Any], tables: TableNames, *which: str) -> None:
@@ -128,9 +128,9 @@ def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) 
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
         new = tables.for_stage(stage)
-        if old.name_of("state") == new.name_of("state") or find_owner(db, new, "state") is not None:
+        if old.name_of("state") == new.name_of("state") or _find_owner(db, new, "state") is not None:
             continue
-        owned = find_owner(db, old, "state")
+        owned = _find_owner(db, old, "state")
         if owned is not None and owned.owner is None:
             former.add(stage)
     return replace(tables, former=frozenset(former))
@@ -204,7 +204,7 @@ def put_aside(db: psycopg.Connection[Any], tables: TableNames, aside: str) -> No
         db.execute(f"UPDATE {shared} SET pipeline_name = %s WHERE pipeline_name = %s", (aside, tables.pipeline))
     current = current_names(db, tables, len(STAGES))
     for stage in STAGES:
-        if is_free(db, current.for_stage(stage)):
+        if _is_free(db, current.for_stage(stage)):
             rename_tables(db, current.for_stage(stage), replace(tables, pipeline=aside, stage=stage))
 
 

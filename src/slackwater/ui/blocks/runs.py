@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.state.runs import KILLED, Run
+from slackwater.state.run_history import KILLED, Run
 
 OUTCOMES = {
     "finished": "read its sources to the end",

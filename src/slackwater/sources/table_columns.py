@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def added_columns(earlier: StructType, now: StructType) -> list[str]:
+def find_added_columns(earlier: StructType, now: StructType) -> list[str]:
     """Return the new columns with their types. Names are compared without case, as in Spark."""
     names = {f.name.casefold() for f in earlier.fields}
     return [f'"{f.name}" ({f.dataType.simpleString()})' for f in now.fields if f.name.casefold() not in names]
 
 
-def changed_columns(earlier: StructType, now: StructType) -> list[str]:
+def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
     """Describe the columns that are missing or have a different type."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
@@ -26,7 +26,7 @@ def changed_columns(earlier: StructType, now: StructType) -> list[str]:
     ]
 
 
-def check_columns(
+def check_column_changes(
     where: str, earlier: StructType, now: StructType, choice: str | None, since: str, running: bool = False
 ) -> None:
     """Raise StartError if the columns changed in a way that the source does not accept.
@@ -40,12 +40,12 @@ def check_columns(
         running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
             columns then end the run with NewColumnsError, and the next start accepts them.
     """
-    if wrong := changed_columns(earlier, now):
+    if wrong := _changed_columns(earlier, now):
         raise StartError(
             f"{where}: its columns changed in {since}: {'; '.join(wrong)}; restore them, or start over under another "
             "name"
         )
-    new = ", ".join(added_columns(earlier, now))
+    new = ", ".join(find_added_columns(earlier, now))
     if new and choice in (None, "fail"):
         raise StartError(
             f'{where}: new columns in {since}: {new}; set schema_changes to add them ("add") or to leave them out '

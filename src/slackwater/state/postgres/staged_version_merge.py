@@ -19,9 +19,9 @@ import psycopg
 
 from slackwater.errors import EpochError, StateError
 from slackwater.state.commit import Commit, SegmentMeta
-from slackwater.state.postgres import client, local_cache
+from slackwater.state.postgres import client, staged_row_cache
 from slackwater.state.postgres.table_checks import check_tables
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.windows.state_rows import TOMBSTONE
 
 log = logging.getLogger("slackwater")
@@ -161,7 +161,7 @@ def merge_at_start(db: psycopg.Connection[Any], tables: TableNames, commit: Comm
         )
         if row.rowcount != 1:
             raise StateError(f'pipeline "{tables.pipeline}" {location} was changed by another runner; start again')
-    local_cache.forget_copies(staged_tokens(commit))
+    staged_row_cache.forget_copies(staged_tokens(commit))
     return merged
 
 
@@ -199,7 +199,7 @@ def clear_merged(
     `before`: the tokens before the commit. `commit`: the commit as requested. `stored`: the commit as stored.
     """
     waits = staged_tokens(stored)
-    local_cache.forget_copies((before | staged_tokens(commit)) - waits)
+    staged_row_cache.forget_copies((before | staged_tokens(commit)) - waits)
     for number, stage in enumerate(stored.stages) if before - waits else ():
         if not staged_segments(stage.segments):
             try:

@@ -26,9 +26,9 @@ from slackwater.joins.compiled_join import CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, Changes
 from slackwater.joins.sorted_match import SortedRows
 from slackwater.state.commit import FORMAT, SegmentMeta, StageState
-from slackwater.state.files.buffers import describe_segment
+from slackwater.state.files.join_buffers import describe_segment
 from slackwater.state.postgres import client, row_validation
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 ROW_KEY = ("side", "key_hash", "event_time", "row_id")
 _FAR = 2**62

@@ -7,8 +7,8 @@ from functools import singledispatch
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.postgres import client
-from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.join_buffers import JoinTable
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, StateLayout
 from slackwater.windows.state_rows import KeyedStateLayout
 
@@ -16,7 +16,7 @@ from slackwater.windows.state_rows import KeyedStateLayout
 @singledispatch
 def column_types(logic: StateLayout, tables: TableNames) -> dict[str, str]:
     """Map the columns of a stage's table to their types, except the columns that all state tables share."""
-    raise_unregistered(logic, "slackwater.state.postgres.columns.column_types")
+    raise_unregistered(logic, "slackwater.state.postgres.state_columns.column_types")
 
 
 @column_types.register
@@ -37,7 +37,7 @@ def _(logic: NoState, tables: TableNames) -> dict[str, str]:
 @singledispatch
 def check_columns(logic: StateLayout, tables: TableNames, where: str) -> None:
     """Raise StartError for a column that Postgres cannot store without changing its values."""
-    raise_unregistered(logic, "slackwater.state.postgres.columns.check_columns")
+    raise_unregistered(logic, "slackwater.state.postgres.state_columns.check_columns")
 
 
 @check_columns.register

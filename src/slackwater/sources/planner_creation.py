@@ -16,7 +16,7 @@ from typing import TypeGuard
 from slackwater.errors import StartError
 from slackwater.sources.base import Batch, PlannedBatch, Planner, SelfPlannedSource, SparkPlannedSource, combine_batches
 from slackwater.sources.files import FileEntry
-from slackwater.sources.streaming_plan import AnySource, SourceSet
+from slackwater.sources.streaming_sources import AnySource, SourceSet
 from slackwater.state.commit import BatchId, Commit
 
 
@@ -61,25 +61,25 @@ def create_planners(streams: SourceSet, state: Commit, read: Mapping[str, Iterab
 
     `read`: the files in the state, by source. Raises SlackwaterError if a source cannot tell where to continue.
     """
-    ours = [source for source in streams.sources if can_plan(source)]
+    ours = [source for source in streams.sources if _can_plan(source)]
     if len(ours) < len(streams.sources):
         _check_spark_can(streams.sources)
         return None
     return Planners(streams, {s.name: s.planner(state.sources[s.name], read.get(s.name, ())) for s in ours})
 
 
-def check_connect(pipeline: str, sources: Iterable[AnySource]) -> None:
+def check_spark_connect_support(pipeline: str, sources: Iterable[AnySource]) -> None:
     """Raise StartError for a source that cannot be read over Spark Connect.
 
     Streaming queries do not run over Connect, so every source must be planned without Spark.
     """
     for source in sources:
-        if not can_plan(source):
-            raise connect_not_supported(pipeline, source.name)
+        if not _can_plan(source):
+            raise connect_not_supported_error(pipeline, source.name)
         source.check_connect(pipeline)
 
 
-def connect_not_supported(pipeline: str, source: str) -> StartError:
+def connect_not_supported_error(pipeline: str, source: str) -> StartError:
     """Return the error for a source that only a Spark streaming query can plan."""
     return StartError(
         f'{pipeline}: source "{source}" needs a Spark streaming query, which Slackwater does not run over Spark '
@@ -90,7 +90,7 @@ def connect_not_supported(pipeline: str, source: str) -> StartError:
 
 def _check_spark_can(sources: Sequence[AnySource]) -> None:
     """Raise StartError if one source can only be planned by Spark, and another one cannot be planned by Spark."""
-    other = next(s for s in sources if not can_plan(s))
+    other = next(s for s in sources if not _can_plan(s))
     for source in sources:
         if isinstance(source, SelfPlannedSource) and not isinstance(source, SparkPlannedSource):
             raise StartError(
@@ -100,6 +100,6 @@ def _check_spark_can(sources: Sequence[AnySource]) -> None:
             )
 
 
-def can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
+def _can_plan(source: AnySource) -> TypeGuard[SelfPlannedSource]:
     """Return whether a source can report its new input without Spark."""
     return isinstance(source, SelfPlannedSource) and source.plans_itself

@@ -264,7 +264,7 @@ _EXPECTED = {
 }
 
 
-def describe_misfit(error: ValidationError) -> str:
+def describe_invalid_field(error: ValidationError) -> str:
     """Describe the first invalid field of a record: its path, its value and the expected value."""
     first, count = error.errors(include_url=False)[0], error.error_count()
     path = _field_path([str(part) for part in first["loc"] if not str(part).startswith("<")])

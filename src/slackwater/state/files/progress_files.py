@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files.arrow import file_checksum
+from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.storage import Storage, VersionedContent
-from slackwater.state.runs import Run, encode_runs, parse_runs, with_run
+from slackwater.state.run_history import Run, add_or_replace_run, encode_runs, parse_runs
 
 log = logging.getLogger("slackwater")
 
@@ -22,7 +22,7 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 
 @dataclass
-class MarkerFile:
+class ProgressFile:
     """A small file that only the runner writes. In an object store, the runner caches what it wrote to save requests."""
 
     storage: Storage
@@ -61,7 +61,7 @@ class MarkerFile:
         self._known, self._is_known = None, False
 
 
-def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
+def parse_epoch(marker: ProgressFile, content: bytes | None) -> int:
     """Parse the last published epoch, -1 for none. Raises StateError."""
     if content is None:
         return -1
@@ -75,7 +75,7 @@ def parse_epoch(marker: MarkerFile, content: bytes | None) -> int:
     return int(match[1])
 
 
-def read_marker(marker: MarkerFile, held: bool = False) -> int:
+def read_published_epoch(marker: ProgressFile, held: bool = False) -> int:
     """Return the last published epoch, -1 for none. `held`: use the runner's cache. Raises StateError."""
     try:
         content = marker.read_cached() if held else marker.read()
@@ -86,13 +86,13 @@ def read_marker(marker: MarkerFile, held: bool = False) -> int:
     return parse_epoch(marker, content)
 
 
-def write_marker(marker: MarkerFile, epoch: int) -> None:
+def write_published_epoch(marker: ProgressFile, epoch: int) -> None:
     """Record an epoch as the last published one. Raises EpochError."""
     number = str(epoch)
     marker.write(f"{number} {file_checksum(number.encode())}\n".encode())
 
 
-def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> frozenset[str]:
+def delivered_targets(marker: ProgressFile, epoch: int, held: bool = False) -> frozenset[str]:
     """Return the targets that hold this epoch.
 
     A damaged file counts as empty: most targets ignore an epoch that they already hold.
@@ -112,13 +112,13 @@ def delivered_targets(marker: MarkerFile, epoch: int, held: bool = False) -> fro
     return frozenset(map(str, record["targets"])) if record.get("epoch") == epoch else frozenset()
 
 
-def mark_delivered(marker: MarkerFile, epoch: int, target: str) -> None:
+def mark_delivered(marker: ProgressFile, epoch: int, target: str) -> None:
     """Record that a target holds an epoch, in addition to those already recorded. Raises EpochError."""
     text = json.dumps({"epoch": epoch, "targets": sorted({*delivered_targets(marker, epoch, held=True), target})})
     marker.write(f"{text}\n{file_checksum(text.encode())}\n".encode())
 
 
-def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
+def read_runs(marker: ProgressFile, held: bool = False) -> tuple[Run, ...]:
     """Return the recorded runs, oldest first, without damaged lines.
 
     `held`: use the runner's cache. Raises StateError.
@@ -132,6 +132,6 @@ def read_runs(marker: MarkerFile, held: bool = False) -> tuple[Run, ...]:
     return parse_runs((content or b"").decode(errors="replace").splitlines())
 
 
-def save_run(marker: MarkerFile, run: Run) -> None:
+def save_run(marker: ProgressFile, run: Run) -> None:
     """Add a run to the history, or replace its entry. Raises EpochError or StateError."""
-    marker.write(encode_runs(with_run(read_runs(marker, held=True), run)).encode())
+    marker.write(encode_runs(add_or_replace_run(read_runs(marker, held=True), run)).encode())

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
-from slackwater.state.record_fields import Amount, Time
+from slackwater.state.commit_record_fields import Amount, Time
 
 MOST_RUNS = 50  # older entries are deleted
 MOST_TEXT = 500  # characters of an error message
@@ -54,7 +54,7 @@ def one_line(text: str) -> str:
     return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
 
 
-def with_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
+def add_or_replace_run(runs: Sequence[Run], run: Run) -> tuple[Run, ...]:
     """Return the history with this run added or replaced, limited to MOST_RUNS entries."""
     return (*(r for r in runs if not r.is_same(run)), run)[-MOST_RUNS:]
 

@@ -23,8 +23,8 @@ from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
 from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow import frame_of
-from slackwater.state.files.merging import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.arrow_files import frame_of
+from slackwater.state.files.segment_merge import MOST, SegmentMerge, merge_plan
 from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.watermark import NO_WATERMARK
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from slackwater.errors import EpochError, ExhaustedError, FencedError, StateError, is_forbidden, permission_error
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
-from slackwater.state.files.arrow import file_checksum
+from slackwater.state.commit_record_fields import RecordError
+from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import StoredRecord
-from slackwater.state.record_fields import RecordError
 
 
 @dataclass(frozen=True)

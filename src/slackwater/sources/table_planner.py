@@ -16,8 +16,8 @@ from slackwater.core.humanize import plural
 from slackwater.core.offsets import TableOffsets
 from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.sources.base import SelfPlannedSource, SourceUnavailableError
-from slackwater.sources.tables import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
-from slackwater.sources.tables_columns import check_columns
+from slackwater.sources.table_columns import check_column_changes
+from slackwater.sources.table_source import DataFile, TableFileBatch, TableSource, TableVersion, VersionGoneError
 from slackwater.state.commit import SourceRecord
 
 log = logging.getLogger("slackwater")
@@ -130,7 +130,9 @@ class TablePlanner:
             )
         if version.columns is not None:
             choice = source.spec.schema_changes
-            check_columns(source.where, source.schema, version.columns, choice, str(version.offsets), running=True)
+            check_column_changes(
+                source.where, source.schema, version.columns, choice, str(version.offsets), running=True
+            )
 
     def _add_files(self, files: Sequence[DataFile], offsets: TableOffsets, done: int, end: TableOffsets) -> None:
         for n, file in enumerate(files, done + 1):

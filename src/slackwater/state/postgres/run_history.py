@@ -9,8 +9,8 @@ import psycopg
 from slackwater.errors import StateError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.snapshot import table_exists
-from slackwater.state.postgres.tables import TableNames
-from slackwater.state.runs import MOST_RUNS, Run, parse_runs
+from slackwater.state.postgres.table_names import TableNames
+from slackwater.state.run_history import MOST_RUNS, Run, parse_runs
 
 
 def write_run(db: psycopg.Connection[Any], tables: TableNames, run: Run) -> None:

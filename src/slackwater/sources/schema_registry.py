@@ -26,7 +26,7 @@ class SchemaVersion:
     references: Mapping[str, str]
 
 
-def schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
+def read_schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
     """Yield every version of each subject `<topic>-value`, oldest first. Raises StartError if the registry lacks one."""
     for topic in topics:
         subject = f"{topic}-value"

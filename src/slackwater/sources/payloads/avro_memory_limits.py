@@ -26,7 +26,7 @@ LIMITS: Mapping[str, int] = {
 JAVA_OPTIONS = " ".join(f"-D{name}={limit}" for name, limit in LIMITS.items())
 
 
-def set_limits(session: SparkSession) -> None:
+def set_memory_limits(session: SparkSession) -> None:
     """Set the limits in the driver's process, unless they are set already.
 
     They have no effect if that process has already decoded Avro. A Spark Connect server keeps its own limits.

@@ -13,7 +13,7 @@ import polars as pl
 
 from slackwater.core.internal_directories import STATE_FOLDERS
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files import arrow, lock
+from slackwater.state.files import arrow_files, lock
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent, open_file
 
 PENDING = ".commit-"  # prefix of a commit's temporary file
@@ -47,12 +47,12 @@ class LocalStorage:
         return sorted(p.parent.name for p in self.path.parent.glob("*/manifests"))
 
     def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
-        return arrow.write_arrow(self.path / file, frame)
+        return arrow_files.write_arrow(self.path / file, frame)
 
     def put(self, file: str, content: bytes) -> None:
         path = self.path / file
         path.parent.mkdir(exist_ok=True)
-        arrow.write_synced(path, content)
+        arrow_files.write_synced(path, content)
 
     def local_path(self, file: FileRef) -> Path:
         return self.path / file.file
@@ -61,11 +61,11 @@ class LocalStorage:
         return
 
     def find_damage(self, file: FileRef) -> str:
-        return arrow.find_damage(self.path / file.file, file.checksum, file.bytes)
+        return arrow_files.find_damage(self.path / file.file, file.checksum, file.bytes)
 
     def check(self, files: Sequence[FileRef]) -> None:
         for file in files:
-            arrow.verify_file(self.path / file.file, file.checksum, file.bytes)
+            arrow_files.verify_file(self.path / file.file, file.checksum, file.bytes)
             if file.rows is not None:
                 open_file(self, file)
 
@@ -90,7 +90,7 @@ class LocalStorage:
     def replace(self, file: str, content: bytes, version: str | None) -> str:
         path = self.path / file
         temporary = path.with_name(f".{path.name}")
-        arrow.write_synced(temporary, content)
+        arrow_files.write_synced(temporary, content)
         temporary.replace(path)
         return ""
 

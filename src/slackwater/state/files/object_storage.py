@@ -24,8 +24,8 @@ import xxhash
 
 from slackwater.errors import FencedError, StateError
 from slackwater.state.files import lease
-from slackwater.state.files.arrow import encode_frame, file_checksum
-from slackwater.state.files.cache import FileCache
+from slackwater.state.files.arrow_files import encode_frame, file_checksum
+from slackwater.state.files.file_cache import FileCache
 from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.storage import FileRef, Storage, StorageLock, VersionedContent
 

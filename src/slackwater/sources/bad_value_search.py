@@ -3,7 +3,7 @@
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
 
-All functions are pure, except `find_lines` and `find_lines_in_file`, which read local files.
+All functions are pure, except `find_line_numbers` and `find_lines_in_file`, which read local files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_A_NUMBER = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _WHOLE = re.compile(r"\s*[+-]?\d+\s*")
 
 
-def describe_undecodable(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
+def describe_undecodable_row(source: Source, text: str | None, parsed: Mapping[str, Any] | None = None) -> str:
     """Describe briefly why the text of a record could not be decoded. Empty if the text does not show why.
 
     Args:
@@ -71,7 +71,7 @@ def describe_event_time(column: str, row: Mapping[str, Any] | None) -> str:
     return f'column "{column}" ' + ("is missing or NULL" if value is None else f"holds {_format_value(value)}")
 
 
-def parse_object(text: str) -> dict[str, Any] | None:
+def parse_json_object(text: str) -> dict[str, Any] | None:
     """Parse a JSON text to an object. None for any other text, such as truncated JSON."""
     try:
         document = json.loads(text)
@@ -181,7 +181,7 @@ class _Search:
         if self._form == "csv":
             cells = _cells(self._source, line)
             return dict(zip(self._types, cells, strict=True)) if len(cells) == len(self._types) else None
-        return parse_object(line)
+        return parse_json_object(line)
 
 
 def _is_same_text(first: Any, second: Any) -> bool:
@@ -208,7 +208,7 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
     return base in ("string", "boolean") and str(written).casefold() == str(read).casefold()
 
 
-def find_lines(
+def find_line_numbers(
     places: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
     """Return the line of each record in its file, see `find_lines_in_file`. Each file is read once.

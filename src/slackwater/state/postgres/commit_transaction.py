@@ -20,9 +20,9 @@ from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import FencedError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import FORMAT, Commit, SegmentMeta, StageState, TableRecord
-from slackwater.state.postgres import buffers, client, columns, version_merge
-from slackwater.state.postgres.buffers import JoinTable
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres import client, join_buffers, staged_version_merge, state_columns
+from slackwater.state.postgres.join_buffers import JoinTable
+from slackwater.state.postgres.table_names import TableNames
 from slackwater.state.protocol import NoState, Publish, StateLayout
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLayout
@@ -31,12 +31,12 @@ from slackwater.windows.state_rows import EMITTED, FLOOR, WHOLE, KeyedStateLayou
 Changed = tuple[tuple[tuple[SegmentMeta, ...], ...], int]
 
 
-class RefusedError(Exception):
+class TargetRefusedError(Exception):
     """Raised when a target that shares the transaction rejects the rows."""
 
 
 def separate_refusals(publish: Publish) -> Publish:
-    """Wrap `publish` so that errors of the target become RefusedError, unlike errors of the state or the connection."""
+    """Wrap `publish` so that errors of the target become TargetRefusedError, unlike errors of the state or the connection."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
         try:
@@ -44,7 +44,7 @@ def separate_refusals(publish: Publish) -> Publish:
         except psycopg.Error as error:
             if db.closed or isinstance(error, errors.AdminShutdown):
                 raise
-            raise RefusedError(client.error_reason(error)) from error
+            raise TargetRefusedError(client.error_reason(error)) from error
 
     return publishing
 
@@ -107,7 +107,9 @@ class Transaction:
             settings = (self.named, bool(self.altering))
             change = RowChange(self.db, replace(self.tables, stage=number), logic, commit.epoch, *settings)
             segments, gained = change.run(state)
-            table = TableRecord(rows=change.rows(state, gained), columns=columns.column_types(logic, change.tables))
+            table = TableRecord(
+                rows=change.rows(state, gained), columns=state_columns.column_types(logic, change.tables)
+            )
             moved.append(state.model_copy(update={"segments": segments, "table": table}))
         return commit.model_copy(update={"stages": tuple(moved)})
 
@@ -171,28 +173,33 @@ class RowChange:
 
     @singledispatchmethod
     def _run(self, logic: StateLayout, state: StageState) -> Changed:
-        raise_unregistered(logic, "slackwater.state.postgres.commit.RowChange")
+        raise_unregistered(logic, "slackwater.state.postgres.commit_transaction.RowChange")
 
     @_run.register
     def _(self, logic: KeyedStateLayout, state: StageState) -> Changed:
-        t, fresh = self.tables, [m for m in version_merge.staged_segments(state.segments) if m.file not in self.named]
-        version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
-        if not self.alters and not version_merge.should_merge(state.segments):
+        t, fresh = (
+            self.tables,
+            [m for m in staged_version_merge.staged_segments(state.segments) if m.file not in self.named],
+        )
+        staged_version_merge.check_staged_rows(self.db, t.staged, fresh, self.epoch)
+        if not self.alters and not staged_version_merge.should_merge(state.segments):
             return state.segments, 0
-        gained = version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
-        if version_merge.staged_segments(state.segments):
+        gained = staged_version_merge.merge_versions(self.db, t.staged, t.state, state.segments)
+        if staged_version_merge.staged_segments(state.segments):
             # including rows of failed epochs; not TRUNCATE, because that takes effect in older snapshots
             self.db.execute(f"DELETE FROM {t.staged} WHERE epoch <= {self.epoch}")
         gained -= self._forget(logic, state.watermark_us)
         size = self._size()
-        return tuple(version_merge.collapsed_segments(metas, size // state.shards) for metas in state.segments), gained
+        return tuple(
+            staged_version_merge.collapsed_segments(metas, size // state.shards) for metas in state.segments
+        ), gained
 
     @_run.register
     def _(self, logic: CompiledJoin, state: StageState) -> Changed:
         table = JoinTable(self.tables, logic)
-        gained = buffers.apply_staged(self.db, table, state, self.epoch)
-        gone = buffers.delete_expired(self.db, table, state)
-        return buffers.collapsed_segments(logic, state, gone, self._size()), gained - sum(gone.values())
+        gained = join_buffers.apply_staged(self.db, table, state, self.epoch)
+        gone = join_buffers.delete_expired(self.db, table, state)
+        return join_buffers.collapsed_segments(logic, state, gone, self._size()), gained - sum(gone.values())
 
     @_run.register
     def _(self, logic: NoState, state: StageState) -> Changed:

@@ -11,10 +11,12 @@ import pyarrow as pa
 from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StateError
 from slackwater.state.commit import OutputMeta
-from slackwater.state.postgres.tables import TableNames
+from slackwater.state.postgres.table_names import TableNames
 
 
-def read_output(db: psycopg.Connection[Any], tables: TableNames, location: str, meta: OutputMeta) -> pl.DataFrame:
+def read_staged_output(
+    db: psycopg.Connection[Any], tables: TableNames, location: str, meta: OutputMeta
+) -> pl.DataFrame:
     """Read staged output. Raises StateError if it is missing or damaged."""
     row = db.execute(f"SELECT data FROM {tables.outputs} WHERE token = %s", (meta.file,)).fetchone()
     if row is None:

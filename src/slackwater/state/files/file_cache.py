@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files.arrow import find_damage
+from slackwater.state.files.arrow_files import find_damage
 
 BYTES = 20 << 30
 TRIM_EVERY = 64  # files that a process adds between checks of the total size

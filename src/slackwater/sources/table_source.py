@@ -6,7 +6,7 @@
     later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
 
 The offset is a version and the number of its files that were read. The library of the table's format lists versions and
-files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `tables_planner` plans the epochs.
+files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `table_planner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TableLog(Protocol):
 
 @dataclass(frozen=True)
 class TableSource(Seekable):
-    """A table as a source, planned by `tables_planner`.
+    """A table as a source, planned by `table_planner`.
 
     `snapshot`: the table at the start of the run. All rows have its columns.
     """
@@ -145,7 +145,7 @@ class TableSource(Seekable):
 
     @property
     def schema(self) -> StructType:
-        return without_ids(self.snapshot.columns)
+        return _without_ids(self.snapshot.columns)
 
     # -- start offsets -------------------------------------------------------------------------------------------------
 
@@ -301,7 +301,7 @@ def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
     return name_files
 
 
-def without_ids(columns: StructType) -> StructType:
+def _without_ids(columns: StructType) -> StructType:
     """Return the columns without the field ids."""
     from pyspark.sql.types import StructField, StructType
 

@@ -138,7 +138,7 @@ class SourceSet:
                 frame = (
                     planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
                 )
-                batches[source.name] = SourceBatch(source.decode(in_session(self.session, frame)), None)
+                batches[source.name] = SourceBatch(source.decode(rebind_to_session(self.session, frame)), None)
                 position += _streaming_leaves(source.frame)
                 continue
             record = state.sources[source.name]
@@ -152,7 +152,7 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Return a source as one that Spark plans. `planning.create_planners` has rejected all others."""
+    """Return a source as one that Spark plans. `planner_creation.create_planners` has rejected all others."""
     assert isinstance(source, SparkPlannedSource)
     return source
 
@@ -163,7 +163,7 @@ def _streaming_leaves(frame: DataFrame) -> int:
     return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
 
 
-def in_session(session: SparkSession, frame: DataFrame) -> DataFrame:
+def rebind_to_session(session: SparkSession, frame: DataFrame) -> DataFrame:
     """Rebind a DataFrame to `session`, which has the SQL views. A Connect DataFrame is returned unchanged."""
     if spark_connect.is_connect(frame):
         return frame

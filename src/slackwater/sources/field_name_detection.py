@@ -12,7 +12,7 @@ _ROWS = 1000
 _NAMES = 1000
 
 
-def observed_field_names(
+def detect_field_names(
     session: SparkSession, frame: DataFrame, form: str | None, options: Mapping[str, str]
 ) -> list[str]:
     """Return the keys of JSON objects, the header of CSV, or the columns of Parquet. Empty if the data has no names."""

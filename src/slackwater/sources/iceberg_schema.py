@@ -30,7 +30,7 @@ _PLAIN: dict[Any, str] = {
 }
 
 
-def spark_columns(table: str, schema: Schema) -> StructType:
+def to_spark_schema(table: str, schema: Schema) -> StructType:
     """Return the columns as a Spark schema with field ids. `table`: the table's name in messages.
 
     Raises StartError for a column that Spark's reader cannot return as the table defines it.
