@@ -40,8 +40,8 @@ from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.memory_target import MemoryTarget
 from slackwater.testing.pipeline_builder import build_pipeline
-from slackwater.testing.target import MemoryTarget
 
 TENTHS = 10
 ROWS = 20_000  # of an epoch

@@ -79,10 +79,10 @@ def main() -> None:
     from slackwater.config.source import Source
     from slackwater.sources.payloads.base import RawRecords
     from slackwater.sources.payloads.registry import create_payload
-    from slackwater.spark import packages, session
+    from slackwater.spark import maven_packages, session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    jars = ",".join(map(str, packages.avro_connector(pyspark.__version__)))
+    jars = ",".join(map(str, maven_packages.avro_connector(pyspark.__version__)))
     spark = session.start_session({"spark.master": "local[1]", "spark.jars": jars})
     records = rows()
     bodies = {

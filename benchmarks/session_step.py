@@ -31,7 +31,7 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
-from slackwater.spark import shard_columns, worker_memory
+from slackwater.spark import operator_rows, worker_memory
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
@@ -67,7 +67,7 @@ class Shard:
         rows = pl.from_arrow(table)
         assert isinstance(rows, pl.DataFrame)
         task = ShardTask(self.operator, state, 0, self.watermark, self.watermark)
-        self.metas = self.operator.ingest(task, shard_columns.typed_rows(self.operator, rows)).segments
+        self.metas = self.operator.ingest(task, operator_rows.to_ingest_rows(self.operator, rows)).segments
 
     def advance(self, table: pa.Table) -> None:
         self.watermark = max(self.watermark, int(table["__ts"].to_numpy().max()) - LATENESS_US)
@@ -139,7 +139,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         if options.child == "kept":
-            worker_memory.keep_pages()
+            worker_memory.keep_freed_memory()
         print(json.dumps(measured(options.case, options.epochs)))
         return
     rows, _ = CASES[options.case]

@@ -194,7 +194,7 @@ class _Run:
         """What goes to the workers with the job: bytes, seconds to write it, seconds in each task to read it."""
         from pyspark import cloudpickle
 
-        from slackwater.spark.workers import ingest_task
+        from slackwater.spark.worker_tasks import ingest_task
 
         driver = self.driver
         tasks = driver.stage.tasks(driver.state.stages[0], driver._clocks[driver.stage.name], driver.state.epoch + 1)

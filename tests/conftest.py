@@ -84,9 +84,12 @@ def spark() -> Iterator[Any]:
         warnings.simplefilter("ignore")  # PySpark's own imports warn; ours must not
         import pyspark
 
-        from slackwater.spark import packages, session
+        from slackwater.spark import maven_packages, session
 
-        jars = [*packages.kafka_connector(pyspark.__version__)[0], *packages.avro_connector(pyspark.__version__)]
+        jars = [
+            *maven_packages.kafka_connector(pyspark.__version__)[0],
+            *maven_packages.avro_connector(pyspark.__version__),
+        ]
         settings = {"spark.jars": ",".join(map(str, jars)), "spark.sql.shuffle.partitions": "2"}
         active = session.start_session({"spark.master": "local[2]", **settings})
     yield active
@@ -141,7 +144,7 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def schema_registry() -> Iterator[Any]:
     """The one schema registry of a test run; every test takes subjects of its own."""
-    from slackwater.testing.registry import SchemaRegistry
+    from slackwater.testing.schema_registry import SchemaRegistry
 
     with SchemaRegistry.started() as server:
         yield server

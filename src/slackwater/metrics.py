@@ -25,7 +25,7 @@ from slackwater.engine.status import Counters, StageStatus, Status
 from slackwater.health_probes import HealthProbes
 
 if TYPE_CHECKING:
-    from slackwater.web.guard import Receive, Scope, Send
+    from slackwater.web.request_guard import Receive, Scope, Send
     from slackwater.web.server import HttpServer
 
 CONNECTIONS = 16  # at a time: each takes a file descriptor from the runner
@@ -334,7 +334,7 @@ def serve_metrics(
 
     Args:
         port: the port; 0 selects a free one.
-        names: additional names of this server; see `web.guard`.
+        names: additional names of this server; see `web.request_guard`.
     """
     from slackwater.web.server import start_server
 

@@ -27,7 +27,7 @@ from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
 from slackwater.replay.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
 from slackwater.runner.components import create_letter_writer, create_store
-from slackwater.runner.dead_letter_reader import LetterFilter, letter_summary, newest_letters
+from slackwater.runner.dead_letter_reader import LetterFilter, count_letters, read_newest
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -127,18 +127,18 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
 @pytest.mark.parametrize("place", PLACES)
 def test_letters_come_back_as_they_were_published(config: Make, place: str) -> None:
     file = config(place)
-    assert letter_summary(toml.load(file)).is_empty(), "nothing was published yet"
+    assert count_letters(toml.load(file)).is_empty(), "nothing was published yet"
     publish(file, 3, LATE, BAD)
     publish(config(place, "other"), 0, letter(pipeline="other"))
     publish(file, 4, IDLE)
     publish(file, 5, NULL)
     pipeline = toml.load(file)
-    letters = newest_letters(pipeline, LetterFilter()).to_dicts()
+    letters = read_newest(pipeline, LetterFilter()).to_dicts()
     assert letters == [NULL, IDLE, LATE, BAD]
-    assert newest_letters(pipeline, LetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
-    assert newest_letters(pipeline, LetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
-    assert newest_letters(pipeline, LetterFilter(source="payments")).is_empty()
-    assert letter_summary(pipeline).rows() == [
+    assert read_newest(pipeline, LetterFilter(limit=2)).to_dicts() == [NULL, IDLE]
+    assert read_newest(pipeline, LetterFilter(reason="late", limit=5)).to_dicts() == [IDLE, LATE]
+    assert read_newest(pipeline, LetterFilter(source="payments")).is_empty()
+    assert count_letters(pipeline).rows() == [
         ("future", "orders", 1, 1, 0, 0, AT, AT),
         ("late", "orders", 2, 2, 0, 0, AT, AT),
         ("undecodable", "orders", 1, 1, 0, 0, None, None),
@@ -165,7 +165,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     publish(file, 3, LATE, BAD)
     publish(file, 4, IDLE, twice, twice)
     pipeline = toml.load(file)
-    letters = newest_letters(pipeline, LetterFilter())
+    letters = read_newest(pipeline, LetterFilter())
     store = create_store(pipeline)
     fields = {"user": Field("user", "string")}
     logic = compile_window(pipeline, fields)
@@ -180,7 +180,7 @@ def test_what_a_state_applied_and_tried_is_known_of_letters_in_every_place(
     lines = AttemptLedger.from_commit(None, lambda name: []).update_attempts(tried, [])
     tries = store.write_list(0, [f"{line[:-1]}7" for line in lines])
     store.commit(first.model_copy(update={"replayed": (record,), "tried": (tries,)}))
-    assert letter_summary(pipeline).drop("first", "last").rows() == [
+    assert count_letters(pipeline).drop("first", "last").rows() == [
         ("late", "orders", 2, 0, 2, 0),
         ("undecodable", "orders", 3, 2, 1, 7),
     ]
@@ -254,7 +254,7 @@ def test_letters_of_an_older_version_are_read(config: Make, place: str, postgres
         with psycopg.connect(postgres.url) as db:
             for f in LETTER[12:]:
                 db.execute(f'ALTER TABLE {table} DROP COLUMN "{f.name}"')
-    assert newest_letters(toml.load(file), LetterFilter()).to_dicts() == [BAD]
+    assert read_newest(toml.load(file), LetterFilter()).to_dicts() == [BAD]
 
 
 def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, kafka: Any) -> None:
@@ -262,7 +262,7 @@ def test_a_letter_that_was_a_letter_before_says_what_is_known_now(config: Make, 
     file = config("kafka")
     first = [{"key": "slackwater-reason", "value": base64.b64encode(b"future").decode()}]
     publish(file, 3, letter(headers=json.dumps(first)))
-    (newest,) = newest_letters(toml.load(file), LetterFilter()).to_dicts()
+    (newest,) = read_newest(toml.load(file), LetterFilter()).to_dicts()
     assert (newest["reason"], json.loads(newest["headers"])) == ("late", first)
 
 
@@ -270,31 +270,31 @@ def test_what_cannot_be_read_is_said(config: Make, tmp_path: Path, postgres: Any
     with pytest.raises(
         StartError, match="p: dead letters go to the console, which does not store them; use another connection"
     ):
-        letter_summary(toml.load(config("console")))
+        count_letters(toml.load(config("console")))
     file = config("parquet")
     file.write_text(file.read_text().split("[dead_letter]")[0].replace('"dlq"', '"drop"'))
     with pytest.raises(
         StartError, match=r"p: the config has no \[dead_letter\], so no dead letters are kept; set on_error"
     ):
-        letter_summary(toml.load(file))
+        count_letters(toml.load(file))
     file = config("parquet")
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "p-letters-000000000.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(
         StartError, match=r"p-letters-000000000\.parquet cannot be read as dead letters \(.*; move it away"
     ):
-        letter_summary(toml.load(file))
+        count_letters(toml.load(file))
     (tmp_path / "letters" / "_delta_log").mkdir()
     (tmp_path / "letters" / "_delta_log" / "00000000000000000000.json").write_text("no")
     with pytest.raises(StartError, match=r"Delta table .*/letters cannot be read \(.*\); check the path"):
-        letter_summary(toml.load(config("delta")))
+        count_letters(toml.load(config("delta")))
     file = config("postgres")
     with psycopg.connect(postgres.url) as db:
         db.execute(f"CREATE TABLE {toml.load(file).dead_letter.table} (reason int)")  # type: ignore[union-attr]
     with pytest.raises(
         StartError, match=r"table public\.t\w+: column .* does not exist; expected a table of dead letters"
     ):
-        letter_summary(toml.load(file))
+        count_letters(toml.load(file))
 
 
 def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
@@ -309,7 +309,7 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
     with pytest.raises(
         StartError, match=r'dead_letter: topic "t\w+" at .* returned nothing for -1 s \(.*\); check that the'
     ):
-        letter_summary(toml.load(file))
+        count_letters(toml.load(file))
 
 
 def test_content_that_is_no_json_object_stays_as_it_came() -> None:
@@ -338,9 +338,9 @@ def test_letters_of_one_key(config: Make, place: str) -> None:
     other = letter(group_key='{"user":null}', offset=21)
     publish(file, 3, LATE, BAD, other)
     publish(file, 4, letter(epoch=4, offset=22))
-    letters = newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
+    letters = read_newest(toml.load(file), LetterFilter(group_keys={'{"user":"u1"}'}))
     assert letters["offset"].to_list() == [22, 17]
-    assert newest_letters(toml.load(file), LetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
+    assert read_newest(toml.load(file), LetterFilter(group_keys={'{"user":null}'}))["offset"].to_list() == [21]
 
 
 @pytest.mark.parametrize("place", ["delta", "iceberg", "postgres"])
@@ -359,4 +359,4 @@ def test_a_table_of_letters_without_the_key_gets_the_column(
     target.close()
     monkeypatch.undo()
     publish(file, 4, letter(epoch=4, offset=22))
-    assert newest_letters(toml.load(file), LetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]
+    assert read_newest(toml.load(file), LetterFilter())["group_key"].to_list() == ['{"user":"u1"}', None]

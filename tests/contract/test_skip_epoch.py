@@ -154,7 +154,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
     assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
-    letters = dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}
     names = [bytes(v).decode() for v in letters["value"]]
@@ -173,7 +173,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     every = [*(k for k, _ in after), *(n for n in names)]
     for name in ("first", "fine", "wrong", "next", "later", "z"):
         assert any(name in e for e in every), name
-    assert len(dead_letter_reader.newest_letters(toml.load(stuck), dead_letter_reader.LetterFilter())) == letters.height
+    assert len(dead_letter_reader.read_newest(toml.load(stuck), dead_letter_reader.LetterFilter())) == letters.height
 
 
 def test_into_a_directory(
@@ -206,11 +206,11 @@ def test_a_crash_between_the_letters_and_the_note_doubles_nothing(stuck: Path, m
     from slackwater.runner import skip_publish
 
     pipeline = toml.load(stuck)
-    with skip_publish.locked_pending(pipeline, 1) as (store, commit):
+    with skip_publish.lock_pending_epoch(pipeline, 1) as (store, commit):
         pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == pending.total > 0
+    assert dead_letter_reader.read_newest(pipeline, dead_letter_reader.LetterFilter()).height == pending.total > 0
 
 
 def test_once_the_table_takes_it_a_start_publishes_it(stuck: Path, url: str) -> None:

@@ -341,13 +341,13 @@ connection = "bus"
 topic = "{name}-letters"
 """
     pipeline = sw.loads(content)
-    assert [line.partition("; ")[2] for line in check_connections.find_notes(pipeline)] == [
+    assert [line.partition("; ")[2] for line in check_connections.find_connection_notes(pipeline)] == [
         "a start will create it, with 3 partitions",
         "a start will create it, with the default number of partitions of the broker",
     ]
     create_targets(pipeline)
     create_targets(pipeline)  # a start after the first one
-    assert check_connections.find_notes(pipeline) == []
+    assert check_connections.find_connection_notes(pipeline) == []
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, name)
@@ -356,5 +356,6 @@ topic = "{name}-letters"
     with pytest.raises(StartError, match=r"does not exist on .*create = false"):
         create_targets(refused)
     assert any(
-        "create = false; create it, or remove create" in line for line in check_connections.find_problems(refused)
+        "create = false; create it, or remove create" in line
+        for line in check_connections.find_connection_problems(refused)
     )

@@ -23,7 +23,7 @@ OF_FILES = ("size", "top", "pace")  # sizes and times differ, and Postgres keeps
 
 def page_data(seen: PageModel) -> dict[str, Any]:
     """Return the blocks of a page, without values that depend on the location and the time of the read."""
-    blocks = {name: pages.block_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
+    blocks = {name: pages.block_as_data(name, seen) for name in pages.STAGE_BLOCKS if name not in OF_FILES}
     blocks["rows"]["epochs"] = blocks["watermark"]["behind"] = None
     # files keep expired rows until a merge, tables delete them at once
     stages = [

@@ -82,7 +82,7 @@ class RestartedRun(LocalPipeline):
                     raise question
                 previous_output.check_previous_output(pipeline, choice)
             if latest is None and choice == previous_output.ASIDE:
-                previous_output.put_aside(pipeline)
+                previous_output.move_previous_output(pipeline)
             state_id = latest.lineage if latest is not None else uuid.uuid4().hex
             held_markers = target_markers.read_unrecorded_markers(pipeline, latest)
             self._targets = create_target_writers(pipeline, self._steps, state_id, latest)  # type: ignore[assignment]

@@ -385,10 +385,11 @@ def test_hostile_keys_are_text(tmp_path: Path) -> None:
     shown = [
         pages.render_page(seen, PageLocation("")),
         pages.render_page(seen, PageLocation(None)),
-        pages.bin_page(seen, PageLocation(""), 0, 1, closing),
+        pages.render_bin_page(seen, PageLocation(""), 0, 1, closing),
     ]
     shown += [
-        pages.key_page("law", PageLocation(""), load_key(open_page_source(file), {"user": n}, CLOCK)) for n in names
+        pages.render_key_page("law", PageLocation(""), load_key(open_page_source(file), {"user": n}, CLOCK))
+        for n in names
     ]
     for content in shown:
         text = content.decode()

@@ -21,7 +21,7 @@ import slackwater as sw
 from slackwater.config import sql_check
 from slackwater.config.lineage import InputPath
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.spark import analysis
+from slackwater.spark import sql_analysis
 from slackwater.spark.session import private_session
 from slackwater.testing import LocalPipeline
 
@@ -71,7 +71,7 @@ def start(spark: Any, home: Path) -> Iterator[Any]:
 
     def refused(spec: sw.Pipeline) -> str | None:
         try:
-            analysis.check_sql(session, spec, InputPath("a", "a"), rows)
+            sql_analysis.check_sql(session, spec, InputPath("a", "a"), rows)
         except StartError as error:
             return str(error)
         return None

@@ -19,7 +19,7 @@ import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.errors import SlackwaterError
-from slackwater.spark import origin
+from slackwater.spark import origin_tracking
 from slackwater.testing import LocalPipeline
 from slackwater.windows.aggregations import quote_column
 
@@ -146,7 +146,7 @@ def test_a_run_does_as_the_test_kit_does(spark: Any, tmp_path: Path, name: str) 
 def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: str) -> None:
     frame = spark.sql("SELECT 1 AS a, 'k' AS key, timestamp'2024-01-01' AS _event_ts, 'hidden' AS _origin")
     frame.createOrReplaceTempView("source")
-    (row,) = spark.sql(origin.add_origin(shape.format(clause))).collect()
+    (row,) = spark.sql(origin_tracking.add_origin_column(shape.format(clause))).collect()
     assert row["_origin"] == "hidden"
     assert "hidden" not in row["j"]
     assert "_event_ts" in row["j"]
@@ -155,7 +155,7 @@ def test_no_star_brings_where_a_row_came_from(spark: Any, clause: str, shape: st
 def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
     """Sources and shard input write these names as `… AS __name`, or as a constant."""
     rooms = [
-        SOURCES / "spark/row_plan.py",
+        SOURCES / "spark/row_query_builder.py",
         SOURCES / "spark/source_statistics.py",
         SOURCES / "testing/sql_frontend.py",
         SOURCES / "testing/stub_sources.py",

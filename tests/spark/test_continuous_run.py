@@ -118,7 +118,7 @@ def test_a_quiet_query_is_asked_less_often_and_at_once_again_when_rows_come(spar
     stream = spark.readStream.format("text").load(str(tmp_path / "in")).writeStream.format("noop")
     query = stream.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     try:
-        interval, streaming_query = poll_interval.from_query(query), query._jsq.streamingQuery()
+        interval, streaming_query = poll_interval.poll_interval_from_query(query), query._jsq.streamingQuery()
         interval.slow_down(60)
         assert streaming_query.pollingDelayMs() == interval.pause_ms == poll_interval.LONGEST_MS
         interval.speed_up()

@@ -100,7 +100,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
     assert table() == expected
     summary = {
         r["reason"]: (r["letters"], r["open"], r["applied"], r["tries"])
-        for r in dead_letter_reader.letter_summary(described).to_dicts()
+        for r in dead_letter_reader.count_letters(described).to_dicts()
     }
     assert summary == {"late": (letters - 1, 0, letters - 1, 0), "undecodable": (1, 1, 0, 3)}
 

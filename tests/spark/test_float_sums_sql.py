@@ -12,7 +12,7 @@ from tests.support.exact_sums import bits, expected
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.spark import shard_columns
+from slackwater.spark import operator_rows
 from slackwater.spark.preaggregation import PreaggregationPolicy
 
 pytestmark = pytest.mark.spark
@@ -68,7 +68,7 @@ def test_folded_before_the_shuffle_behind_it_and_in_sessions_are_one_answer(
                 patched.setattr(
                     PreaggregationPolicy,
                     "operator_for_epoch",
-                    lambda folding, operator: shard_columns.without_preaggregation(operator),
+                    lambda folding, operator: operator_rows.without_preaggregation(operator),
                 )
             runner.run(
                 source=source,

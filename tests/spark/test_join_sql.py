@@ -9,7 +9,7 @@ import pytest
 import slackwater as sw
 from slackwater.config.lineage import InputPath
 from slackwater.errors import StartError
-from slackwater.spark import analysis
+from slackwater.spark import sql_analysis
 
 pytestmark = pytest.mark.spark
 
@@ -44,19 +44,23 @@ def test_each_side_runs_its_own(spark: Any) -> None:
     spec = pipeline(
         "SELECT id, price * 2 AS twice, _event_ts FROM source", "SELECT id, _event_ts FROM source WHERE id > 3"
     )
-    assert list(analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)) == ["id", "twice", "_event_ts"]
-    assert list(analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)) == ["id", "_event_ts"]
-    assert analysis.check_origin(spark, spec, InputPath("orders", "orders"), rows) == (
+    assert list(sql_analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)) == [
+        "id",
+        "twice",
+        "_event_ts",
+    ]
+    assert list(sql_analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)) == ["id", "_event_ts"]
+    assert sql_analysis.add_origin_to_sql(spark, spec, InputPath("orders", "orders"), rows) == (
         "SELECT id, price * 2 AS twice, _event_ts , _origin FROM source",
     )
     half = pipeline(None, "SELECT id, _event_ts FROM source")
-    assert list(analysis.check_sql(spark, half, InputPath("orders", "orders"), rows)) == [
+    assert list(sql_analysis.check_sql(spark, half, InputPath("orders", "orders"), rows)) == [
         "id",
         "price",
         "ts",
         "_event_ts",
     ]
-    assert analysis.check_origin(spark, half, InputPath("orders", "orders"), rows) is None
+    assert sql_analysis.add_origin_to_sql(spark, half, InputPath("orders", "orders"), rows) is None
 
 
 def test_errors_name_the_side(spark: Any) -> None:
@@ -65,7 +69,7 @@ def test_errors_name_the_side(spark: Any) -> None:
         "SELECT id, count(*) AS n, max(_event_ts) AS _event_ts FROM source GROUP BY id", "SELECT id FROM source"
     )
     with pytest.raises(StartError, match=r'source "orders": transform\.join\.left_sql must be row-wise') as caught:
-        analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)
+        sql_analysis.check_sql(spark, spec, InputPath("orders", "orders"), rows)
     assert str(caught.value).endswith("filter, project and join lookups there")
     with pytest.raises(StartError, match=r'source "payments": transform\.join\.right_sql does not select "_event_ts"'):
-        analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)
+        sql_analysis.check_sql(spark, spec, InputPath("payments", "payments"), rows)

@@ -22,7 +22,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError, StartError
 from slackwater.operators.dead_letters import origin_column
-from slackwater.spark import analysis, origin
+from slackwater.spark import origin_tracking, sql_analysis
 from slackwater.spark.rejected_rows import RejectedRowHandler
 
 IN = InputPath("in", "in")
@@ -129,11 +129,11 @@ def rows(spark: Any) -> Any:
 def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any, form: str) -> None:
     query, expected = FORMS[form]
     spec = pipeline_with(query)
-    before = analysis.check_sql(spark, spec, IN, rows)
-    sql = analysis.check_origin(spark, spec, IN, rows)
+    before = sql_analysis.check_sql(spark, spec, IN, rows)
+    sql = sql_analysis.add_origin_to_sql(spark, spec, IN, rows)
     assert sql == ((expected or query),)
     view = rows.selectExpr("*", "ts AS _event_ts").selectExpr("*", origin_column(dict(rows.dtypes), "in"))
-    out = analysis.run_sql(spark, spec, IN, view, sql)
+    out = sql_analysis.run_sql(spark, spec, IN, view, sql)
     assert [c for c in out.columns if c != "_origin"] == list(before)
     pairs = out.selectExpr("_event_ts", "CAST(_origin.value AS STRING) AS row").collect()
     assert pairs, "the form lets some rows through"
@@ -141,7 +141,7 @@ def test_every_row_out_of_the_sql_knows_where_it_came_from(spark: Any, rows: Any
 
 
 def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
-    assert analysis.check_origin(spark, pipeline_with(None), IN, rows) is None
+    assert sql_analysis.add_origin_to_sql(spark, pipeline_with(None), IN, rows) is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_without_sql_nothing_is_written(spark: Any, rows: Any) -> None:
 def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql: str, why: str) -> None:
     spec = pipeline_with(sql)
     with pytest.raises(StartError, match='late_data = "dlq" needs the hidden column _origin of source') as raised:
-        analysis.check_origin(spark, spec, IN, rows)
+        sql_analysis.add_origin_to_sql(spark, spec, IN, rows)
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
@@ -171,7 +171,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
 def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     taken = rows.selectExpr("*", "1 AS _Origin")
     with pytest.raises(StartError, match='source "in" has a column "_origin", but late_data = "dlq" stores'):
-        analysis.check_origin(spark, pipeline_with(None), IN, taken)
+        sql_analysis.add_origin_to_sql(spark, pipeline_with(None), IN, taken)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_column_of_that_name_must_be_renamed(spark: Any, rows: Any) -> None:
     [("SELECT _ORIGIN FROM x", True), ("SELECT `_origin`", True), ("SELECT http_origin, _origins", False)],
 )
 def test_who_selects_it_is_left_alone(sql: str, selects_it: bool) -> None:
-    assert origin.mentions_origin(sql) is selects_it
+    assert origin_tracking.mentions_origin(sql) is selects_it
 
 
 # -- letters ---------------------------------------------------------------------------------------------------------

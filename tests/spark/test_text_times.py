@@ -152,7 +152,7 @@ def test_rows_without_a_date_become_letters_and_stay_letters(runner: Runner, for
         target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out")),
         state_store=sw.StateStore(kind="files", path=str(runner.home / "state")),
     )
-    letters = dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter())
+    letters = dead_letter_reader.read_newest(pipeline, dead_letter_reader.LetterFilter())
     assert sorted(json.loads(v)["ts"] if v[:1] == b"{" else v.decode().split(";")[1] for v in letters["value"]) == [
         "10:15",
         "2024",

@@ -226,7 +226,7 @@ def kafka(*names: str) -> Pipeline:
 def starting(pipeline: Pipeline, text: str | None) -> Sequence[Any]:
     return [
         s.starting_offsets
-        for s in starting_offsets.with_offsets(pipeline, starting_offsets.parse_offsets(text)).sources
+        for s in starting_offsets.set_starting_offsets(pipeline, starting_offsets.parse_offsets(text)).sources
     ]
 
 
@@ -237,11 +237,14 @@ def test_starting_offsets_are_set_per_source() -> None:
     assert starting(two, '{"b": {"b": {"0": 5}}}') == [None, {"b": {"0": 5}}]
     assert starting(two, '{"*": "earliest", "a": "latest"}') == ["latest", "earliest"]
     assert (
-        starting_offsets.offsets_text(starting_offsets.with_offsets(two, {"a": "latest"}))
+        starting_offsets.describe_starting_offsets(starting_offsets.set_starting_offsets(two, {"a": "latest"}))
         == "a at latest, b at earliest"
     )
-    assert starting_offsets.offsets_text(toml.loads(SESSION)) == "web at its first file, app at its first file"
-    assert starting_offsets.with_offsets(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
+    assert (
+        starting_offsets.describe_starting_offsets(toml.loads(SESSION))
+        == "web at its first file, app at its first file"
+    )
+    assert starting_offsets.set_starting_offsets(toml.loads(SESSION), {"*": "earliest"}) == toml.loads(SESSION)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from slackwater.cli.check import check_file
 from slackwater.cli.main import app
 from slackwater.errors import StartError
 from slackwater.health_probes import LIVE, READY
-from slackwater.spark import packages
+from slackwater.spark import maven_packages
 
 SCHEMAS = ROOT / "tests/fixtures/schemas"
 KUBERNETES: dict[str, Any] = json.loads((SCHEMAS / "kubernetes.json").read_text())
@@ -204,12 +204,14 @@ def test_the_jars_of_an_image_are_fetched_by_name(monkeypatch: pytest.MonkeyPatc
     (line,) = [rest for _, rest in deploy_files.read_dockerfile() if "slackwater prepare" in rest]
     names = re.findall(r"--with (\w+)", line)
     modules: list[str] = []
-    monkeypatch.setattr(packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)])
-    monkeypatch.setattr(packages, "_is_cached", lambda home: False)
-    assert sum(len(packages.connector_jars(name)) for name in names) == len(modules)
+    monkeypatch.setattr(
+        maven_packages, "_fetch", lambda _, module, *rest, **how: modules.append(module) or [Path(module)]
+    )
+    monkeypatch.setattr(maven_packages, "_is_cached", lambda home: False)
+    assert sum(len(maven_packages.connector_jars(name)) for name in names) == len(modules)
     assert any("kafka-clients" in m for m in modules) and any("spark-avro" in m for m in modules)
     with pytest.raises(StartError, match=r"^found 'kafkas', expected one or both of: kafka, avro$"):
-        packages.connector_jars("kafkas")
+        maven_packages.connector_jars("kafkas")
 
 
 # -- compose -----------------------------------------------------------------------------------------------------------

@@ -244,4 +244,4 @@ def test_configured_logging_gets_each_line_once_and_decides() -> None:
 
 
 def test_a_run_without_a_commit_says_so() -> None:
-    assert run_log.committed_text(None) == "nothing was committed yet"
+    assert run_log.describe_last_commit(None) == "nothing was committed yet"

@@ -21,7 +21,7 @@ from slackwater.sources.files import (
     store_changed_files,
     store_file_list,
 )
-from slackwater.spark.first_row_counts import FirstRowCounts, missing_text, unit_hint
+from slackwater.spark.first_row_counts import FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore
 
 NOW = int(dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp() * 1e6)
@@ -33,20 +33,22 @@ PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 def test_every_pair_of_units(unit: str, meant: str) -> None:
     number = int(dt.datetime(2024, 3, 1, tzinfo=dt.UTC).timestamp()) * PER_S[meant]
     expected = None if unit == meant else f'did you mean event_time_unit = "{meant}"?'
-    assert unit_hint(number, unit, "integer", NOW) == expected
+    assert suggest_time_unit(number, unit, "integer", NOW) == expected
 
 
 def test_times_that_no_unit_explains_are_left_alone() -> None:
-    assert unit_hint(5, "s", "integer", NOW) is None
-    assert unit_hint(None, "s", "integer", NOW) is None
-    assert unit_hint(1_709_287_200, None, "timestamp", NOW) is None
-    assert 'BIGINT and event_time_unit = "ms"' in (unit_hint(1_709_287_200_000, None, "timestamp", NOW) or "")
-    assert 'BIGINT and event_time_unit = "s"' in (unit_hint(1_709_287_200, None, "string", NOW) or "")
+    assert suggest_time_unit(5, "s", "integer", NOW) is None
+    assert suggest_time_unit(None, "s", "integer", NOW) is None
+    assert suggest_time_unit(1_709_287_200, None, "timestamp", NOW) is None
+    assert 'BIGINT and event_time_unit = "ms"' in (suggest_time_unit(1_709_287_200_000, None, "timestamp", NOW) or "")
+    assert 'BIGINT and event_time_unit = "s"' in (suggest_time_unit(1_709_287_200, None, "string", NOW) or "")
 
 
 def test_a_name_is_found_whatever_its_case() -> None:
-    assert missing_text("s", "user_id", 7, ["b", "User_ID"]).endswith('available: User_ID, b; did you mean "User_ID"?')
-    assert "did you mean" not in missing_text("s", "user_id", 7, ["x"])
+    assert describe_empty_column("s", "user_id", 7, ["b", "User_ID"]).endswith(
+        'available: User_ID, b; did you mean "User_ID"?'
+    )
+    assert "did you mean" not in describe_empty_column("s", "user_id", 7, ["x"])
     look = FirstRowCounts(["a", "b"])
     look.add(600, {"a": 1, "b": 0})
     assert look.needs_rows

@@ -86,7 +86,7 @@ def source(pipeline: sw.Pipeline) -> TicksSource:
 def test_a_config_has_the_keys_and_check_names_what_it_reads(tmp_path: Path) -> None:
     pipeline = page(tmp_path)
     assert "ticks of numbers, at most 4 per epoch" in str(explain.build_plan(pipeline))
-    assert starting_offsets.offsets_text(pipeline) == "ticks at earliest"
+    assert starting_offsets.describe_starting_offsets(pipeline) == "ticks at earliest"
     with pytest.raises(
         ConfigError, match='max_files_per_trigger: applies only to connections of kind "files" or "delta" or'
     ):

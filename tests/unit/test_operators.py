@@ -34,7 +34,7 @@ from slackwater.operators.registry import OPERATOR_TYPES, find_type_by_kind
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
-from slackwater.spark.workers import PackedTasks
+from slackwater.spark.worker_tasks import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
 from slackwater.testing.script import build_pipeline
@@ -283,7 +283,7 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         "spark.shard_columns.worker_aggregations",
         "spark.shard_columns.lift_rows",
         "spark.shard_columns.without_preaggregation",
-        "spark.shard_columns.typed_rows",
+        "spark.shard_columns.to_ingest_rows",
         "testing.local_engine.cast_to_declared",
         "ui.blocks.upcoming_closes._closing_times",
         "ui.blocks.upcoming_closes._closing_keys",

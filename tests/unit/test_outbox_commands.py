@@ -116,7 +116,7 @@ def test_outbox_show_and_skip(
     assert "epoch 7 is not waiting to be published, but epoch 0 is" in capsys.readouterr().err
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
     assert "the next start continues after it" in capsys.readouterr().out
-    letters = dead_letter_reader.newest_letters(toml.load(unpublished), dead_letter_reader.LetterFilter())
+    letters = dead_letter_reader.read_newest(toml.load(unpublished), dead_letter_reader.LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert sorted(json.loads(v)["k"] for v in letters["value"]) == ["a", "b"]
     assert run_outbox(monkeypatch, "show", unpublished) == 0
@@ -156,11 +156,11 @@ def test_skipping_again_after_a_crash_duplicates_nothing(unpublished: Path, monk
     from slackwater.runner import skip_publish
 
     pipeline = toml.load(unpublished)
-    with skip_publish.locked_pending(pipeline, 0) as (store, commit):
+    with skip_publish.lock_pending_epoch(pipeline, 0) as (store, commit):
         pending = skip_publish._read_pending(store, commit, commit.missing(store.delivered_targets()))
         skip_publish._write_letters(pipeline, commit, pending, None)
     assert run_outbox(monkeypatch, "skip", unpublished, 0) == 0
-    assert dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()).height == 2
+    assert dead_letter_reader.read_newest(pipeline, dead_letter_reader.LetterFilter()).height == 2
 
 
 def test_without_a_state_nothing_is_pending(

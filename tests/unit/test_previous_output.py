@@ -98,9 +98,9 @@ def test_output_of_other_pipelines_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "p-notes.parquet").write_bytes(b"")
     pipeline = toml.load(config(tmp_path))
     assert previous_output.check_previous_output(pipeline, None) == []
-    assert previous_output.put_aside(pipeline) == []
+    assert previous_output.move_previous_output(pipeline) == []
     publish_epochs(tmp_path, 5)
-    assert len(previous_output.put_aside(pipeline)) == 1
+    assert len(previous_output.move_previous_output(pipeline)) == 1
     assert sorted(p.name for p in (tmp_path / "out").glob("*.parquet")) == [
         "p-letters-000000001.parquet", "p-notes.parquet", "p-q-000000001.parquet", "q-000000001.parquet",
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_output_that_is_put_aside_is_complete_and_the_next_state_starts_clean(tm
     publish_epochs(tmp_path, 3, 4, form=form)
     publish_epochs(tmp_path, 0, state="abcdef0123456789", form=form)  # next to the earlier files, as with --keep-output
     pipeline = toml.load(config(tmp_path, f'connection = "lake"\npath = "{tmp_path}/out"\nformat = "{form}"'))
-    (line,) = previous_output.put_aside(pipeline)
+    (line,) = previous_output.move_previous_output(pipeline)
     aside = Path(line.split('"')[1])
     assert len([p for p in aside.iterdir() if p.suffix != ".json"]) == 3
     assert (aside / "p.json").exists()
@@ -136,7 +136,7 @@ def test_output_without_a_state_and_old_letters_are_reported_but_not_refused(tmp
     publish_epochs(tmp_path / "b", 3, writer="p-letters", folder="letters")
     (line,) = previous_output.check_previous_output(toml.load(config(tmp_path / "b", letters=True)), None)
     assert line.startswith("dead_letter: 1 file of another state")
-    assert len(previous_output.put_aside(toml.load(tmp_path / "b" / "p.toml"))) == 1
+    assert len(previous_output.move_previous_output(toml.load(tmp_path / "b" / "p.toml"))) == 1
 
 
 def test_an_append_only_delta_table(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.support.statuses import COUNTERS, STAGE, STATUS
 
 import slackwater as sw
 from slackwater.engine.status import BufferCounts, Status
-from slackwater.runner.results_text import results_lines
+from slackwater.runner.results_summary import summarize_results
 
 
 def status(kind: str, emitted: Mapping[str, int], **more: object) -> Status:
@@ -54,21 +54,21 @@ def sessions(cap: str) -> sw.Pipeline:
 )  # fmt: skip
 def test_a_stage(kind: str, emitted: Mapping[str, int], message: str) -> None:
     groups = 0 if kind == "rows" else 11
-    assert list(results_lines(status(kind, emitted, config=sessions("12h"), groups=groups))) == [message]
+    assert list(summarize_results(status(kind, emitted, config=sessions("12h"), groups=groups))) == [message]
 
 
 def test_a_join() -> None:
     join_status = status(
         "join", {"match": 95_000, "unmatched": 1}, buffered={"left": BufferCounts(812), "right": BufferCounts(30)}
     )
-    assert list(results_lines(join_status)) == [
+    assert list(summarize_results(join_status)) == [
         "95,001 rows: 95,000 pairs, 1 without a partner; 812 left and 30 right rows wait for partners"
     ]
 
 
 def test_stages_have_a_line_each() -> None:
     day = replace(STAGE, name="day", kind="tumbling", open=2, counters=replace(COUNTERS, emitted={"flush": 3}))
-    assert list(results_lines(replace(STATUS, stages=(STAGE, day)), "by flush")) == [
+    assert list(summarize_results(replace(STATUS, stages=(STAGE, day)), "by flush")) == [
         'stage "transform": 42 sessions: 40 closed by the watermark, 2 cut at max_session_duration; 12 open',
         'stage "day": 3 windows: 3 by flush; 2 open',
     ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slackwater.errors import StartError
-from slackwater.spark import packages, shard_partitioning
+from slackwater.spark import maven_packages, shard_partitioning
 
 
 def test_the_hash_is_that_of_spark() -> None:
@@ -48,11 +48,11 @@ def test_the_cached_connector_fits_the_version_of_spark(
         fetched.append(version)
         raise StartError(version)
 
-    monkeypatch.setattr(packages, "_fetch", fetch)
+    monkeypatch.setattr(maven_packages, "_fetch", fetch)
     if taken is not None:
-        assert packages._newest(module, spark, packages._CONNECTORS)[1] == taken
+        assert maven_packages._newest(module, spark, maven_packages._CONNECTORS)[1] == taken
         assert not fetched
         return
     with pytest.raises(StartError, match=spark):
-        packages._newest(module, spark, packages._CONNECTORS)
-    assert fetched == packages.list_candidate_versions(spark, packages._CONNECTORS)
+        maven_packages._newest(module, spark, maven_packages._CONNECTORS)
+    assert fetched == maven_packages.list_candidate_versions(spark, maven_packages._CONNECTORS)

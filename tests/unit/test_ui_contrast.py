@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from slackwater.ui.pages import static_file
+from slackwater.ui.pages import read_static_file
 
-MODES = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", static_file("ui.css").decode(), re.DOTALL)]  # fmt: skip
+MODES = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", read_static_file("ui.css").decode(), re.DOTALL)]  # fmt: skip
 TEXT = [(ink, ground) for ink in ("ink", "soft", "faint", "accent", "bad") for ground in ("page", "card", "grid")]
 TEXT += [("mark", "card"), ("good", "good-back"), ("bad", "bad-back")]
 MARKS = ("used", "late", "refused", "lost", "bad-rows", "other", "band", "idle", "mark")

@@ -11,7 +11,7 @@ from tests.support.ui_states import DAY, config, open_page_source, run_pipeline
 
 from slackwater.testing.script import RowsInput
 from slackwater.ui.server import serve_pages
-from slackwater.ui.tables import with_labels
+from slackwater.ui.table_labels import label_table_cells
 
 
 def test_a_failed_run_is_shown_in_the_header_and_in_the_history(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_failed_first_run_is_shown_as_an_error(tmp_path: Path) -> None:
 
 def test_cells_have_the_names_of_their_columns() -> None:
     table = '<table class="x"><thead><tr><th>a &amp; b</th><th><i>c</i></th></tr></thead><tbody><tr><th scope="row">1</th><td>&lt;td&gt;</td></tr><tr><td colspan="2">x</td></tr></tbody></table>'
-    labelled = with_labels(f"<p>{table}</p>")
+    labelled = label_table_cells(f"<p>{table}</p>")
     assert '<th data-label="a &amp; b" scope="row">1</th><td data-label="c">&lt;td&gt;</td>' in labelled
     assert '<td data-label="" colspan="2">x</td>' in labelled
-    assert with_labels(labelled) == labelled
+    assert label_table_cells(labelled) == labelled

@@ -38,11 +38,14 @@ def test_a_state_without_its_config_is_shown_as_with_it(tmp_path: Path, shape: s
     assert alone.is_described
     without_config, with_config = load_model(alone, CLOCK), load_model(open_page_source(file), CLOCK)
     for block in ("top", "watermark", "rows", "closing", "size"):
-        block_alone, block_with_config = pages.block_data(block, without_config), pages.block_data(block, with_config)
+        block_alone, block_with_config = (
+            pages.block_as_data(block, without_config),
+            pages.block_as_data(block, with_config),
+        )
         if block == "top":
             block_alone["told"] = tuple(line.replace("FILE", str(file)) for line in block_alone["told"])
         assert block_alone == block_with_config, block
-    assert pages.block_data("pace", without_config)["waits"] == ()  # no commit stores where the sources are
+    assert pages.block_as_data("pace", without_config)["waits"] == ()  # no commit stores where the sources are
 
 
 def test_a_join_and_the_window_behind_it_describe_themselves(tmp_path: Path) -> None:

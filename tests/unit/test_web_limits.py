@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.case_selection import select_cases
 
-from slackwater.web.hosts import client_network, is_allowed
+from slackwater.web.event_streams import StreamSlot, StreamSlots
+from slackwater.web.host_header import client_network, is_host_allowed
 from slackwater.web.server import start_server
-from slackwater.web.streams import StreamSlot, StreamSlots
 
 NAMES = {"localhost", "state.example"}
 SPELLINGS = ("localhost", "LocalHost", "localhost.", "state.example", "127.0.0.1", "10.0.0.7", "[::1]", "[2001:db8::1]")
@@ -59,7 +59,7 @@ def _expected(host: str) -> bool:
 @given(st.sampled_from(SPELLINGS), st.lists(st.sampled_from(PIECES), max_size=3).map("".join), st.booleans())
 def test_only_a_port_may_follow_an_allowed_host(host: str, more: str, before: bool) -> None:
     text = more + host if before else host + more
-    assert is_allowed(text, NAMES) == _expected(text)
+    assert is_host_allowed(text, NAMES) == _expected(text)
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_only_a_port_may_follow_an_allowed_host(host: str, more: str, before: bo
     ],
 )
 def test_a_host_that_only_resembles_an_allowed_one_is_refused(host: str) -> None:
-    assert not is_allowed(host, NAMES)
+    assert not is_host_allowed(host, NAMES)
 
 
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST.:0", "localhost:", "[::1]:65535", "[::ffff:127.0.0.1]", "10.0.0.7:80"]
 )
 def test_an_allowed_host_with_any_port_is_accepted(host: str) -> None:
-    assert is_allowed(host, NAMES)
+    assert is_host_allowed(host, NAMES)
 
 
 def test_one_ipv6_network_is_one_client() -> None:

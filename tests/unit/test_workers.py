@@ -10,7 +10,7 @@ IN_A_WORKER = """
 import gc, json, sys, tempfile, zipfile, zipimport
 import pyarrow as pa
 from slackwater.errors import EpochError
-from slackwater.spark.workers import run_partition
+from slackwater.spark.worker_tasks import run_partition
 
 class Cycle: pass
 

@@ -14,7 +14,7 @@ from slackwater.config.window import Window
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import local_paths
 from slackwater.secrets import mask_secrets
-from slackwater.spark import filesystems
+from slackwater.spark import object_store_connectors
 
 
 def check_file(file: Path, connect: bool = False) -> None:
@@ -54,12 +54,12 @@ def _check_config(file: Path, connect: bool) -> None:
     if connect:
         from slackwater.runner import check_connections as connecting
 
-        unreachable = connecting.find_problems(pipeline)
+        unreachable = connecting.find_connection_problems(pipeline)
         if unreachable:
             raise StartError(
                 "\n".join(f"{pipeline.name}: {line.removeprefix(f'{pipeline.name}: ')}" for line in unreachable)
             )
-        notes += connecting.find_notes(pipeline)
+        notes += connecting.find_connection_notes(pipeline)
     (before, first), *more = pipeline.stage_pipelines.items()
     description = _describe_step(first)
     for name, stage_pipeline in more:
@@ -73,7 +73,7 @@ def _check_config(file: Path, connect: bool) -> None:
     print(mask_secrets(f"{file}: ok — {description}, {explain.describe_state_location(pipeline)}"))
     for line in notes:
         print(mask_secrets(f"{file}: note: {line}"))
-    for line in filesystems.unreadable_sources(pipeline):
+    for line in object_store_connectors.find_unreadable_sources(pipeline):
         print(mask_secrets(f"{file}: note: {line}; without that a run ends"))
     if not connect:
         for line in local_paths.missing_directories(pipeline):

@@ -20,10 +20,10 @@ SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
 def list_dead_letters(file: Path) -> None:
     """Print the number of dead letters by reason and source, and how many of them are open or applied."""
-    from slackwater.runner.dead_letter_reader import letter_summary
+    from slackwater.runner.dead_letter_reader import count_letters
 
     pipeline = toml.load(file)
-    counts_frame = letter_summary(pipeline)
+    counts_frame = count_letters(pipeline)
     if counts_frame.is_empty():
         print(f"{pipeline.name}: no dead letters")
         return
@@ -52,18 +52,18 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
     """Print the newest dead letters, with their details and their content as text."""
     from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store
-    from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
+    from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
 
     pipeline = toml.load(file)
     keys = None
     if key:
         with closing(locate_store(pipeline)) as store:
             keys = format_dead_letter_keys(pipeline, store, key)
-    newest = newest_letters(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
+    newest = read_newest(pipeline, LetterFilter(reason=reason, source=source, limit=limit, group_keys=keys))
     if newest.is_empty():
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
-    letters = with_attempts(pipeline, newest).to_dicts()
+    letters = add_attempts(pipeline, newest).to_dicts()
     for n, (letter, (line, why)) in enumerate(zip(letters, find_dead_letter_causes(pipeline, letters), strict=True)):
         if n:
             print()

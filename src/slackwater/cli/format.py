@@ -11,8 +11,8 @@ from pathlib import Path
 
 from slackwater.core.humanize import plural as plural
 from slackwater.engine.status import SourceStatus, Status
-from slackwater.runner.results_text import results_lines
-from slackwater.runner.run_log import late_results_text
+from slackwater.runner.results_summary import summarize_results
+from slackwater.runner.run_log import describe_late_results
 
 
 def program_command() -> str:
@@ -84,10 +84,10 @@ def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
             else ""
         ),
     ]
-    *earlier, last = results_lines(status)
+    *earlier, last = summarize_results(status)
     lines += [*(f"  {line}" for line in earlier), f"  {last}; results in {where}"]
     if status.stages[1:]:
-        lines.append(f"  {late_results_text(status)}")
+        lines.append(f"  {describe_late_results(status)}")
     if c.letters:
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(c.letters.items()))
         lines.append(f"  {plural(sum(c.letters.values()), 'dead letter')} ({reasons})")

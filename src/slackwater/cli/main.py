@@ -82,12 +82,12 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("SLACKWATER_DEBUG"):
             raise
-        from slackwater.runner.error_boundary import service_error_text
+        from slackwater.runner.error_boundary import describe_service_error
 
         if exhausted := ExhaustedError.from_error(error):
             _print_error(exhausted)
             sys.exit(1)
-        if line := service_error_text(error):
+        if line := describe_service_error(error):
             print(f"error: {mask_secrets(line)}", file=sys.stderr)
             sys.exit(1)
         text = mask_secrets((str(error).strip().splitlines() or [""])[0])

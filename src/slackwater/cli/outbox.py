@@ -17,7 +17,7 @@ def show_pending_epoch(file: Path, limit: int) -> None:
     from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
-    pending = skip_publish.pending_output(pipeline)
+    pending = skip_publish.read_pending_output(pipeline)
     if pending is None:
         print(f"{pipeline.name}: nothing is pending: every committed epoch is published")
         return

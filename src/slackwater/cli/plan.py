@@ -18,7 +18,7 @@ from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyCha
 from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import create_store
 from slackwater.runner.local_paths import check_moved_directories
-from slackwater.runner.table_changes import add_table_changes
+from slackwater.runner.table_schema_changes import add_table_schema_changes
 from slackwater.secrets import mask_secrets
 from slackwater.state.maintenance_commit import pending_epoch_error
 from slackwater.state.protocol import Snapshot, StateStore
@@ -74,7 +74,7 @@ def _compare_with_store(pipeline: Pipeline, store: StateStore, target_pipeline: 
             return None
         commit = snapshot.commit
         comparison = compare.compare_config(pipeline, commit, missing=snapshot.missing)
-        comparison = add_table_changes(comparison, pipeline, commit)
+        comparison = add_table_schema_changes(comparison, pipeline, commit)
         wrong, _, unread = target_markers.find_mismatches(target_pipeline, commit, snapshot.missing)
         refused = [_damage_text(snapshot), target_markers.mismatch_error(target_pipeline, commit, wrong)]
         if target_pipeline is not pipeline and snapshot.missing:

@@ -164,7 +164,7 @@ def stop_on_signals(stop: threading.Event, view: views.ProgressView) -> Iterator
 
     def listen() -> None:
         while number := os.read(reader, 1):
-            if session.is_starting():
+            if session.is_spark_starting():
                 view.notice("info", "stopped while Spark was starting: nothing was read, nothing was committed")
                 view.close()
                 os._exit(128 + number[0])

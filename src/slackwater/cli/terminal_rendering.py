@@ -11,7 +11,7 @@ from slackwater.cli.show import table_lines
 from slackwater.explain import Plan
 from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets
-from slackwater.testing.result import LocalResult
+from slackwater.testing.local_result import LocalResult
 
 ROWS = 20  # how many rows of a result to show
 

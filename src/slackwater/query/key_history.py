@@ -23,7 +23,7 @@ from slackwater.query import state_inspection
 from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
 from slackwater.query.stage_selection import narrow_commit
 from slackwater.query.why_report import KeyHistory, LateRowReport, PublishedResults, StageReport, WhyReport
-from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
+from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
 
@@ -120,7 +120,7 @@ def _late_rows(
         return (), False, f'they are {how} (late_data = "{late_data}"); late_data = "dlq" keeps them'
     try:
         letter_filter = LetterFilter(reason=LATE, group_keys={key}, limit=limit + 1)
-        letters = with_attempts(pipeline, newest_letters(pipeline, letter_filter))
+        letters = add_attempts(pipeline, read_newest(pipeline, letter_filter))
     except (SlackwaterError, OSError) as error:
         return (), False, str(error)
     rows = [_late_row(letter) for letter in letters.head(limit).iter_rows(named=True)]

@@ -61,7 +61,7 @@ def serve_state(view: StateView, port: int, host: str = LOOPBACK, names: Sequenc
         view: The view to serve.
         port: The port; 0 selects a free one.
         host: The address to bind to.
-        names: The host names that clients may use; see `web.guard`.
+        names: The host names that clients may use; see `web.request_guard`.
 
     Raises StartError.
     """

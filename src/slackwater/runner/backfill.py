@@ -32,7 +32,7 @@ from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, re
 from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader, PlannedRangeReader
 from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import create_target_writers
-from slackwater.runner.reporter import Reporter
+from slackwater.runner.run_reporter import RunReporter
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.sources.base import SelfPlannedSource, combine_batches, spark_error_reason
 from slackwater.sources.files import FilesSource
@@ -108,7 +108,7 @@ def run_backfill(
         targets = create_target_writers(pipeline, operators, state_id, latest)
         return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
 
-    runner = Runner(backfill, spark, Reporter(on_notice or (lambda level, line: None), on_status), stop)
+    runner = Runner(backfill, spark, RunReporter(on_notice or (lambda level, line: None), on_status), stop)
     with runner.error_boundary():
         latest = runner.store.open()
         try:

@@ -30,10 +30,10 @@ from slackwater.runner import error_boundary, stage_binding
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.streaming_sources import DataFrameSource, rebind_to_session
-from slackwater.spark import batch_operators, connect_session, session
-from slackwater.spark.batch_operators import END_WATERMARK, ShardFunction
-from slackwater.spark.row_plan import RowPlan
-from slackwater.spark.shard_columns import lift_rows
+from slackwater.spark import batch_shard_functions, connect_session, session
+from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
+from slackwater.spark.operator_rows import lift_rows
+from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.windows.aggregations import quote_column
 from slackwater.windows.compiled_window import allowed_lateness_us
 
@@ -53,7 +53,7 @@ def _hide_analysis_log(plan: Callable[Planned, DataFrame]) -> Callable[Planned, 
         from pyspark.sql import DataFrame
 
         frame = next((a for a in (*args, *kwargs.values()) if isinstance(a, DataFrame)), None)
-        undo = error_boundary.hide_traces(frame.sparkSession) if frame is not None else None
+        undo = error_boundary.hide_stack_traces(frame.sparkSession) if frame is not None else None
         try:
             return plan(*args, **kwargs)
         finally:
@@ -112,7 +112,7 @@ def batch(
         )
         rows = rows.crossJoin(newest.hint("broadcast"))
     return _run_on_shards(
-        rows, shards, planner.rows.logic, batch_operators.make_window_function(planner.rows.logic), df
+        rows, shards, planner.rows.logic, batch_shard_functions.make_window_shard_function(planner.rows.logic), df
     )
 
 
@@ -138,7 +138,7 @@ def batch_join(
     sides = [planner.columns(source, planner.usable_rows(source, frame), None) for source, frame in frames.items()]
     rows = reduce(lambda a, b: a.unionByName(b), sides)
     return _run_on_shards(
-        rows, shards, planner.rows.logic, batch_operators.make_join_function(planner.rows.logic), left
+        rows, shards, planner.rows.logic, batch_shard_functions.make_join_shard_function(planner.rows.logic), left
     )
 
 
@@ -149,7 +149,7 @@ def batch_join(
 class _Planner:
     """Plans the steps of a batch run, which are those that the streaming engine plans for an epoch."""
 
-    rows: RowPlan
+    rows: RowQueryBuilder
     clock_us: int
 
     def with_event_time(self, name: str, frame: DataFrame) -> DataFrame:
@@ -181,12 +181,12 @@ class _Planner:
 
     def columns(self, name: str, usable: DataFrame, tag: int | None) -> DataFrame:
         """Return the columns that are sent to the shards."""
-        from slackwater.spark import analysis
+        from slackwater.spark import sql_analysis
 
         (path,) = self.rows.pipeline.input_paths_from(name)
         if self.rows.pipeline.sql_chain(path):
             usable = usable.drop("__bad", CORRUPT)
-        out = analysis.run_sql(self.rows.session, self.rows.pipeline, path, usable)
+        out = sql_analysis.run_sql(self.rows.session, self.rows.pipeline, path, usable)
         rows = out.selectExpr(*self.rows.columns(path, tag, None))
         dropped = self.rows.end is not None and self.rows.pipeline.transform.on_error == "drop"
         return rows.where("__end IS NOT NULL") if dropped else rows
@@ -231,7 +231,7 @@ def _plan(
     sources = [DataFrameSource(source, rebind_to_session(plan_session, frame)) for source, frame in frames.items()]
     stage = stage_binding.bind_stage(pipeline, plan_session, stage_binding.create_empty_frames(plan_session, sources))
     return _Planner(
-        RowPlan(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
+        RowQueryBuilder(plan_session, pipeline, stage.operator, stage.times, end=stage.end_sql(plan_session)),
         time.time_ns() // 1000,
     )
 

@@ -17,7 +17,7 @@ from slackwater.runner.connectors import connector_for
 from slackwater.sources import files
 
 
-def find_problems(pipeline: Pipeline) -> list[str]:
+def find_connection_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each system that is unreachable or does not fit.
 
     Spark is only started for a Postgres target, to find out which columns its table must have.
@@ -52,7 +52,7 @@ def find_problems(pipeline: Pipeline) -> list[str]:
     return problems
 
 
-def find_notes(pipeline: Pipeline) -> list[str]:
+def find_connection_notes(pipeline: Pipeline) -> list[str]:
     """Return notes that are not problems: what a start would create, and files that changed after they were read."""
     from slackwater.runner.components import create_store
     from slackwater.sources import file_change_tracker
@@ -117,7 +117,7 @@ def _check_database(url: str, label: str) -> None:
 def _table_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each difference between a Postgres table and the pipeline's output."""
     from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
-    from slackwater.runner.stage_binding import bind_all
+    from slackwater.runner.stage_binding import bind_stages
     from slackwater.sources.lookup_views import LookupViews
     from slackwater.spark import session
     from slackwater.targets.postgres import PostgresTarget
@@ -127,7 +127,7 @@ def _table_problems(pipeline: Pipeline) -> list[str]:
     )
     LookupViews(private_session, pipeline.lookups, lambda line: None).load()
     sources = [create_source(private_session, pipeline, i, None) for i in range(len(pipeline.sources))]
-    operators = {name: step.operator for name, step in bind_all(pipeline, private_session, sources).items()}
+    operators = {name: step.operator for name, step in bind_stages(pipeline, private_session, sources).items()}
     latest = None
     if pipeline.state_store is not None and pipeline.state_store.durable:
         with closing(create_store(pipeline)) as store, store.peek() as snapshot:

@@ -14,7 +14,7 @@ from slackwater.operators.base import Operator
 from slackwater.runner.connectors import connector_for
 from slackwater.runner.connectors.base import Connector
 from slackwater.sources.streaming_sources import AnySource, DataFrameSource
-from slackwater.spark import connect_session, packages
+from slackwater.spark import connect_session, maven_packages
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore, InMemoryStore
 from slackwater.state.protocol import StateStore
@@ -50,11 +50,11 @@ def spark_settings(pipeline: Pipeline, notice: Callable[[str, str], None]) -> di
     ):
         return settings
     installed = str(pyspark.__version__)
-    jars, version = packages.kafka_connector(installed)
+    jars, version = maven_packages.kafka_connector(installed)
     if version != installed:
         notice("info", f"Spark {installed} reads Kafka with the connector of Spark {version}")
     if any(s.payload_format == "avro" for s in pipeline.sources):
-        jars = [*jars, *packages.avro_connector(installed)]
+        jars = [*jars, *maven_packages.avro_connector(installed)]
     return {**settings, "spark.jars": ",".join(map(str, jars))}
 
 

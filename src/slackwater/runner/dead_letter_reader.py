@@ -20,7 +20,7 @@ from slackwater.runner.dead_letter_filter import SCHEMA
 from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
-def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
+def read_newest(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:
     """Return the newest dead letters of a pipeline that match the filter. Raises StartError if they cannot be read."""
     letters = pl.DataFrame(schema={n: SCHEMA[n] for n in letter_filter.columns_to_read})
     for frame in _read_frames(pipeline, letter_filter):
@@ -28,15 +28,15 @@ def newest_letters(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFr
     return letters.select(letter_filter.columns)
 
 
-def with_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
+def add_attempts(pipeline: Pipeline, letters: pl.DataFrame) -> pl.DataFrame:
     """Add `__applied` and `__tries` to dead letters, from the state of the pipeline. The letters must have all columns.
 
     Equal letters of a file represent as many rows. Which of them were applied is unknown, and irrelevant.
     """
-    return attempt_ledger(pipeline).with_attempts(letters)
+    return read_attempt_ledger(pipeline).with_attempts(letters)
 
 
-def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
+def read_attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
     """Read from the state which dead letters were replayed, and how often. Takes no lock.
 
     Raises StateError or StartError.
@@ -51,14 +51,14 @@ def attempt_ledger(pipeline: Pipeline) -> AttemptLedger:
         )
 
 
-def letter_summary(pipeline: Pipeline) -> pl.DataFrame:
+def count_letters(pipeline: Pipeline) -> pl.DataFrame:
     """Count the dead letters by reason and source, one chunk at a time.
 
     The columns are the number of letters, how many are `open` and `applied`, the tries of open ones, and the first and
     last event time.
     """
     letter_filter = LetterFilter(COLUMNS)
-    counts = attempt_ledger(pipeline).count_by_reason(
+    counts = read_attempt_ledger(pipeline).count_by_reason(
         letter_filter.apply(frame, pipeline.name) for frame in _read_frames(pipeline, letter_filter)
     )
     still_open = (pl.col("letters") - pl.col("applied")).alias("open")

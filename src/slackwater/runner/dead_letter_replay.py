@@ -13,7 +13,7 @@ from slackwater.operators.dead_letters import LATE
 from slackwater.replay.replay import ReplayResult, count_late_letters
 from slackwater.replay.replay import replay_letters as apply
 from slackwater.runner import dead_letter_reader, run_log
-from slackwater.runner.reporter import Reporter
+from slackwater.runner.run_reporter import RunReporter
 from slackwater.runner.runner import Runner
 from slackwater.spark import dead_letter_frames
 from slackwater.state.commit import Commit
@@ -47,7 +47,7 @@ def replay_dead_letters(
             f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; to list "
             "them: slackwater dlq list"
         )
-    runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
+    runner = Runner(pipeline, spark, RunReporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
@@ -55,7 +55,7 @@ def replay_dead_letters(
                 "this pipeline writes to the next stage; list late dead letters with: slackwater dlq list"
             )
         if pipeline.dead_letter is None:
-            dead_letter_reader.newest_letters(
+            dead_letter_reader.read_newest(
                 pipeline, dead_letter_reader.LetterFilter()
             )  # raises an error if dead letters are not kept, before Spark starts
         _check_late(pipeline, choose, limit)
@@ -71,7 +71,7 @@ def replay_dead_letters(
             def rows(letters: pl.DataFrame) -> Mapping[str, DataFrame]:
                 return dead_letter_frames.letter_frames(components.session, components.streams.sources, letters)
 
-            letters = dead_letter_reader.newest_letters(
+            letters = dead_letter_reader.read_newest(
                 pipeline, dead_letter_reader.LetterFilter()
             )  # includes dead letters that this start published
             return apply(components.driver, choose(letters), rows, dry, limit)
@@ -84,8 +84,8 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
     refusal = late_row_replay_check.find_replay_obstacle(pipeline)
     if refusal is None:
         return
-    letters = choose(dead_letter_reader.newest_letters(pipeline, dead_letter_reader.LetterFilter()))
-    late = count_late_letters(letters, dead_letter_reader.attempt_ledger(pipeline), limit)
+    letters = choose(dead_letter_reader.read_newest(pipeline, dead_letter_reader.LetterFilter()))
+    late = count_late_letters(letters, dead_letter_reader.read_attempt_ledger(pipeline), limit)
     if late:
         other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
         hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""

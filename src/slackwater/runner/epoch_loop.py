@@ -94,7 +94,9 @@ class EpochLoop:
             else:
                 self._tick(began)
                 self.stop.wait(
-                    self._until_trigger(clock) if self._every else poll_interval.poll_seconds(began - self._rows_at)
+                    self._until_trigger(clock)
+                    if self._every
+                    else poll_interval.compute_poll_seconds(began - self._rows_at)
                 )
 
     def _poll_sources(self, began: float) -> Mapping[str, PlannedBatch] | None:
@@ -139,7 +141,7 @@ class EpochLoop:
         A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
         pause, such as when the machine slept, only a part counts: nothing was polled in the meantime.
         """
-        longest = max(self._every, 4 * max(self._pause, poll_interval.poll_seconds(polled_at - self._rows_at)))
+        longest = max(self._every, 4 * max(self._pause, poll_interval.compute_poll_seconds(polled_at - self._rows_at)))
         return int(min(polled_at - self._silence_counted, longest) * 1e6)
 
     def _until_trigger(self, polled_at: float) -> float:

@@ -59,7 +59,7 @@ class EpochRunner:
 
     def check_spark(self) -> None:
         """Raise EpochError if Spark's process has ended, which an idle run would not notice otherwise."""
-        if self._spark is not None and error_boundary.has_ended(self._spark):
+        if self._spark is not None and error_boundary.has_spark_ended(self._spark):
             raise EpochError(f"{self.pipeline.name}: Spark's process is gone")
 
     def _advertise(self, batch: Batch) -> None:
@@ -80,9 +80,9 @@ class EpochRunner:
         )
         raise EpochError(
             f"{self.pipeline.name}: epoch {self._epoch} {outcome}: {spark_error_reason(failure)}"
-        ) from shown_cause(failure)
+        ) from select_visible_cause(failure)
 
 
-def shown_cause(cause: BaseException) -> BaseException | None:
+def select_visible_cause(cause: BaseException) -> BaseException | None:
     """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote the SQL."""
     return None if has_secrets() else cause

@@ -77,7 +77,7 @@ class _ErrorBoundary(AbstractContextManager[None]):
 
 
 def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, committed: Callable[[], str]) -> Exception:
-    exit_text = None if spark is None or isinstance(error, SparkEndedError) else spark_exit(spark)
+    exit_text = None if spark is None or isinstance(error, SparkEndedError) else _spark_exit(spark)
     if exit_text is not None:
         commit_text = committed()
         return SparkEndedError(
@@ -85,7 +85,7 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
             'continues from the last commit. If this happens again, give Spark more memory ("spark.driver.memory" in '
             "[spark], 2g unless set) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
-    text = None if isinstance(error, SlackwaterError) else service_error_text(error)
+    text = None if isinstance(error, SlackwaterError) else describe_service_error(error)
     return (
         error
         if text is None
@@ -93,18 +93,18 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
     )
 
 
-def service_error_text(error: Exception) -> str | None:
+def describe_service_error(error: Exception) -> str | None:
     """Return one line for an error of a service or the operating system; None for any other error."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f': "{error.filename}"' if error.filename is not None else "")
     service = type(error).__module__.partition(".")[0]
     if service not in _SERVICES:
         return None
-    server = postgres_server(error) if service == "psycopg" else None
+    server = _postgres_server(error) if service == "psycopg" else None
     return spark_error_reason(error) if server is None else f"Postgres at {server}: {spark_error_reason(error)}"
 
 
-def postgres_server(error: Exception) -> str | None:
+def _postgres_server(error: Exception) -> str | None:
     """Return `host:port/database` of the connection that raised a Postgres error; None if unknown."""
     trace, server = error.__traceback__, None
     while trace is not None:
@@ -120,7 +120,7 @@ def postgres_server(error: Exception) -> str | None:
     return server
 
 
-def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
+def _spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     """Describe how Spark's process ended; None while it runs. `seconds`: how long to wait for its exit code."""
     if spark_connect.is_connect(spark):
         return (
@@ -143,7 +143,7 @@ def spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
     return None if code is None else f"(process {process.pid}) {_exit_text(code)}"
 
 
-def has_ended(spark: SparkSession) -> bool:
+def has_spark_ended(spark: SparkSession) -> bool:
     """Return whether Spark's process has ended, using the cheapest check: an idle run calls this every second."""
     if spark_connect.is_connect(spark):
         return not spark_connect.server_answers(spark)
@@ -205,7 +205,7 @@ def _hide_bridge() -> Callable[[], None]:
     return restore
 
 
-def hide_traces(spark: SparkSession) -> Callable[[], None]:
+def hide_stack_traces(spark: SparkSession) -> Callable[[], None]:
     """Keep Spark's log of failed analyses off standard error, until the returned function is called.
 
     Spark must be running. It writes that log to standard error regardless of the user's logging. An error of the thread

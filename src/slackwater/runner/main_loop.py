@@ -21,7 +21,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
     `offsets_given`: offsets for new sources were specified for this start, so they are committed before the first
     epoch.
     """
-    commit_start_offsets(components, offsets_given)
+    _commit_start_offsets(components, offsets_given)
     files = InputFileWatcher(runner.pipeline.name, components, runner.reporter)
     epochs = EpochRunner(runner, components, files)
     planners = create_planners(components.streams, components.driver.state, files.read)
@@ -32,7 +32,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
     files.report_changes(None)
     runner.reporter.observers.on_running()
     if planners is None:
-        streaming_query.follow_query(epochs, available_now)
+        streaming_query.run_streaming_query(epochs, available_now)
     else:
         _forget_checkpoints(components)
         session.list_files_locally(components.session)
@@ -43,7 +43,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
             engine.hints.warn_missing()
 
 
-def commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
+def _commit_start_offsets(components: RunComponents, offsets_given: bool) -> None:
     """Commit the first offsets of sources that have never been read, before anything else is committed.
 
     These are the offsets that "latest" currently means, or offsets specified for this start.

@@ -24,7 +24,7 @@ SHORTEST_MS, LONGEST_MS = 10, 1000
 _SHARE = 0.02  # the pause as a share of the silence so far
 
 
-def poll_seconds(quiet_s: float) -> float:
+def compute_poll_seconds(quiet_s: float) -> float:
     """Return the pause after a poll in seconds, given how long no rows have arrived (`quiet_s`, seconds)."""
     return min(max(quiet_s * _SHARE, SHORTEST_MS / 1000), LONGEST_MS / 1000)
 
@@ -45,7 +45,7 @@ class PollInterval:
 
         The pause only changes when it doubles or reaches its maximum, since each change is a call to Spark's process.
         """
-        new_pause_ms = int(1000 * poll_seconds(quiet_s))
+        new_pause_ms = int(1000 * compute_poll_seconds(quiet_s))
         if new_pause_ms >= 2 * self.pause_ms or new_pause_ms == LONGEST_MS:
             self._change(new_pause_ms)
 
@@ -63,7 +63,7 @@ class PollInterval:
             self.pause_ms = pause_ms
 
 
-def from_query(query: StreamingQuery) -> PollInterval:
+def poll_interval_from_query(query: StreamingQuery) -> PollInterval:
     """Return the poll interval of a running streaming query."""
     try:
         execution: Any = query._jsq.streamingQuery()

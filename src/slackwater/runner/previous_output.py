@@ -19,11 +19,11 @@ ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)
 
 
-def previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
+def _previous_outputs(pipeline: Pipeline) -> list[tuple[str, HasPreviousOutput]]:
     """Return the targets in which a new state would add rows to those of an earlier state, each with its config key."""
     targets: list[tuple[str, HasPreviousOutput]] = []
     if pipeline.formerly is not None:  # targets that it wrote to before it was renamed
-        targets += previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
+        targets += _previous_outputs(pipeline.model_copy(update={"name": pipeline.formerly, "formerly": None}))
     for name, target_pipeline in pipeline.per_target.items():
         label = f'target "{name}"' if pipeline.targets else "target"
         if (
@@ -53,7 +53,7 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
     """
     notices = []
     remembers = pipeline.state_store is not None and pipeline.state_store.kind != "in_memory"
-    for name, target in previous_outputs(pipeline):
+    for name, target in _previous_outputs(pipeline):
         if (output_text := target.describe_previous_output()) is None or (
             choice == ASIDE and isinstance(target, FilesTarget)
         ):
@@ -74,13 +74,13 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
     return notices
 
 
-def put_aside(pipeline: Pipeline) -> list[str]:
+def move_previous_output(pipeline: Pipeline) -> list[str]:
     """Move output files of earlier states away, and return a line about each new location.
 
     The runner must hold the lock.
     """
     moved = []
-    for name, target in previous_outputs(pipeline):
+    for name, target in _previous_outputs(pipeline):
         if isinstance(target, FilesTarget) and (location := target.put_aside()) is not None:
             moved.append(
                 f"{name}: the files of the previous state are now in {location}; remove them when you no longer need them"

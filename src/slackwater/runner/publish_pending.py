@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.runner import run_log, skip_publish
-from slackwater.runner.reporter import Reporter
+from slackwater.runner.run_reporter import RunReporter
 from slackwater.runner.runner import Runner
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ def publish_pending(
     on_notice: Callable[[str, str], None] | None = None,
 ) -> None:
     """Publish an epoch that was committed but not published. Raises PublishError if it fails again, or SlackwaterError."""
-    with skip_publish.locked_pending(pipeline, epoch):
+    with skip_publish.lock_pending_epoch(pipeline, epoch):
         pass  # raises an error before Spark starts if the epoch is not pending
-    runner = Runner(pipeline, spark, Reporter(on_notice or run_log.log_notice))
+    runner = Runner(pipeline, spark, RunReporter(on_notice or run_log.log_notice))
     with runner.error_boundary():
         latest = runner.store.open()
         try:
             if latest is not None:
-                skip_publish.check_pending(pipeline, latest, runner.store.published_epoch(), epoch)
+                skip_publish.check_epoch_is_pending(pipeline, latest, runner.store.published_epoch(), epoch)
             runner.prepare(latest)  # the start of the driver publishes it
         finally:
             runner.close()

@@ -19,7 +19,7 @@ from slackwater.runner import main_loop, previous_name, previous_output, run_his
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
-from slackwater.runner.reporter import Reporter
+from slackwater.runner.run_reporter import RunReporter
 from slackwater.runner.runner import Runner
 from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
@@ -124,16 +124,16 @@ def run(
     if former_output not in (None, *previous_output.CHOICES):
         raise ConfigError(["former_output: " + mismatch(f'"{former_output}"', '"aside" or "keep"')])
     if rebuild:
-        pipeline = starting_offsets.with_offsets(pipeline, rebuild)
+        pipeline = starting_offsets.set_starting_offsets(pipeline, rebuild)
     began, stop = time.monotonic(), stop or threading.Event()
     options = (available_now, flush, rebuild, former_output)
     if on_notice is not None:
         return _with_pipeline(
-            _run(Runner(pipeline, spark, Reporter(on_notice, on_status, observers), stop), *options), pipeline
+            _run(Runner(pipeline, spark, RunReporter(on_notice, on_status, observers), stop), *options), pipeline
         )
     with run_log.log_to_stderr() as notice:
         lines = run_log.ThrottledStatusLog()
-        last = _run(Runner(pipeline, spark, Reporter(notice, on_status or lines.status, observers), stop), *options)
+        last = _run(Runner(pipeline, spark, RunReporter(notice, on_status or lines.status, observers), stop), *options)
         lines.close()
         notice("info", mask_secrets(run_log.end_line(pipeline, last, time.monotonic() - began)))
         return _with_pipeline(last, pipeline)
@@ -216,7 +216,7 @@ def _with_state(
                 raise refusal
             _check_former_output(runner, former_output)
         if former_output == previous_output.ASIDE:
-            for line in previous_output.put_aside(pipeline):
+            for line in previous_output.move_previous_output(pipeline):
                 reporter.notice("warning", line)
     create_targets(pipeline)
     components = runner.prepare(latest, former_output=former_output)
@@ -242,7 +242,7 @@ def _open_store(runner: Runner, starts_over: bool, former_output: str | None) ->
     notice = runner.reporter.notice
     if aside is not None:
         notice("warning", f"starting over; the previous state is now {aside}; remove it when you no longer need it")
-    notice("info", f"sources begin: {starting_offsets.offsets_text(runner.pipeline)}")
+    notice("info", f"sources begin: {starting_offsets.describe_starting_offsets(runner.pipeline)}")
     return None
 
 

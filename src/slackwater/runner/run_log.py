@@ -26,13 +26,13 @@ from slackwater.config.source import Source
 from slackwater.core.humanize import plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
-from slackwater.runner.results_text import results_lines
+from slackwater.runner.results_summary import summarize_results
 from slackwater.state.commit import Commit
 
 log = logging.getLogger("slackwater")
 
 
-def format_stamp(us: int | None) -> str:
+def _format_stamp(us: int | None) -> str:
     """Format a time (µs UTC) without spaces; None becomes `none`."""
     if us is None:
         return "none"
@@ -47,7 +47,7 @@ def format_stamp(us: int | None) -> str:
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
     """Return the first line: version, pipeline, state and its epoch, sources and where they continue, the target."""
-    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
+    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {_format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
     )
@@ -69,7 +69,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
     record = None if latest is None else latest.sources.get(source.name)
     rows = 0 if latest is None or record is None else latest.clocks[source.name].rows
     if record is None or (record.offsets is None and not rows):
-        return starting_offsets.source_start(pipeline, source)
+        return starting_offsets.describe_source_start(pipeline, source)
     if record.offsets is None:
         return f"after {plural(rows, 'row')}"
     return record.offsets.describe()
@@ -82,13 +82,13 @@ def status_line(status: Status) -> str:
     """Format a status as one line of key=value: the epoch, the current state, and totals over its life (`…_total`)."""
     c = status.counters
     sources = " ".join(
-        f"watermark[{s.name}]={format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
+        f"watermark[{s.name}]={_format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
     )
     progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
     return (
         f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
         f"emitted={status.emitted} late={status.late} {_open_fields(status)} state_bytes={status.state_bytes} "
-        f"watermark={format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
+        f"watermark={_format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
         f"late_total={c.rows_late} bad_total={c.rows_bad} refused_total={c.rows_refused}{progress}"
     )
 
@@ -131,8 +131,8 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     if status is None:
         return f"{pipeline.name}: ended after {seconds:.0f} s; nothing new, nothing committed"
     c = status.counters
-    came = "; ".join(results_lines(replace(status, config=pipeline), "by flush"))
-    between = f"; {late_results_text(status)}" if status.stages[1:] else ""
+    came = "; ".join(summarize_results(replace(status, config=pipeline), "by flush"))
+    between = f"; {describe_late_results(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
         f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
@@ -140,16 +140,16 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     )
 
 
-def late_results_text(status: Status) -> str:
+def describe_late_results(status: Status) -> str:
     """Describe how many results were late for the stage that reads them; there should be none."""
     return f"{plural(status.counters.late_between_stages, 'result')} late between stages"
 
 
-def committed_text(state: Commit | None) -> str:
+def describe_last_commit(state: Commit | None) -> str:
     """Return a sentence about the last commit."""
     if state is None or state.epoch < 0:
         return "nothing was committed yet"
-    return f"epoch {state.epoch} was committed last, at {format_stamp(state.committed_us)}"
+    return f"epoch {state.epoch} was committed last, at {_format_stamp(state.committed_us)}"
 
 
 # -- logging -----------------------------------------------------------------------------------------------------------

@@ -33,14 +33,14 @@ from slackwater.runner.components import (
     create_target_writers,
     spark_settings,
 )
-from slackwater.runner.reporter import Reporter
-from slackwater.runner.stage_binding import bind_all, create_stage_runners
+from slackwater.runner.run_reporter import RunReporter
+from slackwater.runner.stage_binding import bind_stages, create_stage_runners
 from slackwater.sources import planner_creation, spark_connect
 from slackwater.sources.lookup_views import LookupViews
 from slackwater.sources.streaming_sources import SourceSet
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.workers import warm_up
+from slackwater.spark.worker_tasks import warm_up
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.targets.base import TargetWriter
 
@@ -67,7 +67,7 @@ class Runner:
     """Owns the store's lock, Spark, and all open components. Once `stop` is set, nothing new is started."""
 
     def __init__(
-        self, pipeline: Pipeline, spark: SparkSession | None, reporter: Reporter, stop: threading.Event | None = None
+        self, pipeline: Pipeline, spark: SparkSession | None, reporter: RunReporter, stop: threading.Event | None = None
     ) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
@@ -96,7 +96,7 @@ class Runner:
 
     def _committed(self) -> str:
         """Return a sentence about the last commit: of this run, or of the state at its start."""
-        return run_log.committed_text(getattr(self._driver, "state", self._latest))
+        return run_log.describe_last_commit(getattr(self._driver, "state", self._latest))
 
     def close(self) -> None:
         """Close all components in reverse order, and the store last."""
@@ -140,7 +140,7 @@ class Runner:
         if spark_connect.is_connect(private_session):
             planner_creation.check_spark_connect_support(pipeline.name, sources)
         streams = SourceSet(private_session, sources, self.store)
-        steps = bind_all(pipeline, private_session, sources)
+        steps = bind_stages(pipeline, private_session, sources)
         schemas = {s.name: s.schema.json() for s in sources}
         self._warn_about_config(schemas, stored_columns)
         hooks = DriverCallbacks(
@@ -193,11 +193,11 @@ class Runner:
         if self.stop.is_set():
             return None
         notice = self.reporter.notice
-        with session.mark_starting():  # this may also download jars
+        with session.mark_spark_starting():  # this may also download jars
             self.spark = self._lent_session or session.start_session(spark_settings(self.pipeline, notice), notice)
         if self.stop.is_set():
             return None
-        self._opened.callback(error_boundary.hide_traces(self.spark))
+        self._opened.callback(error_boundary.hide_stack_traces(self.spark))
         return self.spark
 
     def _warn_about_config(self, schemas: Mapping[str, str], stored_columns: Mapping[str, str | None]) -> None:

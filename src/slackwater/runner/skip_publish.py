@@ -54,7 +54,7 @@ class PendingOutput(NamedTuple):
         return sum(rows.height for rows in self.rows.values())
 
 
-def pending_output(pipeline: Pipeline) -> PendingOutput | None:
+def read_pending_output(pipeline: Pipeline) -> PendingOutput | None:
     """Return the output of the pending epoch; None if all epochs are published. Takes no lock."""
     store = create_store(pipeline)
     with store.peek() as snapshot:
@@ -92,7 +92,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
             f"{pipeline.name}: skipped rows go to the dead letters, but the config has no [dead_letter]; add one, or "
             "name a directory: --to DIR"
         )
-    with locked_pending(pipeline, epoch) as (store, commit):
+    with lock_pending_epoch(pipeline, epoch) as (store, commit):
         pending = _read_pending(store, commit, commit.missing(store.delivered_targets()))
         letters = pl.concat(store.outputs(commit.letters)) if pending.letters else None
         if to is None:
@@ -120,7 +120,7 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
 
 
 @contextmanager
-def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
+def lock_pending_epoch(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore, Commit]]:
     """Lock the store, and yield it with its latest commit, which is the pending epoch.
 
     Raises StartError or LockHeldError.
@@ -132,7 +132,7 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
     try:
         if latest is None:
             raise missing_state_error()
-        check_pending(pipeline, latest, store.published_epoch(), epoch)
+        check_epoch_is_pending(pipeline, latest, store.published_epoch(), epoch)
         mismatches, _, _ = target_markers.find_mismatches(pipeline, latest, latest.missing(store.delivered_targets()))
         if (refusal := target_markers.mismatch_error(pipeline, latest, mismatches)) is not None:
             raise refusal
@@ -141,7 +141,7 @@ def locked_pending(pipeline: Pipeline, epoch: int) -> Iterator[tuple[StateStore,
         store.close()
 
 
-def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> None:
+def check_epoch_is_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int) -> None:
     """Raise StartError unless this epoch is pending. `published`: the last published epoch."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
@@ -152,7 +152,7 @@ def check_pending(pipeline: Pipeline, latest: Commit, published: int, epoch: int
         raise StartError(f"{pipeline.name}: epoch {epoch} is not waiting to be published, but epoch {latest.epoch} is")
 
 
-def results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
+def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
     """Convert results to letters: the value is the row as JSON, the event time is the start of its window."""
     time_column = next(
         (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
@@ -176,7 +176,7 @@ def _write_letters(pipeline: Pipeline, commit: Commit, pending: PendingOutput, l
     assert of_rows is not None
     assert of_letters is not None
     rows = [
-        results_as_letters(stage_rows, pipeline.name, commit.epoch)
+        _results_as_letters(stage_rows, pipeline.name, commit.epoch)
         for stage_rows in pending.rows.values()
         if stage_rows.height
     ]

@@ -23,9 +23,9 @@ from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step
 from slackwater.sources.streaming_sources import AnySource
-from slackwater.spark import analysis, shard_columns
+from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.row_plan import RowPlan
+from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.state.protocol import StateStore
 from slackwater.windows.aggregations import quote_column
 
@@ -52,7 +52,7 @@ class BoundStage(NamedTuple):
     def engine(self, session: SparkSession, refresh: Callable[[], None] = lambda: None) -> SparkEngine:
         """Create the engine that runs the stage on Spark. `refresh`: reloads lookups. Raises StartError."""
         carried = _origin_sql(self, session) if self.pipeline.tracks_origin else {}
-        rows = RowPlan(session, self.pipeline, self.operator, self.times, carried, self.end_sql(session))
+        rows = RowQueryBuilder(session, self.pipeline, self.operator, self.times, carried, self.end_sql(session))
         return SparkEngine(rows, refresh)
 
     def end_sql(self, session: SparkSession) -> str | None:
@@ -64,7 +64,8 @@ class BoundStage(NamedTuple):
         if window is None or not isinstance(window.gap_ms, str):
             return None
         expressions = [
-            analysis.end_expression(self.pipeline, session, w, self.frames[w.origin]) for w in self.pipeline.input_paths
+            sql_analysis.gap_end_expression(self.pipeline, session, w, self.frames[w.origin])
+            for w in self.pipeline.input_paths
         ]
         return expressions[0]
 
@@ -80,7 +81,7 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
         _check_names(stage_pipeline, source.name, frames[source.name].columns)
     times = {s.name: _time_sql(stage_pipeline, session, s, frames[s.name]) for s in stage_pipeline.sources}
     outputs = {
-        path.key: analysis.check_sql(session, stage_pipeline, path, frames[path.origin])
+        path.key: sql_analysis.check_sql(session, stage_pipeline, path, frames[path.origin])
         for path in stage_pipeline.input_paths
     }
     inputs: dict[str, dict[str, Field]] = {}
@@ -89,8 +90,8 @@ def bind_stage(stage_pipeline: Pipeline, session: SparkSession, frames: Frames) 
     operator = compile_step(stage_pipeline, inputs)
     for together in _paths_to_one_input(stage_pipeline):
         which = operator.input_index(together[0].name)
-        analysis.check_same_columns(
-            stage_pipeline, {w.key: outputs[w.key] for w in together}, shard_columns.required_columns(operator, which)
+        sql_analysis.check_same_columns(
+            stage_pipeline, {w.key: outputs[w.key] for w in together}, operator_rows.required_columns(operator, which)
         )
     return BoundStage(stage_pipeline, operator, times, {s.name: frames[s.name] for s in stage_pipeline.sources})
 
@@ -104,7 +105,7 @@ def _check_names(stage_pipeline: Pipeline, source: str, columns: Sequence[str]) 
         )
 
 
-def bind_all(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
+def bind_stages(pipeline: Pipeline, session: SparkSession, sources: Sequence[AnySource]) -> dict[str, BoundStage]:
     """Bind all stages and return them by name, in dataflow order. Raises StartError."""
     frames, stages = create_empty_frames(session, sources), dict[str, BoundStage]()
     for name, stage_pipeline in pipeline.stage_pipelines.items():
@@ -146,16 +147,16 @@ def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, f
         return quote_column("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
     has_clock = connection is not None and CONNECTORS[connection.kind].uses_ingest_time
-    return analysis.time_expression(stage_pipeline, session, source.name, frame, has_clock)
+    return sql_analysis.event_time_expression(stage_pipeline, session, source.name, frame, has_clock)
 
 
 def _origin_sql(stage: BoundStage, session: SparkSession) -> dict[str, tuple[str, ...]]:
     """Return, for each input path, the SQL for `late_data = "dlq"`, which preserves the column `_origin`."""
     sql_texts = {
-        w.key: analysis.check_origin(session, stage.pipeline, w, stage.frames[w.origin])
+        w.key: sql_analysis.add_origin_to_sql(session, stage.pipeline, w, stage.frames[w.origin])
         for w in stage.pipeline.input_paths
     }
     return {key: texts for key, texts in sql_texts.items() if texts is not None}
 
 
-__all__ = ["BoundStage", "Frames", "bind_all", "bind_stage", "create_empty_frames", "create_stage_runners"]
+__all__ = ["BoundStage", "Frames", "bind_stage", "bind_stages", "create_empty_frames", "create_stage_runners"]

@@ -35,7 +35,7 @@ def parse_offsets(text: str | None) -> dict[str, Any]:
     return positions
 
 
-def with_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
+def set_starting_offsets(pipeline: Pipeline, positions: Mapping[str, Any]) -> Pipeline:
     """Return the pipeline with these start positions for its sources. Raises ConfigError."""
     names = [s.name for s in pipeline.sources]
     problems = [
@@ -71,12 +71,12 @@ def _start_position(pipeline: Pipeline, source: Source) -> StartPosition:
     return StartPosition() if connection is None else CONNECTORS[connection.kind].start
 
 
-def offsets_text(pipeline: Pipeline) -> str:
+def describe_starting_offsets(pipeline: Pipeline) -> str:
     """Describe the start position of each source."""
-    return ", ".join(f"{s.name} {source_start(pipeline, s)}" for s in pipeline.sources)
+    return ", ".join(f"{s.name} {describe_source_start(pipeline, s)}" for s in pipeline.sources)
 
 
-def source_start(pipeline: Pipeline, source: Source) -> str:
+def describe_source_start(pipeline: Pipeline, source: Source) -> str:
     """Describe the start position of a source that has never been read."""
     begins = _start_position(pipeline, source)
     if begins.default is None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.errors import EpochError
 from slackwater.runner import poll_interval
-from slackwater.runner.epoch_runner import EpochRunner, shown_cause
+from slackwater.runner.epoch_runner import EpochRunner, select_visible_cause
 from slackwater.sources.base import Batch, spark_error_reason
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def follow_query(epochs: EpochRunner, available_now: bool) -> None:
+def run_streaming_query(epochs: EpochRunner, available_now: bool) -> None:
     """Run the batches that Spark plans, until the input ends (`available_now`) or the run is stopped."""
     streaming = _StreamingQuery(epochs, available_now)
     query = streaming.start()
@@ -59,7 +59,7 @@ class _StreamingQuery:
         self._idle_since = self._rows_at = time.monotonic()
         query = writer.start()
         if not (self.available_now or self.pipeline.trigger_interval_ms):
-            self._poll_interval = poll_interval.from_query(query)
+            self._poll_interval = poll_interval.poll_interval_from_query(query)
         return query
 
     def _on_batch(self, planned: DataFrame, number: int) -> None:
@@ -129,9 +129,9 @@ class _StreamingQuery:
         if self._failure is not None:
             self.epochs.raise_failure(self._failure)
         if failed is not None and not self.stop.is_set():
-            raise EpochError(f"{self.pipeline.name}: the query failed: {spark_error_reason(failed)}") from shown_cause(
-                failed
-            )
+            raise EpochError(
+                f"{self.pipeline.name}: the query failed: {spark_error_reason(failed)}"
+            ) from select_visible_cause(failed)
 
 
 def _has_nothing(query: StreamingQuery) -> bool:

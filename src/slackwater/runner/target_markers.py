@@ -83,7 +83,7 @@ class MarkerMismatch:
         return f"{subject} holds epoch {self.marker.epoch} of another history: another state, or a copy of this one, wrote there"
 
 
-def list_checked_targets(
+def _list_checked_targets(
     pipeline: Pipeline, commit: Commit, missing: Sequence[str], exact: bool = True
 ) -> Iterator[CheckedTarget]:
     """Yield the targets that store a marker, including that of dead letters.
@@ -173,7 +173,7 @@ def find_mismatches(
     mismatches: list[MarkerMismatch] = []
     markers: dict[str, TargetMarker | None] = {}
     unreadable: list[str] = []
-    for checked in list_checked_targets(pipeline, commit, missing, exact):
+    for checked in _list_checked_targets(pipeline, commit, missing, exact):
         try:
             marker = checked.target.read_marker(commit.lineage, checked.expected.markers, fence)
         except StartError as error:

@@ -42,7 +42,7 @@ def server_address(settings: Mapping[str, str]) -> str | None:
     return address
 
 
-def start_session(url: str, settings: Mapping[str, str]) -> SparkSession:
+def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession:
     """Open a session on the server with these settings.
 
     Raises StartError if the server does not respond, or a setting cannot be set per session.

@@ -35,12 +35,12 @@ from slackwater.operators.dead_letters import (
 from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, Batch, spark_error_reason
-from slackwater.spark import analysis, shard_columns
+from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.first_row_hints import FirstRowHints
 from slackwater.spark.preaggregation import PreaggregationPolicy
 from slackwater.spark.rejected_rows import RejectedRowHandler
-from slackwater.spark.row_plan import LETTER_NUMBER, RowPlan, TimedRows
+from slackwater.spark.row_query_builder import LETTER_NUMBER, RowQueryBuilder, TimedRows
 from slackwater.spark.source_statistics import (
     FILE,
     FINGERPRINT,
@@ -54,7 +54,7 @@ from slackwater.spark.source_statistics import (
     statistics_from_footers,
 )
 from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
-from slackwater.spark.workers import Task, count_task, emit_task, ingest_task, run_on_partitions
+from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
 from slackwater.windows.aggregations import quote_column
 
@@ -72,7 +72,7 @@ class SparkEngine:
     `refresh`: reloads lookups that are due. It is called before rows are read.
     """
 
-    rows: RowPlan
+    rows: RowQueryBuilder
     refresh: Callable[[], None] = field(default=lambda: None)
     hints: FirstRowHints = field(init=False)
     statistics: StatisticsCollector = field(default_factory=StatisticsCollector)
@@ -84,7 +84,7 @@ class SparkEngine:
         from pyspark import cloudpickle
 
         self.hints = FirstRowHints(self.session, self.pipeline, self.rows.times)
-        for agg in shard_columns.worker_aggregations(self.logic):
+        for agg in operator_rows.worker_aggregations(self.logic):
             if agg.kind.module not in (None, "__main__"):
                 top = sys.modules[agg.kind.module.partition(".")[0]]
                 cloudpickle.register_pickle_by_value(top)  # type: ignore[no-untyped-call]
@@ -165,8 +165,8 @@ class SparkEngine:
                     )
                 )
         operator = self.preaggregation.operator_for_epoch(tasks[0].operator)
-        lifted = shard_columns.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
-        owned = shard_columns.repartition_to_shards(operator, lifted, len(tasks))
+        lifted = operator_rows.lift_rows(operator, reduce(lambda a, b: a.unionByName(b), frames), read.tagged)
+        owned = operator_rows.repartition_to_shards(operator, lifted, len(tasks))
         task = ingest_task([replace(t, operator=operator) for t in tasks])
         reports = [
             IngestReport.model_validate_json(r)
@@ -250,7 +250,7 @@ class SparkEngine:
             ]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for input_path in self.pipeline.input_paths_from(name):
-                out = analysis.run_sql(
+                out = sql_analysis.run_sql(
                     self.session, self.pipeline, input_path, rows, self.rows.sql_with_origin(input_path, frame)
                 )
                 reason_sql = storability.unstorable_sql(self.logic, self.logic.input_index(input_path.name), capacity)
@@ -265,7 +265,7 @@ class SparkEngine:
                 f"the dead letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
             ) from error
         assert isinstance(rows_read, pl.DataFrame)
-        return shard_columns.letter_rows(self.logic, rows_read, LETTER_NUMBER)
+        return operator_rows.to_letter_rows(self.logic, rows_read, LETTER_NUMBER)
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
         import polars as pl

@@ -51,7 +51,7 @@ def event_time_sql(
     raise StartError(f"{where} is {field.type}; expected a timestamp, a date, an ISO-8601 string or an integer")
 
 
-def end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
+def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
     """Return SQL for the end of a row's gap in microseconds.
 
     NULL if the gap is NULL, not positive or not below the cap.
@@ -188,5 +188,5 @@ def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 
 
-def shard_sql(shards: int) -> str:
+def shard_number_sql(shards: int) -> str:
     return f"CAST(pmod(__kh, {shards}L) AS INT)"

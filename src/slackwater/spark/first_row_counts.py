@@ -43,7 +43,7 @@ class FirstRowCounts:
         return [name for name in self.columns if not self.values.get(name)]
 
 
-def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> str:
+def describe_empty_column(source: str, column: str, rows: int, names: Iterable[str]) -> str:
     """Return the warning about a column that is NULL in all of the first rows. `names`: the field names in the data."""
     sorted_names = sorted(names)
     folded = {n.casefold(): n for n in reversed(sorted_names)}
@@ -59,7 +59,7 @@ def missing_text(source: str, column: str, rows: int, names: Iterable[str]) -> s
     )
 
 
-def unit_hint(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
+def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
     """Return a hint about the unit if the median of the first event times only makes sense in another unit.
 
     A time makes sense if it is between 1990 and tomorrow.

@@ -19,8 +19,8 @@ from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch
 from slackwater.sources.field_name_detection import detect_field_names
-from slackwater.spark import analysis
-from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, missing_text, unit_hint
+from slackwater.spark import sql_analysis
+from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class FirstRowHints:
     def _time_number(self, name: str, frame: DataFrame) -> tuple[str, str] | None:
         """Return the type of the event time and SQL for it as a number; None if it is not numeric."""
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
-        if self.times.get(name) == analysis.CLOCK or step.time_mode == "processing":
+        if self.times.get(name) == sql_analysis.CLOCK or step.time_mode == "processing":
             return None
         expression = quote_column(text) if text in frame.columns else text
         try:
@@ -101,7 +101,7 @@ class FirstRowHints:
             counts.add(stats.rows, {c: results.get(f"__value{i}") or 0 for i, c in enumerate(counts.columns)})
             if number is not None:
                 unit = self.pipeline.transform.step.event_time_unit
-                hint = unit_hint(results.get("__number"), unit, number[0], clock_us)
+                hint = suggest_time_unit(results.get("__number"), unit, number[0], clock_us)
                 if hint is not None and (stats.bad or not counts.unit_is_hinted):
                     sources[name] = replace(stats, unit_hint=hint)
                     counts.unit_is_hinted = True
@@ -126,5 +126,5 @@ class FirstRowHints:
                 data_names = []
             for column in counts.missing:
                 if column not in data_names:  # otherwise the field exists and is NULL
-                    line = missing_text(name, column, min(counts.rows, ROWS), data_names)
+                    line = describe_empty_column(name, column, min(counts.rows, ROWS), data_names)
                     log.warning("%s: %s", self.pipeline.name, line)

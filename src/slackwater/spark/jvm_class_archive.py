@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from slackwater.errors import StartError
-from slackwater.spark import packages
+from slackwater.spark import maven_packages
 
 _OPTIONS = "SPARK_SUBMIT_OPTS"
 _LAUNCHER = "SPARK_LAUNCHER_OPTS"
@@ -40,7 +40,7 @@ def archive_path() -> Path | None:
     status = modules.stat() if modules.is_file() else Path(java).resolve().stat()
     identity = [modules, status.st_size, status.st_mtime_ns, Path(spark.origin).resolve(), metadata.version("pyspark")]
     name = hashlib.sha256("\n".join(map(str, identity)).encode()).hexdigest()[:16]
-    return packages.cache_directory() / "classes" / f"{name}.jsa"
+    return maven_packages.cache_directory() / "classes" / f"{name}.jsa"
 
 
 @contextmanager

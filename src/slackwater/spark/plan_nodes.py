@@ -52,7 +52,7 @@ def parse_json(text: str) -> Node:
 
     def node() -> Node:
         fields: dict[str, Any] = next(entries)
-        kind = class_name(fields)
+        kind = read_class_name(fields)
         view = fields.get("desc", {}) if kind == "View" else {}
         identifier = view.get("identifier", {}) if isinstance(view, dict) else {}
         temporary = bool(fields.get("isTempView")) and "database" not in identifier
@@ -107,7 +107,7 @@ class _Draft:
         )
 
 
-def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
+def read_arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tuple[Mapping[str, Any], ...]]:
     """Return the arguments of the expression at an index, each as a list in pre-order."""
     children, end = list[tuple[Mapping[str, Any], ...]](), index + 1
     for _ in range(expressions[index]["num-children"]):
@@ -119,7 +119,7 @@ def arguments(expressions: Sequence[Mapping[str, Any]], index: int) -> list[tupl
     return children
 
 
-def class_name(fields: Mapping[str, Any]) -> str:
+def read_class_name(fields: Mapping[str, Any]) -> str:
     """Return the class name of a node or an expression."""
     return str(fields.get("class", "")).rsplit(".", 1)[-1].rstrip("$")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slackwater.operators.base import Operator
 from slackwater.operators.reports import IngestReport
-from slackwater.spark import shard_columns
+from slackwater.spark import operator_rows
 
 MANY_ROWS_PER_PANE = 32  # measured: pre-aggregation is faster from here on
 SKEW = 1.5  # in average shards (an estimate): without pre-aggregation, a larger shard would delay the others
@@ -37,7 +37,7 @@ class PreaggregationPolicy:
         if not self._after_shuffle:
             return operator
         if self._converted is None or self._converted[0] is not operator:
-            self._converted = operator, shard_columns.without_preaggregation(operator)
+            self._converted = operator, operator_rows.without_preaggregation(operator)
         return self._converted[1]
 
     def observe(self, reports: Sequence[IngestReport]) -> None:

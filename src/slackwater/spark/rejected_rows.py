@@ -22,9 +22,9 @@ from slackwater.operators.reports import LetterFile
 from slackwater.operators.window_base import WindowOperator
 from slackwater.sources.base import CORRUPT
 from slackwater.spark import bad_row_reasons, epoch_sql
-from slackwater.spark.row_plan import RowPlan, TimedRows
+from slackwater.spark.row_query_builder import RowQueryBuilder, TimedRows
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
-from slackwater.spark.workers import late_task, letters_task, run_on_partitions
+from slackwater.spark.worker_tasks import late_task, letters_task, run_on_partitions
 from slackwater.state.protocol import ShardState
 from slackwater.windows.aggregations import quote_column
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class RejectedRowHandler:
     """Handles the rejected rows of one step."""
 
-    rows: RowPlan
+    rows: RowQueryBuilder
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
         """Return the outcome with samples and dead letters of the rejected rows, which are read again for this."""

@@ -25,7 +25,7 @@ from slackwater.config.sql.query import resolve_query
 from slackwater.config.sql.select_scope import ColumnTypes, SqlFindings
 from slackwater.config.sql.source_usage import CONSTANT, LOOKUP_JOINS, NO_SOURCE, SELF_JOIN
 from slackwater.sources import spark_connect
-from slackwater.spark import expressions, plan_nodes, window_grouping_check
+from slackwater.spark import plan_nodes, row_wise_expressions, window_grouping_check
 from slackwater.spark.plan_nodes import Node
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ _OUTER = {"RightOuter": "RIGHT", "FullOuter": "FULL"}
 _SCRIPTS = ("CompoundBody", "ExecuteImmediateQuery", "SingleStatement", "UnresolvedExecuteImmediate")
 _TO_TIMES = {"ParseToDate": "date", "ParseToTimestamp": "timestamp"}
 _UNDETERMINED = "a function that is not deterministic"
-_NAMES = (name.partition("(")[0] for name in expressions.CHANGING.values() if "(" in name and " (" not in name)
+_NAMES = (name.partition("(")[0] for name in row_wise_expressions.CHANGING.values() if "(" in name and " (" not in name)
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, dict.fromkeys(_NAMES)))}|java_method)\(", re.IGNORECASE)
 _SUBQUERY = re.compile(r"\b(?:scalar-subquery|lateral-subquery|exists|list)#\d+ \[")
 _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as (?:date|timestamp)", re.IGNORECASE)
@@ -186,8 +186,8 @@ class _PlanWalker:
         for outer, inner in pairwise(node.expressions):  # an expression is followed by its first child
             self._cast(outer, inner)
         for index, expression in enumerate(node.expressions):
-            if plan_nodes.class_name(expression) == "AesEncrypt":
-                self._encryption(plan_nodes.arguments(node.expressions, index))
+            if plan_nodes.read_class_name(expression) == "AesEncrypt":
+                self._encryption(plan_nodes.read_arguments(node.expressions, index))
         if node.kind == "WithCTE":
             (query,) = (c for c in node.children if c.kind != "CTERelationDef")
             return self._reads(query)
@@ -227,8 +227,11 @@ class _PlanWalker:
 
     def _cast(self, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> None:
         """Detect a constant such as 'today' that Spark reads as the current time. This happens only in casts."""
-        to = _TO_TIMES.get(plan_nodes.class_name(outer)) or str(outer.get("dataType"))
-        if plan_nodes.class_name(outer) not in ("Cast", *_TO_TIMES) or plan_nodes.class_name(inner) != "Literal":
+        to = _TO_TIMES.get(plan_nodes.read_class_name(outer)) or str(outer.get("dataType"))
+        if (
+            plan_nodes.read_class_name(outer) not in ("Cast", *_TO_TIMES)
+            or plan_nodes.read_class_name(inner) != "Literal"
+        ):
             return
         text = str(inner.get("value"))
         if to in ("date", "timestamp", "timestamp_ntz", "time") and lexer.depends_on_clock(text):
@@ -237,15 +240,15 @@ class _PlanWalker:
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
         """Detect AES encryption without an initialisation vector, which is random."""
         mode, vector = arguments[2], arguments[4]
-        constant = [str(e.get("value")) for e in vector if plan_nodes.class_name(e) == "Literal"]
+        constant = [str(e.get("value")) for e in vector if plan_nodes.read_class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":
             self.forbidden.add("aes_encrypt() without an initialisation vector")
 
     def _expression(self, fields: Mapping[str, Any]) -> None:
-        kind = plan_nodes.class_name(fields)
-        if kind in expressions.CHANGING:
-            self.forbidden.add(expressions.CHANGING[kind])
-        elif kind not in expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
+        kind = plan_nodes.read_class_name(fields)
+        if kind in row_wise_expressions.CHANGING:
+            self.forbidden.add(row_wise_expressions.CHANGING[kind])
+        elif kind not in row_wise_expressions.ROW_WISE and kind not in _ALLOWED | _LEAVES | _NODES.keys():
             self.forbidden.add(
                 f"{kind} of Spark's expressions, which is not known to give the same value for the same row"
             )

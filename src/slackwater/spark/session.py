@@ -40,7 +40,7 @@ _DEFAULTS = {
 _starting = False
 
 
-def is_starting() -> bool:
+def is_spark_starting() -> bool:
     """Return whether Spark is being started. Until then nothing has been read, and Spark's process ends with this one."""
     return _starting
 
@@ -56,7 +56,7 @@ def start_session(
     from pyspark.sql import SparkSession
 
     if (url := connect_session.server_address(settings or {})) is not None:
-        session = connect_session.start_session(url, settings or {})
+        session = connect_session.start_connect_session(url, settings or {})
         notice("info", f"Spark {session.version}, {spark_connect.describe_session(session)}")
         return session
     _drop_ended_spark()
@@ -94,8 +94,8 @@ def _failure_reason(error: Exception, log: Path) -> str:
 
 
 @contextmanager
-def mark_starting() -> Iterator[None]:
-    """Make `is_starting` return True in this context."""
+def mark_spark_starting() -> Iterator[None]:
+    """Make `is_spark_starting` return True in this context."""
     global _starting
     _starting = True
     try:

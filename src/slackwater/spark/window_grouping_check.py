@@ -20,7 +20,7 @@ Node = Mapping[str, Any]
 _BY = {"Aggregate": "groupingExpressions", "Window": "partitionSpec"}
 
 
-def node_kind(node: Node) -> str:
+def _node_kind(node: Node) -> str:
     """Return the class name of a node."""
     return str(node.get("class", "")).rsplit(".", 1)[-1]
 
@@ -35,11 +35,11 @@ def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 def with_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
     """Return the ids of these columns and of all their renames within a plan."""
-    if not columns or any(node_kind(node) == "Union" for node in nodes):
+    if not columns or any(_node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}
     for expressions in _expressions(nodes):
-        if [node_kind(e) for e in expressions] == ["Alias", "AttributeReference"]:
+        if [_node_kind(e) for e in expressions] == ["Alias", "AttributeReference"]:
             alias, column = expressions
             renamed[_number(alias)] = _number(column)
     derived = set(columns)
@@ -50,9 +50,9 @@ def with_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozense
 
 def groups_by_columns(node: Node, columns: frozenset[int]) -> bool:
     """Return whether a node groups or partitions by one of these columns."""
-    grouped = node.get(_BY.get(node_kind(node), ""), [])
+    grouped = node.get(_BY.get(_node_kind(node), ""), [])
     return any(
-        [node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in columns
+        [_node_kind(e) for e in expression] == ["AttributeReference"] and _number(expression[0]) in columns
         for expression in grouped
     )
 

@@ -25,7 +25,7 @@ _is_configured = False
 _tasks = 0  # number of tasks that this process has run
 
 
-def keep_pages() -> None:
+def keep_freed_memory() -> None:
     """Configure this process, once, to keep freed memory. This only has an effect if the C library is glibc."""
     global _is_configured
     if _is_configured:

@@ -282,13 +282,13 @@ class TestCase(Spec):
 def load_case(path: Path) -> TestCase:
     """Load a test from a file. Raises ConfigError with one line per problem."""
     file, problems = str(path), list[str]()
-    case = TestCase.parse(parse_case(path), file, "", problems)
+    case = TestCase.parse(_parse_case(path), file, "", problems)
     if problems or case is None:
         raise ConfigError(problems)
     return case
 
 
-def parse_case(path: Path) -> dict[str, Any]:
+def _parse_case(path: Path) -> dict[str, Any]:
     """Parse a TOML file. Raises ConfigError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -303,10 +303,10 @@ def parse_case(path: Path) -> dict[str, Any]:
 # -- location of tests and of their configs -------------------------------------------------------------------------------
 
 
-def is_case(path: Path) -> bool:
+def _is_case(path: Path) -> bool:
     """Return whether a TOML file is a test: it has steps."""
     try:
-        return "steps" in parse_case(path)
+        return "steps" in _parse_case(path)
     except ConfigError:
         return False
 
@@ -319,17 +319,17 @@ def find_cases(path: Path) -> list[Path]:
     """
     if path.is_dir():
         home = path / "tests" if (path / "tests").is_dir() else path
-        cases = [p for p in sorted(home.rglob("*.toml")) if is_case(p)]
+        cases = [p for p in sorted(home.rglob("*.toml")) if _is_case(p)]
         if not cases:
             raise ConfigError(
                 [f"{path}: there are no tests; expected tests/*.toml with [[steps]]: see docs/testing.md"]
             )
         return cases
-    data = parse_case(path)
+    data = _parse_case(path)
     if "steps" in data or not {"sources", "transform", "stages", "target"} & set(data):
         return [path]
     folder = path.parent / "tests"
-    cases = [p for p in sorted(folder.rglob("*.toml")) if is_case(p) and _is_test_of(p, path)]
+    cases = [p for p in sorted(folder.rglob("*.toml")) if _is_case(p) and _is_test_of(p, path)]
     if not cases:
         raise ConfigError(
             [f"{path}: has no tests; expected {folder}/{path.stem}.toml with [[steps]]: see docs/testing.md"]
@@ -339,7 +339,7 @@ def find_cases(path: Path) -> list[Path]:
 
 def _is_test_of(case: Path, pipeline: Path) -> bool:
     try:
-        return tested_config(case, parse_case(case).get("pipeline")).resolve() == pipeline.resolve()
+        return tested_config(case, _parse_case(case).get("pipeline")).resolve() == pipeline.resolve()
     except ConfigError:
         return True  # running it reports the problem
 
@@ -373,8 +373,6 @@ __all__ = [
     "Expectation",
     "TestCase",
     "find_cases",
-    "is_case",
     "load_case",
-    "parse_case",
     "tested_config",
 ]

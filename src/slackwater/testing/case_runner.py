@@ -18,16 +18,16 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.errors import ConfigError, SlackwaterError
 from slackwater.testing import case_file as cases
 from slackwater.testing.case_file import ONLY, CaseStep, TestCase
-from slackwater.testing.difference import Difference, compare_rows, plain_value
+from slackwater.testing.difference import Difference, compare_rows, to_toml_value
+from slackwater.testing.local_result import START_US, LocalResult
 from slackwater.testing.pipeline import LocalPipeline
-from slackwater.testing.result import START_US, LocalResult
-from slackwater.testing.stub_sources import to_micros
+from slackwater.testing.stub_sources import to_micros_utc
 
 if TYPE_CHECKING:
     import polars as pl
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.engine_with_sql import Rows
+    from slackwater.testing.local_sql_engine import Rows
 
 _REASON, _VALUE = "_reason", "_value"
 
@@ -154,7 +154,7 @@ class LoadedCase:
         return outcome
 
     def _result(self, session: SparkSession) -> tuple[LocalResult, LocalPipeline]:
-        clock = START_US if self.case.clock is None else to_micros(self.case.clock)
+        clock = START_US if self.case.clock is None else to_micros_utc(self.case.clock)
         watch, shards = tuple(self.case.expect.stages), self.case.shards
         with LocalPipeline(self.pipeline, session=session, shards=shards, clock_us=clock, extra_stages=watch) as test:
             ahead = self._prepare_rows(test, self.case.steps)
@@ -251,7 +251,7 @@ def _compare_table(expected: Sequence[Mapping[str, Any]], table: pl.DataFrame, i
 
 def row_as_toml(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     """Return a row in the form of a test file."""
-    return {c: plain_value(row[c]) for c in columns if row.get(c) is not None}
+    return {c: to_toml_value(row[c]) for c in columns if row.get(c) is not None}
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -66,9 +66,9 @@ class Difference:
             shown_columns = [
                 c for c in self.columns if c not in columns and (not self.identity or c in self.identity)
             ] or [c for c in self.columns if c not in columns]
-            place = " ".join(f"{c}={format_value(self.actual[j].get(c))}" for c in shown_columns)
+            place = " ".join(f"{c}={_format_value(self.actual[j].get(c))}" for c in shown_columns)
             parts = [
-                f"{c}: expected {format_value(self.expected[i].get(c))}, found {format_value(self.actual[j].get(c))}"
+                f"{c}: expected {_format_value(self.expected[i].get(c))}, found {_format_value(self.actual[j].get(c))}"
                 for c in columns
             ]
             differing_lines.append(f"  ~ differs     {place + '  ' if place else ''}{'; '.join(parts)}")
@@ -76,7 +76,7 @@ class Difference:
 
     def _text(self, row: Row) -> str:
         return (
-            " ".join(f"{c}={format_value(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
+            " ".join(f"{c}={_format_value(row[c])}" for c in self.columns if row.get(c) is not None) or "a row of NULLs"
         )
 
 
@@ -163,7 +163,7 @@ def equal_values(a: Any, b: Any) -> bool:
         return all(equal_values(a.get(k), b.get(k)) for k in {**a, **b})
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(equal_values, a, b))
-    return plain_value(a) == plain_value(b)
+    return to_toml_value(a) == to_toml_value(b)
 
 
 def _time_us(value: Any) -> int | None:
@@ -173,7 +173,7 @@ def _time_us(value: Any) -> int | None:
     return parse_timestamp_us(value) if isinstance(value, str) else None
 
 
-def plain_value(value: Any) -> Any:
+def to_toml_value(value: Any) -> Any:
     """Convert a value to a form that TOML supports; None for NULL."""
     if isinstance(value, dt.datetime):
         return value.astimezone(dt.UTC) if value.tzinfo else value
@@ -185,15 +185,15 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {k: plain_value(v) for k, v in value.items() if v is not None}
+        return {k: to_toml_value(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
-        return [plain_value(v) for v in value if v is not None]
+        return [to_toml_value(v) for v in value if v is not None]
     if isinstance(value, dt.date):
         return value.isoformat()
     return value
 
 
-def format_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value for a line of output."""
     if value is None:
         return "NULL"
@@ -201,8 +201,8 @@ def format_value(value: Any) -> str:
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
     if isinstance(value, str):
         return value if value and " " not in value and "=" not in value else json.dumps(value, ensure_ascii=False)
-    plain = plain_value(value)
+    plain = to_toml_value(value)
     return json.dumps(plain, ensure_ascii=False, default=str) if isinstance(plain, list | dict) else str(plain)
 
 
-__all__ = ["Difference", "compare_rows", "equal_values", "format_value", "plain_value"]
+__all__ = ["Difference", "compare_rows", "equal_values", "to_toml_value"]

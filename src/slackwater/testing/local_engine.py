@@ -125,7 +125,7 @@ class LocalEngine:
                 source = np.full(fit.height, index)
                 if idle.get(name) and batch_partitions:
                     source += len(self.sources) * fit["__partition"].is_in(list(idle[name])).to_numpy()
-                prepared.append(prepare_rows(self.logic, which, fit, source if tagged else None))
+                prepared.append(_prepare_rows(self.logic, which, fit, source if tagged else None))
                 if self.keeps_late:
                     origin = _origins(name, fit, source if tagged else None)
                     origins.append(origin.with_columns(self._letter_keys(fit).get_columns()))
@@ -184,7 +184,7 @@ class LocalEngine:
             rows = frame.filter(pl.col("ts").is_between(first, min(latest, last)))
             for which in self.inputs.get(name, (name,)):
                 why = storability.unstorable_reason(self.logic, self.logic.input_index(which), capacity, rows)
-                lifted.append(lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
+                lifted.append(_lift_letters(self.logic, which, rows if why is None else rows.filter(why.is_null())))
         return pl.concat(lifted)
 
     def validate_letters(self, payload: Mapping[str, Any], clock_us: int) -> pl.DataFrame:
@@ -234,15 +234,15 @@ def _activity(rows: pl.DataFrame, usable: pl.DataFrame, partition: str) -> Sourc
 
 
 @singledispatch
-def prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
+def _prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     """Return rows of a source in the form that `operator.ingest` expects.
 
-    On Spark, `spark.shard_columns` does this in SQL.
+    On Spark, `spark.operator_rows` does this in SQL.
     """
-    raise_unregistered(operator, "slackwater.testing.local_engine.prepare_rows")
+    raise_unregistered(operator, "slackwater.testing.local_engine._prepare_rows")
 
 
-@prepare_rows.register(WindowOperator)
+@_prepare_rows.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     return lift_inputs(operator, _tag_sources(_input_columns(operator, rows), tag))
 
@@ -266,7 +266,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert selected columns (`spark.shard_columns`) for `operator.ingest`: windows lift their rows."""
+    """Convert selected columns (`spark.operator_rows`) for `operator.ingest`: windows lift their rows."""
     raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
 
 
@@ -299,7 +299,7 @@ def _(operator: StatelessOperator, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__kh"))
 
 
-@prepare_rows.register
+@_prepare_rows.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     which, slots = operator.input_index(source), ShuffleColumns.from_logic(operator)
     side = operator.sides[which]
@@ -319,7 +319,7 @@ def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame, tag: Int6
     return _tag_sources(pl.DataFrame([c.alias(name) for name, c in columns.items()]), tag)
 
 
-@prepare_rows.register
+@_prepare_rows.register
 def _(operator: KeyedOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     keys = normalize_columns(rows, list(operator.keys))
     values = [rows[f.name].cast(f.polars).alias(slot) for slot, f in operator.slots.items()]
@@ -327,7 +327,7 @@ def _(operator: KeyedOperator, source: str, rows: pl.DataFrame, tag: Int64s | No
     return _tag_sources(pl.DataFrame(columns), tag)
 
 
-@prepare_rows.register
+@_prepare_rows.register
 def _(operator: StatelessOperator, source: str, rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
     timed = rows.with_columns(rows["ts"].cast(pl.Datetime("us", "UTC")).alias("_event_ts"))
     named = (timed[f.name].alias(operator.slot(i)) for i, f in enumerate(operator.fields))
@@ -339,23 +339,23 @@ def _tag_sources(rows: pl.DataFrame, tag: Int64s | None) -> pl.DataFrame:
 
 
 @singledispatch
-def lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
+def _lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows of dead letters with `__letter`, `__kh` and `__ts`.
 
     Windows lift each row into accumulators and drop rows without a usable gap.
     """
-    raise_unregistered(operator, "slackwater.testing.local_engine.lift_letters")
+    raise_unregistered(operator, "slackwater.testing.local_engine._lift_letters")
 
 
-@lift_letters.register(WindowOperator)
+@_lift_letters.register(WindowOperator)
 def _(operator: WindowOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
     lifted = operator.lift_rows(_input_columns(operator, rows)).with_columns(rows["__letter"])
     return lifted.drop_nulls("__end") if operator.ends else lifted
 
 
-@lift_letters.register
+@_lift_letters.register
 def _(operator: IntervalJoinOperator, source: str, rows: pl.DataFrame) -> pl.DataFrame:
-    return prepare_rows(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
+    return _prepare_rows(operator, source, rows, None).select("__kh", "__ts").with_columns(rows["__letter"])
 
 
 def _input_columns(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from slackwater.errors import StartError
-from slackwater.spark import packages
+from slackwater.spark import maven_packages
 from slackwater.testing.services import SECONDS, Process, free_port
 
 Fault = Literal[
@@ -124,7 +124,7 @@ class Azurite:
 
     @classmethod
     def _install(cls) -> Path:
-        home = packages.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
+        home = maven_packages.cache_directory() / "npm" / f"azurite-{cls.VERSION}"
         command = home / "node_modules" / ".bin" / "azurite-blob"
         if not command.exists():
             home.mkdir(parents=True, exist_ok=True)

@@ -37,13 +37,13 @@ def batch_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the windows of all rows. No row is late."""
     rows = list(rows)
     return (
-        session_windows(window, rows)
+        _session_windows(window, rows)
         if window.kind == "session"
-        else pane_windows(window, [(r, s) for r in rows for s in window_starts(window, r)])
+        else _pane_windows(window, [(r, s) for r in rows for s in _window_starts(window, r)])
     )
 
 
-def window_starts(window: Window, row: Row) -> list[int]:
+def _window_starts(window: Window, row: Row) -> list[int]:
     """Return the starts of the windows that contain a row."""
     duration, hop = (window.duration_ms or 0) * 1000, (window.hop_ms or window.duration_ms or 0) * 1000
     offset, ts = window.offset_ms * 1000, row["ts"]
@@ -55,7 +55,7 @@ def window_starts(window: Window, row: Row) -> list[int]:
     return starts[::-1]
 
 
-def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
+def _pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[str, Any]]:
     """Return tumbling or hopping windows of (row, window start) pairs."""
     groups: dict[Any, list[Row]] = {}
     for row, start in pairs:
@@ -71,7 +71,7 @@ def pane_windows(window: Window, pairs: Iterable[tuple[Row, int]]) -> list[dict[
     ]
 
 
-def session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
+def _session_windows(window: Window, rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return session windows. For each key in event-time order, a gap or the cap starts the next session."""
     gap, cap = int(window.gap_ms or 0) * 1000, (window.max_session_duration_ms or 0) * 1000
     per_key: dict[Any, list[Row]] = {}
@@ -106,10 +106,10 @@ def _keys(window: Window, row: Row) -> dict[str, Any]:
 
 def aggregate(aggregations: Sequence[Aggregation], rows: list[Row]) -> dict[str, Any]:
     """Return the output columns of one group."""
-    return {a.as_: aggregate_one(a, rows) for a in aggregations}
+    return {a.as_: _aggregate_one(a, rows) for a in aggregations}
 
 
-def aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
+def _aggregate_one(a: Aggregation, rows: list[Row]) -> Any:
     """Compute one aggregation over the rows of a group. All except `count(*)` skip NULLs."""
     if a.column is None:
         return len(rows)
@@ -215,7 +215,7 @@ def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[
     late = missed = 0
     for rows in epochs:
         for row in rows:
-            starts = window_starts(window, row)
+            starts = _window_starts(window, row)
             open_ = [s for s in starts if watermark is None or s + duration > watermark]
             pairs += [(row, s) for s in open_]
             late += not open_
@@ -224,4 +224,4 @@ def judge_epochs(window: Window, epochs: Sequence[Sequence[Row]]) -> tuple[list[
         newest = max([*times, *([newest] if newest is not None else [])], default=None)
         if newest is not None:
             watermark = newest - lateness
-    return pane_windows(window, pairs), late, missed
+    return _pane_windows(window, pairs), late, missed

@@ -32,17 +32,17 @@ from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing import rows_without_spark
-from slackwater.testing.capture_losses import WATCHED, value_limits, with_captured_losses, with_watched_stages
+from slackwater.testing.bound_steps import BoundSteps
+from slackwater.testing.local_result import START_US, LocalFaults, LocalResult, SimulatedCrash
+from slackwater.testing.loss_capture import WATCHED, capture_dropped_rows, find_target_limits, watch_stages
+from slackwater.testing.memory_target import MemoryTarget, create_memory_targets
 from slackwater.testing.pipeline_builder import build_pipeline, rename_options
-from slackwater.testing.result import START_US, LocalFaults, LocalResult, SimulatedCrash
-from slackwater.testing.steps import BoundSteps
 from slackwater.testing.stub_sources import Row
-from slackwater.testing.target import MemoryTarget, memory_targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.engine_with_sql import Rows
+    from slackwater.testing.local_sql_engine import Rows
     from slackwater.testing.sql_frontend import InputRows, SqlFrontend
 
 
@@ -172,7 +172,7 @@ class LocalPipeline:
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
         """Prepare rows with Spark for `pipe_prepared`, in the same order; immediately if only one step reads sources."""
-        from slackwater.testing.engine_with_sql import LazyRows
+        from slackwater.testing.local_sql_engine import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
         fronts = {readers[one.source] for one in input_rows}
@@ -311,13 +311,13 @@ class LocalPipeline:
             if self._schema is None:
                 raise StartError('a window or join without a pipeline needs schema={"column": "type"} of its rows')
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
-        described = with_watched_stages(described, self._extra_stages)
-        self.pipeline = pipeline = with_captured_losses(described) if self._capture_losses else described
+        described = watch_stages(described, self._extra_stages)
+        self.pipeline = pipeline = capture_dropped_rows(described) if self._capture_losses else described
         given_columns = {} if self._schema is None else {s.name: self._schema for s in pipeline.sources}
         self._offsets: dict[tuple[str, int], int] = {}
         self._bound = BoundSteps(pipeline, given_columns, self._session)
         self._steps, self._sql_stages = self._bound.operators, self._bound.fronts
-        self._capacities = value_limits(pipeline, self._steps) if self._capture_losses else {}
+        self._capacities = find_target_limits(pipeline, self._steps) if self._capture_losses else {}
         capacities = dict.fromkeys(self._sql_stages, ANYTHING)
         for name, target_pipeline in pipeline.per_target.items():
             if (stage := str(target_pipeline.target.from_)) in capacities:
@@ -331,7 +331,7 @@ class LocalPipeline:
     def _set_targets(self, target_name: str) -> None:
         """Create the targets of the config, or reuse those of the same name. Their rows survive a crash."""
         self._target_name = target_name
-        self._targets = memory_targets(
+        self._targets = create_memory_targets(
             self.pipeline, self._steps, self._capacities, self._all_targets, target_name, self._on_publish
         )
 

@@ -39,7 +39,7 @@ class CaseItem(pytest.Item):
     """A pipeline test."""
 
     def runtest(self) -> None:
-        check_case(self.path)
+        _check_case(self.path)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from slackwater.errors import SlackwaterError
@@ -52,7 +52,7 @@ class CaseItem(pytest.Item):
         return self.path, 0, self.name
 
 
-def check_case(path: Path | str) -> CaseResult:
+def _check_case(path: Path | str) -> CaseResult:
     """Run a test file. If the results are not as expected, raises an error with the differences."""
     from slackwater.testing import case_runner
 
@@ -67,7 +67,7 @@ def check_case(path: Path | str) -> CaseResult:
 @pytest.fixture
 def slackwater_test() -> Iterator[Callable[[Path | str], CaseResult]]:
     """Return a function that runs a test file and raises if the results are not as expected."""
-    yield check_case
+    yield _check_case
 
 
-__all__ = ["CaseFile", "CaseItem", "check_case"]
+__all__ = ["CaseFile", "CaseItem"]

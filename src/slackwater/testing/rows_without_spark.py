@@ -13,13 +13,13 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.errors import StartError
-from slackwater.testing.stub_sources import columns_of, to_micros
+from slackwater.testing.stub_sources import read_declared_columns, to_micros_utc
 
 Columns = Mapping[str, Field]
 _PER_UNIT = {"s": 1_000_000, "ms": 1000, "us": 1}
 
 
-def find_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
+def _find_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> list[str]:
     """Return the SQL of a pipeline that only Spark can run, as `key = "text"`."""
     texts = []
     for stage_pipeline in pipeline.stage_pipelines.values():
@@ -48,7 +48,7 @@ def _sql_line(sql: str) -> str:
 
 def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError if a pipeline has SQL, or a column `ts` that is not only the event time."""
-    if unsupported := find_sql(pipeline, columns):
+    if unsupported := _find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass session=, a Spark session, "
             "or test a pipeline without it"
@@ -61,7 +61,9 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
     """Return the columns of each source: those of the test, or those declared. Raises StartError if both are missing."""
     columns = {}
     for index, source in enumerate(pipeline.sources):
-        declared = given_columns[source.name] if source.name in given_columns else columns_of(pipeline, index)
+        declared = (
+            given_columns[source.name] if source.name in given_columns else read_declared_columns(pipeline, index)
+        )
         if declared is None:
             raise StartError(
                 f'{pipeline.name}: source "{source.name}" declares no schema; pass schema={{"column": "type"}} to the test'
@@ -132,7 +134,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
     try:
         if isinstance(value, int) and not isinstance(value, bool):
             return value // 1000 if unit == "ns" else value * _PER_UNIT[unit or "us"]
-        return to_micros(value)
+        return to_micros_utc(value)
     except (ValueError, StartError):
         return None
 
@@ -140,7 +142,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
 def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
     """Build a column. Times may be datetimes, strings or microseconds."""
     if isinstance(kind, pl.Datetime):
-        numbers = [None if v is None else to_micros(v) for v in values]
+        numbers = [None if v is None else to_micros_utc(v) for v in values]
         return pl.Series(numbers, dtype=pl.Int64).cast(pl.Datetime("us")).cast(kind)
     return pl.Series(values, dtype=kind)
 

@@ -21,9 +21,9 @@ from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
+from slackwater.testing.local_result import START_US, LocalResult, SimulatedCrash
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.testing.pipeline_builder import build_pipeline
-from slackwater.testing.result import START_US, LocalResult, SimulatedCrash
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.errors import StartError
-from slackwater.spark import packages
+from slackwater.spark import maven_packages
 
 KAFKA_VERSION = "4.1.2"
 _NOBODY = 65534
@@ -118,7 +118,7 @@ class Kafka:
     @classmethod
     def _create(cls, directory: Path) -> Kafka:
         classpath = ":".join(
-            map(str, packages.fetch_with_dependencies("org.apache.kafka", "kafka_2.13", KAFKA_VERSION))
+            map(str, maven_packages.fetch_with_dependencies("org.apache.kafka", "kafka_2.13", KAFKA_VERSION))
         )
         port, controller = free_port(), free_port()
         settings = {

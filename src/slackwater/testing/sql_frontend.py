@@ -27,9 +27,9 @@ from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_co
 from slackwater.runner import stage_binding
 from slackwater.sources.base import CORRUPT, spark_error_reason
 from slackwater.sources.lookup_views import LookupViews
-from slackwater.spark import analysis, session
+from slackwater.spark import session, sql_analysis
 from slackwater.spark.engine import SparkEngine
-from slackwater.spark.row_plan import RowPlan
+from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
 from slackwater.windows.aggregations import quote_column
@@ -91,18 +91,18 @@ class SqlFrontend:
         )
         self.logic = binding.operator
         self._clocked = [
-            n for n, t in binding.times.items() if t == analysis.CLOCK and self.pipeline.transform.is_stateless
+            n for n, t in binding.times.items() if t == sql_analysis.CLOCK and self.pipeline.transform.is_stateless
         ]
-        clocked = {n: f"timestamp_micros({_CLOCK})" if t == analysis.CLOCK else t for n, t in binding.times.items()}
+        clocked = {n: f"timestamp_micros({_CLOCK})" if t == sql_analysis.CLOCK else t for n, t in binding.times.items()}
         self.engine = SparkEngine(
-            RowPlan(self.session, self.pipeline, self.logic, clocked, end=binding.end_sql(self.session))
+            RowQueryBuilder(self.session, self.pipeline, self.logic, clocked, end=binding.end_sql(self.session))
         )
         self._carried = {w.key: self._carried_columns(w, binding.frames[w.origin]) for w in self.pipeline.input_paths}
 
     def _carried_columns(self, way: InputPath, empty: DataFrame) -> tuple[str, ...] | None:
         """Return the columns that carry a row's number through the SQL; None if the SQL does not allow it."""
         try:
-            return analysis.check_origin(self.session, self.pipeline, way, empty) or ()
+            return sql_analysis.add_origin_to_sql(self.session, self.pipeline, way, empty) or ()
         except StartError:
             return None
 
@@ -227,7 +227,7 @@ class SqlFrontend:
         plain = [quote_column(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
-        out = analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
+        out = sql_analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)
         why = (
             storability.unstorable_sql(self.logic, self.logic.input_index(way.name), self.capacity)
             or "CAST(NULL AS STRING)"

@@ -111,10 +111,10 @@ class StubSource:
         if self.spec.format == "text":
             return str(row.get("value", ""))
         if self.spec.format != "csv":
-            return json_text(row)
+            return _json_text(row)
         cells = [row.get(c) for c in self._column_names]
         out = io.StringIO()
-        plain = ["" if c is None else c if isinstance(c, str) else json_cell(c) for c in cells]
+        plain = ["" if c is None else c if isinstance(c, str) else _json_cell(c) for c in cells]
         csv.writer(out, delimiter=self.spec.options.get("sep", ","), lineterminator="").writerow(plain)
         return out.getvalue()
 
@@ -169,7 +169,7 @@ class StubSource:
             partition_key = str(place.get("_topic", topic)), int(place.get("_partition", 0))
             offsets.append(int(place.get("_offset", counts.get(partition_key, 0))))
             counts[partition_key] = offsets[-1] + 1
-        moments = [to_micros(p.get(_EVENT_TIME, clock)) for p, clock in zip(places, clocks_us, strict=True)]
+        moments = [to_micros_utc(p.get(_EVENT_TIME, clock)) for p, clock in zip(places, clocks_us, strict=True)]
         table = pa.table(
             {
                 NUMBER: pa.array(range(len(rows)), pa.int64()),
@@ -246,7 +246,7 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
     return create_payload(RawRecords(session, spec, body, zone=zone))
 
 
-def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
+def read_declared_columns(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
     """Return the columns that a source declares, without Spark; None if it does not declare a schema."""
     declared = pipeline.sources[index].schema_
     return None if declared is None else {n: Field(n, t) for n, t in ddl.parse_ddl_columns(declared).items()}
@@ -255,11 +255,11 @@ def columns_of(pipeline: Pipeline, index: int) -> Mapping[str, Field] | None:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def json_text(row: Mapping[str, Any]) -> str:
+def _json_text(row: Mapping[str, Any]) -> str:
     return json.dumps(row, default=_json_value, ensure_ascii=False)
 
 
-def json_cell(value: Any) -> str:
+def _json_cell(value: Any) -> str:
     return str(_json_value(value)) if not isinstance(value, bool) else str(value).lower()
 
 
@@ -279,7 +279,7 @@ def _headers(value: Mapping[str, Any] | None) -> list[dict[str, Any]] | None:
     return None if value is None else [{"key": k, "value": _bytes(v)} for k, v in value.items()]
 
 
-def to_micros(value: Any) -> int:
+def to_micros_utc(value: Any) -> int:
     """Convert a time to microseconds UTC. A number is returned unchanged; a datetime without a zone is in UTC."""
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
@@ -291,4 +291,4 @@ def to_micros(value: Any) -> int:
     return value
 
 
-__all__ = ["NUMBER", "StubSource", "columns_of", "create_stub_source", "json_text", "to_micros"]
+__all__ = ["NUMBER", "StubSource", "create_stub_source", "read_declared_columns", "to_micros_utc"]

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
-from slackwater.web.guard import Application, Receive, Scope, Send
+from slackwater.web.request_guard import Application, Receive, Scope, Send
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'",

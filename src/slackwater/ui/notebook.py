@@ -28,7 +28,7 @@ from slackwater.ui.blocks.watermark import build_watermark
 from slackwater.ui.draw import sessions
 from slackwater.ui.draw.watermark import draw_lanes
 from slackwater.ui.format import format_key, format_number, format_size, format_span, format_time
-from slackwater.ui.pages import static_file
+from slackwater.ui.pages import read_static_file
 from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
 
@@ -45,7 +45,7 @@ def to_html(value: object) -> str:
 @cache
 def drawing_styles() -> str:
     """Return the part of the page's stylesheet that drawings need."""
-    css = static_file("ui.css").decode()
+    css = read_static_file("ui.css").decode()
     return css[: css.index("* {")] + css[css.index(".plot {") : css.index(".marks {")]
 
 

@@ -104,7 +104,7 @@ def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage
         if snapshot is None:
             raise _missing_commit_error(watched)
         recorded_runs = watched.store.runs() if epoch is None else None
-        return build_model(
+        return _build_model(
             watched, snapshot, list_kept_commits(watched.store), watched.store.runner(), now_us, stage, recorded_runs
         )
 
@@ -131,12 +131,12 @@ def load_models(watched: PageSource, now_us: int) -> tuple[PageModel, list[PageM
     """
     with latest_snapshot(watched) as snapshot:
         common = list_kept_commits(watched.store), watched.store.runner(), now_us
-        pipeline_model = build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
+        pipeline_model = _build_model(watched, snapshot, *common, recorded_runs=watched.store.runs())
         several = pipeline_model.stages if pipeline_model.stages[1:] else ()
-        return pipeline_model, [build_model(watched, snapshot, *common, s.name) for s in several]
+        return pipeline_model, [_build_model(watched, snapshot, *common, s.name) for s in several]
 
 
-def build_model(
+def _build_model(
     watched: PageSource,
     snapshot: Snapshot,
     commits: Iterable[Commit],
@@ -178,7 +178,7 @@ def build_model(
         stage = None
     counted = build_accounting(history, *_lateness(report))
     return PageModel(
-        compute_tag(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
+        _compute_tag(commit, runner, report.is_published, (recorded_runs or ())[-1:]),
         now_us,
         build_header(report, counted, list(watched.render_why(report, watched.file)), stage),
         build_watermark(report, history),
@@ -232,7 +232,7 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
     return NOTHING, "; ".join(each) or None
 
 
-def compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
+def _compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
     """Return a tag of the epoch, the state, the runner, whether the epoch is published, and the latest run."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"

@@ -45,7 +45,7 @@ from slackwater.ui.format import (
 )
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
-from slackwater.ui.tables import with_labels
+from slackwater.ui.table_labels import label_table_cells
 
 STAGE_BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "joins")
 BLOCKS = ("top", "stages", "watermark", "rows", "closing", "size", "pace", "joins", "runs")
@@ -90,7 +90,7 @@ class PageLocation:
         return f"{self.base}/stage/{stage.at}"
 
 
-def static_file(name: str) -> bytes:
+def read_static_file(name: str) -> bytes:
     return (resources.files("slackwater.ui") / "static" / name).read_bytes()
 
 
@@ -123,7 +123,7 @@ def _templates() -> Environment:
     env.globals.update(
         draw_lanes=draw_both_widths(watermark.draw_lanes),
         draw_behind=draw_both_widths(watermark.draw_lag),
-        shown_lanes=watermark.shown_lanes,
+        shown_lanes=watermark.select_lanes,
         draw_total=draw_both_widths(row_accounting.draw_total),
         draw_epochs=draw_both_widths(row_accounting.draw_epochs),
         draw_bins=draw_both_widths(upcoming_closes.draw_closes),
@@ -135,13 +135,13 @@ def _templates() -> Environment:
         draw_stages=stages.draw_stages,
         draw_join_buffers=draw_both_widths(join_buffers.draw_join_buffers),
         phase_labels=PHASE_LABELS,
-        key_query=key_query,
+        key_query=_key_query,
     )
     return env
 
 
 def _render(template: str, **values: Any) -> bytes:
-    return with_labels(_templates().get_template(template).render(**values)).encode(errors="replace")
+    return label_table_cells(_templates().get_template(template).render(**values)).encode(errors="replace")
 
 
 def render_fragment(name: str, model: PageModel, location: PageLocation) -> bytes:
@@ -159,36 +159,38 @@ def render_page(
         of_stages: models of stages, whose blocks are appended in a saved file.
     """
     blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]
-    style = None if location.base is not None else Markup(static_file("ui.css").decode())
+    style = None if location.base is not None else Markup(read_static_file("ui.css").decode())
     values: dict[str, Any] = {"style": style, "record": None, "epochs": epochs or model.kept_epochs}
     if location.base is None:
-        record = {b: block_data(b, model) for b in block_names(model)}
+        record = {b: block_as_data(b, model) for b in _block_names(model)}
         if stages:
-            record["stages"] = {s.stage: {b: block_data(b, s) for b in STAGE_BLOCKS} for s in of_stages}
+            record["stages"] = {s.stage: {b: block_as_data(b, s) for b in STAGE_BLOCKS} for s in of_stages}
         values["record"] = json.dumps(record, ensure_ascii=False, indent=1)
     return _render("page.html", model=model, location=location, blocks=blocks, stages=stages, **values)
 
 
-def block_names(model: PageModel) -> tuple[str, ...]:
+def _block_names(model: PageModel) -> tuple[str, ...]:
     """Return the names of the blocks of a model."""
     return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
 def _blocks(model: PageModel, location: PageLocation) -> dict[str, Markup]:
     return {
-        name: Markup(render_fragment(name, model, location).decode()) for name in block_names(model)
+        name: Markup(render_fragment(name, model, location).decode()) for name in _block_names(model)
     }  # already escaped
 
 
-def bin_page(model: PageModel, location: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]) -> bytes:
+def render_bin_page(
+    model: PageModel, location: PageLocation, low: int, high: int, windows: Sequence[ClosingWindow]
+) -> bytes:
     return _render("bin.html", model=model, location=location, style=None, low=low, high=high, windows=windows)
 
 
-def key_page(pipeline: str, location: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
+def render_key_page(pipeline: str, location: PageLocation, view: KeyView, stage: str | None = None) -> bytes:
     return _render("key.html", pipeline=pipeline, stage=stage, location=location, style=None, key=view)
 
 
-def letters_page(
+def render_letters_page(
     pipeline: str, location: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
 ) -> bytes:
     """Render the page of the newest dead letters, at most `most`."""
@@ -197,7 +199,7 @@ def letters_page(
     )
 
 
-def hot_page(model: PageModel, location: PageLocation, keys: Sequence[HotKey]) -> bytes:
+def render_hot_keys_page(model: PageModel, location: PageLocation, keys: Sequence[HotKey]) -> bytes:
     return _render("hot.html", model=model, location=location, style=None, keys=keys)
 
 
@@ -230,7 +232,7 @@ _DATA: Mapping[str, Callable[[PageModel], Any]] = {
 }
 
 
-def block_data(name: str, model: PageModel) -> Any:
+def block_as_data(name: str, model: PageModel) -> Any:
     """Return a block as plain data for JSON; None if the model does not have it."""
     block = _DATA[name](model)
     if isinstance(block, tuple):
@@ -238,10 +240,10 @@ def block_data(name: str, model: PageModel) -> Any:
     return None if block is None else dataclasses.asdict(block)
 
 
-def as_json(content: Any) -> bytes:
+def to_json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False, default=format_value).encode(errors="replace")
 
 
-def key_query(key: Mapping[str, Any]) -> str:
+def _key_query(key: Mapping[str, Any]) -> str:
     """Format a key as the query string of its page; a name without a value means NULL."""
     return "&".join(quote(n, safe="") + ("" if v is None else f"={quote(str(v), safe='')}") for n, v in key.items())

@@ -40,18 +40,18 @@ from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.query import server as questions
 from slackwater.query.state_view import StateView
-from slackwater.runner.dead_letter_reader import LetterFilter, newest_letters, with_attempts
+from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages
 from slackwater.ui.access import Access, check_host
-from slackwater.ui.answers import answer_request, error_line, fail_request, html_response, refuse_request, with_tag
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_cache import CommitWatcher, PageCache
 from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, load_model, select_window_stage
 from slackwater.ui.pages import PageLocation
-from slackwater.web.guard import Application
+from slackwater.ui.responses import answer_request, fail_request, html_response, refuse_request, send_error, tag_content
+from slackwater.web.event_streams import EventStream, StreamSlots
+from slackwater.web.request_guard import Application
 from slackwater.web.server import LOOPBACK, HttpServer, start_server
-from slackwater.web.streams import EventStream, StreamSlots
 
 log = logging.getLogger("slackwater")
 
@@ -69,7 +69,7 @@ STATIC |= {"htmx-sse.min.js": "text/javascript", "icon.svg": "image/svg+xml"}
 class UiServer:
     """A server that runs until `stop`."""
 
-    def __init__(self, http: HttpServer, ui: Ui) -> None:
+    def __init__(self, http: HttpServer, ui: UiApplication) -> None:
         self._http, self._ui = http, ui
         self.port = http.port
 
@@ -85,7 +85,7 @@ def serve_pages(
     check_host(host, token)
     if token is not None:
         remember_secret(token)
-    ui = Ui(watched)
+    ui = UiApplication(watched)
     try:
         http = start_server(Access(ui.app, token), port, host, service="the page", option="--port", names=names)
     except BaseException:
@@ -94,7 +94,7 @@ def serve_pages(
     return UiServer(http, ui)
 
 
-class Ui:
+class UiApplication:
     """The ASGI application (`app`) of the pages, with its threads and caches, which `stop` releases."""
 
     def __init__(self, watched: Sequence[PageSource], viewers: int = VIEWERS) -> None:
@@ -177,7 +177,7 @@ class Ui:
             try:
                 cache, _ = await asyncio.get_running_loop().run_in_executor(self._threads, find, request)
             except SlackwaterError as error:
-                return error_line(request, 503, str(error))
+                return send_error(request, 503, str(error))
             return self._events(cache, request)
 
         routes = [
@@ -201,7 +201,7 @@ class Ui:
 
         async def answer_in_thread(request: Request) -> Response:
             if self._open >= AT_ONCE + WAITING:
-                return error_line(request, 503, f"{self._open} queries are running; try again later")
+                return send_error(request, 503, f"{self._open} queries are running; try again later")
             self._open += 1
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._threads, answer_request, answer, request)
@@ -216,12 +216,12 @@ class Ui:
             model = cache.now()
             pipelines.append((cache.name, f"/p/{cache.name}/", model, None if model else cache.problem, cache.waits))
         digest = hashlib.sha256("\0".join(cache.tag for cache in self._caches).encode()).hexdigest()[:16]
-        return with_tag(request, digest, pages.render_overview(pipelines), "text/html")
+        return tag_content(request, digest, pages.render_overview(pipelines), "text/html")
 
     def _events(self, cache: PageCache, request: Request) -> Response:
         tag = request.headers.get("last-event-id") or request.query_params.get("seen", "")
         blocks = "blocks" in request.query_params
-        refusal = error_line(
+        refusal = send_error(
             request, 503, f"{self._streams.most} viewers already follow the commits; reload the page later"
         )
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
@@ -267,7 +267,7 @@ def _page(cache: PageCache, location: PageLocation, request: Request) -> Respons
     page = cache.get_content("page", lambda model: pages.render_page(model, location))
     if page is None:
         return _problem(cache, location)
-    return with_tag(request, *page, "text/html")
+    return tag_content(request, *page, "text/html")
 
 
 def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Response:
@@ -283,7 +283,7 @@ def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Re
     page = cache.get_content(f"epoch {epoch}", make)
     if page is None:
         return _problem(cache, location)
-    return with_tag(request, *page, "text/html")
+    return tag_content(request, *page, "text/html")
 
 
 def _block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
@@ -302,14 +302,14 @@ def _fragment(cache: PageCache, location: PageLocation, name: str, request: Requ
     fragment = cache.get_content(name, lambda model: pages.render_fragment(name, model, location))
     if fragment is None:  # status 200, so that the browser replaces the old block
         return html_response(pages.problem_fragment(cache.problem or "", cache.waits) if name == "top" else b"", 200)
-    return with_tag(request, *fragment, "text/html")
+    return tag_content(request, *fragment, "text/html")
 
 
 def _block_json(cache: PageCache, location: PageLocation, name: str, request: Request) -> Response:
-    content = cache.get_content(f"{name}.json", lambda model: pages.as_json(pages.block_data(name, model)))
+    content = cache.get_content(f"{name}.json", lambda model: pages.to_json(pages.block_as_data(name, model)))
     if content is None:
         raise StateError(cache.problem or "")
-    return with_tag(request, *content, "application/json")
+    return tag_content(request, *content, "application/json")
 
 
 def _epoch(text: str) -> int:
@@ -339,30 +339,30 @@ def _bin(cache: PageCache, location: PageLocation, request: Request) -> Response
     model = cache.now()
     if model is None:
         return _problem(cache, location)
-    return html_response(pages.bin_page(model, location, low, high, windows))
+    return html_response(pages.render_bin_page(model, location, low, high, windows))
 
 
 def _letters(cache: PageCache, location: PageLocation, request: Request) -> Response:
     pipeline, reason = cache.watched.pipeline, request.query_params.get("reason")
     if cache.watched.is_described:
         raise StartError("dead letters: only the config names their location; start the page with: slackwater ui FILE")
-    letters = with_attempts(pipeline, newest_letters(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
-    return html_response(pages.letters_page(cache.name, location, reason, letters, LETTERS))
+    letters = add_attempts(pipeline, read_newest(pipeline, LetterFilter(reason=reason, limit=LETTERS))).to_dicts()
+    return html_response(pages.render_letters_page(cache.name, location, reason, letters, LETTERS))
 
 
 def _hot(cache: PageCache, location: PageLocation, request: Request) -> Response:
     def make(model: PageModel) -> bytes:
         with latest_snapshot(cache.watched) as snapshot:
-            return pages.hot_page(model, location, find_hot_keys(cache.watched.store, snapshot, HOT))
+            return pages.render_hot_keys_page(model, location, find_hot_keys(cache.watched.store, snapshot, HOT))
 
     page = cache.get_content("hot", make)
-    return _problem(cache, location) if page is None else with_tag(request, *page, "text/html")
+    return _problem(cache, location) if page is None else tag_content(request, *page, "text/html")
 
 
 def _keys_json(cache: PageCache, location: PageLocation, request: Request) -> Response:
     _, _, windows = _windows(cache, request)
     rows = [{"key": w.key, "start_us": w.start_us, "closes_us": w.closes_us, "reason": w.reason} for w in windows]
-    return Response(pages.as_json(rows), media_type="application/json")
+    return Response(pages.to_json(rows), media_type="application/json")
 
 
 def _key_texts(request: Request) -> dict[str, str | None]:
@@ -377,20 +377,20 @@ def _key_texts(request: Request) -> dict[str, str | None]:
 
 def _key(cache: PageCache, location: PageLocation, request: Request) -> Response:
     view = load_key(cache.watched, _key_texts(request), time.time_ns() // 1000, cache.stage)
-    return html_response(pages.key_page(cache.name, location, view, cache.stage))
+    return html_response(pages.render_key_page(cache.name, location, view, cache.stage))
 
 
 def _key_json(cache: PageCache, location: PageLocation, request: Request) -> Response:
     view = load_key(cache.watched, _key_texts(request), time.time_ns() // 1000, cache.stage)
-    return Response(pages.as_json(dataclasses.asdict(view)), media_type="application/json")
+    return Response(pages.to_json(dataclasses.asdict(view)), media_type="application/json")
 
 
 async def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in STATIC:
         raise HTTPException(404)
-    content = pages.static_file(name)
-    return with_tag(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
+    content = pages.read_static_file(name)
+    return tag_content(request, hashlib.sha256(content).hexdigest()[:16], content, STATIC[name])
 
 
-__all__ = ["Ui", "UiServer", "serve_pages"]
+__all__ = ["UiServer", "serve_pages"]

@@ -28,7 +28,7 @@ def width() -> float:
     return _width.get()
 
 
-def is_narrow() -> bool:
+def _is_narrow() -> bool:
     return width() == NARROW
 
 
@@ -44,7 +44,7 @@ def lane_start(wide: float) -> float:
 
 def drawing_id(name: str) -> str:
     """Return an ID for a definition that is unique on the page: narrow drawings get a suffix."""
-    return f"{name}-slim" if is_narrow() else name
+    return f"{name}-slim" if _is_narrow() else name
 
 
 def shorten(name: str, room: float) -> str:
@@ -104,7 +104,7 @@ def picture(label: str, height: float, *parts: Markup, across: float | None = No
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}
-    kind = "plot wide" if size else "plot slim" if is_narrow() else "plot"
+    kind = "plot wide" if size else "plot slim" if _is_narrow() else "plot"
     box = f"0 0 {across:g} {height:g}"
     return element("svg", *parts, viewBox=box, role="img", aria_label=label, class_=kind, **size)
 

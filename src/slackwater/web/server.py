@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import uvicorn
 
 from slackwater.errors import StartError
-from slackwater.web.connections import HEAD_BYTES, WAIT_S, bounded_protocol
-from slackwater.web.guard import Application, RequestGuard
+from slackwater.web.connection_limits import HEAD_BYTES, WAIT_S, create_bounded_protocol
+from slackwater.web.request_guard import Application, RequestGuard
 
 LOOPBACK = "127.0.0.1"
 
@@ -60,7 +60,7 @@ def start_server(
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request
     config = uvicorn.Config(
         RequestGuard(app, (host, *names), "--allow-host"),
-        http=bounded_protocol(max_connections, wait_s),
+        http=create_bounded_protocol(max_connections, wait_s),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -50,10 +50,13 @@ def test_a_table_path_is_relative_to_the_config_and_explained(tmp_path: Path) ->
     assert pipeline.sources[0].query == str(tmp_path / "lake" / "clicks")
     text = str(explain.build_plan(pipeline))
     assert f"Delta table {tmp_path}/lake/clicks, at most 100 per epoch" in text
-    assert starting_offsets.offsets_text(pipeline) == "clicks at earliest"
+    assert starting_offsets.describe_starting_offsets(pipeline) == "clicks at earliest"
     later = page(tmp_path, KEY, "starting_version = 7")
-    assert starting_offsets.offsets_text(later) == "clicks at version 7"
-    assert starting_offsets.offsets_text(starting_offsets.with_offsets(later, {"*": "latest"})) == "clicks at latest"
+    assert starting_offsets.describe_starting_offsets(later) == "clicks at version 7"
+    assert (
+        starting_offsets.describe_starting_offsets(starting_offsets.set_starting_offsets(later, {"*": "latest"}))
+        == "clicks at latest"
+    )
 
 
 def test_a_key_of_tables_is_refused_for_files() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from slackwater.config.connection import Connection
 from slackwater.runner.connectors.base import Connector
-from slackwater.runner.connectors.cloud import KinesisConnector, PubSubConnector
+from slackwater.runner.connectors.cloud_queues import KinesisConnector, PubSubConnector
 from slackwater.runner.connectors.console import ConsoleConnector
 from slackwater.runner.connectors.delta import DeltaConnector
 from slackwater.runner.connectors.files import FilesConnector

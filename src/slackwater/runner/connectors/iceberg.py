@@ -12,7 +12,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError
-from slackwater.runner.connectors.tables import TableConnector
+from slackwater.runner.connectors.versioned_tables import TableConnector
 from slackwater.runner.dead_letter_filter import LetterFilter
 from slackwater.targets.base import TargetTable
 

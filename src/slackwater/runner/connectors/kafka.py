@@ -160,7 +160,7 @@ class KafkaConnector(Connector[KafkaConnection]):
                 for message in consumer.consume(CHUNK, timeout=0.5):
                     end = time.monotonic() + _SECONDS
                     if message.error() is None:
-                        rows.append(letter_from_message(message.key(), message.value(), message.headers() or []))
+                        rows.append(_letter_from_message(message.key(), message.value(), message.headers() or []))
                     elif message.error().code() == KafkaError._PARTITION_EOF:
                         ended.add(message.partition())
                 if time.monotonic() > end:
@@ -177,7 +177,7 @@ class KafkaConnector(Connector[KafkaConnection]):
         yield pl.DataFrame(rows, schema=SCHEMA)
 
 
-def letter_from_message(
+def _letter_from_message(
     key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]
 ) -> dict[str, Any]:
     """Convert a Kafka message written by `targets.kafka_rows.LetterRows` to a dead letter.

@@ -46,7 +46,7 @@ def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
     return tuple(_stage(commit, *by_name[s.stage], s) for s in report.reported_stages)
 
 
-def stage_address(name: str, number: int) -> str:
+def _stage_address(name: str, number: int) -> str:
     """Return a stage's component in URLs: its name, or `~` and its number if the name does not fit in a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
@@ -58,7 +58,7 @@ def _stage(commit: Commit, number: int, state: StageState, report: StageReport) 
     )
     return StageSummary(
         name=state.name,
-        at=stage_address(state.name, number),
+        at=_stage_address(state.name, number),
         reads=report.reads,
         kind=report.kind,
         watermark_us=report.watermark_us,

@@ -55,12 +55,12 @@ def build_watermark(report: WhyReport, commits: Sequence[Commit]) -> WatermarkBl
     """Build the watermark block of one stage, or of all sources, from a report and the kept commits, oldest first."""
     return WatermarkBlock(
         _watermark(report, commits),
-        tuple(_lane(c, report) for c in shown_clocks(report)),
+        tuple(_lane(c, report) for c in _shown_clocks(report)),
         tuple(LagPoint(m.epoch, m.committed_us, _behind(m)) for m in commits),
     )
 
 
-def shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
+def _shown_clocks(report: WhyReport) -> tuple[ClockReport, ...]:
     """Return the clocks of the inputs of a report about one stage.
 
     For a report about several stages, return each source's clock in the first stage that reads it.

@@ -34,7 +34,7 @@ LEFT = 220
 LANE = 30
 
 
-def shown_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
+def select_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
     """Return at most MOST lanes: the holder, the sources, and the partitions that are furthest behind."""
     if len(lanes) <= MOST:
         return list(lanes)
@@ -48,7 +48,7 @@ def shown_lanes(lanes: Sequence[WatermarkLane]) -> list[WatermarkLane]:
 
 def draw_lanes(block: WatermarkBlock) -> Markup:
     """Draw the watermark lanes; return empty markup if there is no event time yet."""
-    drawn = shown_lanes(block.lanes)
+    drawn = select_lanes(block.lanes)
     times = [t for lane in drawn for t in (lane.newest_us, lane.watermark_us) if t is not None]
     times += [] if block.watermark_us is None else [block.watermark_us]
     if not times:

@@ -28,7 +28,7 @@ _REASON_TEXTS = {
 }
 
 
-def results_lines(status: Status, flush: str = FLUSH) -> Iterator[str]:
+def summarize_results(status: Status, flush: str = FLUSH) -> Iterator[str]:
     """Yield a line about the pipeline's results. If there are several stages, one line per stage, with its name."""
     if not status.stages[1:]:
         yield _result_line(

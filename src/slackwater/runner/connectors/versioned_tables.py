@@ -40,14 +40,14 @@ class TableConnector(Connector[C]):
     def source(
         self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None
     ) -> PlannedTableSource:
-        return table_source(self.log(spec), spec, schema_json)
+        return _table_source(self.log(spec), spec, schema_json)
 
     def check_source(self, spec: Source) -> None:
-        table_source(self.log(spec), spec, None)
+        _table_source(self.log(spec), spec, None)
 
     def resolve_position(self, spec: Source, position: str | int) -> TableOffsets:
         """Return the offsets after the table's current version: "latest" is the only position of a table."""
-        return table_source(self.log(spec), spec, None).snapshot.offsets
+        return _table_source(self.log(spec), spec, None).snapshot.offsets
 
     def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
         log, label = self.log(spec), f'source "{spec.name}"'
@@ -78,7 +78,7 @@ class TableConnector(Connector[C]):
         ], types
 
 
-def table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
+def _table_source(log: TableLog, spec: Source, schema_json: str | None) -> PlannedTableSource:
     """Return a source for the current version of the table.
 
     `schema_json` holds the columns with which it was first read, as Spark's JSON. Raises StartError if the table does

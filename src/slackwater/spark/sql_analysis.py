@@ -21,8 +21,8 @@ from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT, spark_error_reason
 from slackwater.sources.timestamp_parsing import UTC
-from slackwater.spark import origin, row_wise_check
-from slackwater.spark.epoch_sql import end_sql, event_time_sql
+from slackwater.spark import origin_tracking, row_wise_check
+from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ CLOCK = "PROCESSING"  # used instead of an event-time expression: the epoch's cl
 TIMES = ("timestamp", "timestamp_ntz", "date", "string")
 
 
-def fields_of(frame: DataFrame) -> dict[str, Field]:
+def _fields_of(frame: DataFrame) -> dict[str, Field]:
     """Return the columns of a DataFrame with their types."""
     return {f.name: Field(f.name, f.dataType.simpleString()) for f in frame.schema.fields if f.name != CORRUPT}
 
@@ -42,7 +42,7 @@ def empty_frame(session: SparkSession, frame: DataFrame) -> DataFrame:
     return session.createDataFrame([], frame.schema)
 
 
-def time_expression(
+def event_time_expression(
     pipeline: Pipeline, session: SparkSession, source: str, frame: DataFrame, has_clock: bool = False
 ) -> str:
     """Return the event-time expression of a source, as Spark SQL that yields a TIMESTAMP.
@@ -59,7 +59,7 @@ def time_expression(
     """
     step = pipeline.transform.step
     where = f'{pipeline.name}: source "{source}"'
-    columns = list(fields_of(frame))
+    columns = list(_fields_of(frame))
     if step.time_mode == "processing":
         return CLOCK
     text = step.event_time_column
@@ -151,7 +151,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         _check_columns(pipeline, input_path, out, where)
         rows = out
     hidden_origin = _selected_origin(pipeline, input_path)
-    return {name: field for name, field in fields_of(rows).items() if name != hidden_origin}
+    return {name: field for name, field in _fields_of(rows).items() if name != hidden_origin}
 
 
 def _check_row_wise(
@@ -186,7 +186,7 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
                 f"{where} selects {', '.join(map(format_value, duplicates))} more than once; give each column its own name"
             )
         return
-    fields = fields_of(out)
+    fields = _fields_of(out)
     if "_event_ts" not in fields:
         listed = ", ".join(name for name in fields if name != _selected_origin(pipeline, input_path))
         raise StartError(
@@ -198,7 +198,7 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
         )
 
 
-def end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
+def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
     """Return SQL for the end of a row's gap in microseconds, if each row has its own gap. NULL for a bad gap.
 
     The SQL applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a
@@ -217,10 +217,10 @@ def end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputP
         ) from None
     bounds = [bounds for _, _, bounds in pipeline.sql_chain_with_groupable(input_path)]
     _check_row_wise(session, out, str(window.gap_ms), where, view, bounds[-1] if bounds else ROW_BY_ROW)
-    return end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
+    return gap_end_sql(f"({window.gap_ms})", Field("g", type_), window.max_session_duration_ms or 0, where)
 
 
-def check_origin(
+def add_origin_to_sql(
     session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame
 ) -> tuple[str, ...] | None:
     """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
@@ -256,13 +256,13 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     try:
         if _carries_origin(carries, user_sql):
             return user_sql
-        if origin.mentions_origin(user_sql):
-            raise origin.OriginError("the SQL does not select it exactly once and unchanged")
-        rewritten = origin.add_origin(user_sql)
+        if origin_tracking.mentions_origin(user_sql):
+            raise origin_tracking.OriginError("the SQL does not select it exactly once and unchanged")
+        rewritten = origin_tracking.add_origin_column(user_sql)
         if carries(rewritten):
             return rewritten
         reason = "the SQL changes it"
-    except origin.OriginError as error:
+    except origin_tracking.OriginError as error:
         reason = str(error)
     except Exception as error:
         reason = spark_error_reason(error)
@@ -280,7 +280,9 @@ def _carries_origin(carries: Callable[[str], bool], sql: str) -> bool:
 
 
 def _selects_origin(pipeline: Pipeline, input_path: InputPath) -> bool:
-    return pipeline.tracks_origin and any(origin.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path))
+    return pipeline.tracks_origin and any(
+        origin_tracking.mentions_origin(sql) for _, sql in pipeline.sql_chain(input_path)
+    )
 
 
 def _selected_origin(pipeline: Pipeline, input_path: InputPath) -> str | None:

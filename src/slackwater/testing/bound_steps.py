@@ -70,7 +70,7 @@ class BoundSteps:
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:
         """Return the engine of a step."""
         if name in self.fronts:
-            from slackwater.testing.engine_with_sql import LocalSqlEngine
+            from slackwater.testing.local_sql_engine import LocalSqlEngine
 
             return LocalSqlEngine(self.fronts[name], self.operators[name])
         inputs = {

@@ -10,7 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
-from slackwater.web.hosts import is_allowed, normalize_host
+from slackwater.web.host_header import is_host_allowed, normalize_host
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -48,7 +48,7 @@ class RequestGuard:
         if sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES:
             return 431, f"the headers are longer than {HEAD_BYTES // 1024} KiB"
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
-        if len(hosts) > 1 or any(not is_allowed(host, self.names) for host in hosts):
+        if len(hosts) > 1 or any(not is_host_allowed(host, self.names) for host in hosts):
             host_text = ascii(", ".join(hosts)[:80])
             return 421, f"Host {host_text} is not this server; use its IP address, or allow the name with {self.option}"
         if scope["method"] not in READS:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from starlette.responses import Response, StreamingResponse
 
-from slackwater.web.guard import Receive, Scope, Send
-from slackwater.web.hosts import client_network
+from slackwater.web.host_header import client_network
+from slackwater.web.request_guard import Receive, Scope, Send
 
 MEDIA_TYPE = "text/event-stream"
 

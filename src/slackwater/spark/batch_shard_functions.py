@@ -20,7 +20,7 @@ from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.spark.shard_columns import typed_rows
+from slackwater.spark.operator_rows import to_ingest_rows
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_emission, pane_windows, session_emission, sessions
 from slackwater.windows.results import EmitResult
@@ -33,7 +33,7 @@ ShardFunction = Callable[["pl.DataFrame"], "pl.DataFrame"]
 END_WATERMARK = "__upto"  # hidden column: the final watermark, the same in every row
 
 
-def make_window_function(operator: Operator) -> ShardFunction:
+def make_window_shard_function(operator: Operator) -> ShardFunction:
     """Return a function that computes all windows of a shard from all its rows."""
 
     def process(rows: pl.DataFrame) -> pl.DataFrame:
@@ -46,14 +46,14 @@ def make_window_function(operator: Operator) -> ShardFunction:
 @singledispatch
 def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     """Compute the windows of a shard that close up to the watermark `end_watermark`."""
-    raise_unregistered(operator, "slackwater.spark.batch_operators.make_window_function")
+    raise_unregistered(operator, "slackwater.spark.batch_shard_functions.make_window_shard_function")
 
 
 @_compute_windows.register(PaneOperator)
 def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     import polars as pl
 
-    rows = typed_rows(operator, rows)
+    rows = to_ingest_rows(operator, rows)
     rows = rows.with_columns(pl.Series("__h", mix_bits(rows["__kh"].to_numpy(), rows["__start"].to_numpy())))
     done = pane_windows.ingest_panes(operator, rows, operator.empty_state(), NO_WATERMARK)
     return _output(operator, pane_emission.emit_windows(operator, done.state, NO_WATERMARK, end_watermark))
@@ -63,7 +63,7 @@ def _(operator: PaneOperator, rows: pl.DataFrame, end_watermark: int) -> pl.Data
 def _(operator: SessionOperator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
     if operator.dynamic and rows["__end"].null_count():
         _raise_bad_gaps(operator, rows.filter(rows["__end"].is_null()))
-    done = sessions.ingest_sessions(operator, typed_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
+    done = sessions.ingest_sessions(operator, to_ingest_rows(operator, rows), operator.empty_state(), NO_WATERMARK)
     return _output(operator, session_emission.emit_sessions(operator, done.state, NO_WATERMARK, end_watermark))
 
 
@@ -80,12 +80,12 @@ def _raise_bad_gaps(operator: SessionOperator, bad: pl.DataFrame) -> None:
 
 
 @singledispatch
-def make_join_function(operator: Operator) -> ShardFunction:
+def make_join_shard_function(operator: Operator) -> ShardFunction:
     """Return a function that computes the join of a shard from the rows of both sides."""
-    raise_unregistered(operator, "slackwater.spark.batch_operators.make_join_function")
+    raise_unregistered(operator, "slackwater.spark.batch_shard_functions.make_join_shard_function")
 
 
-@make_join_function.register(IntervalJoinOperator)
+@make_join_shard_function.register(IntervalJoinOperator)
 def _(operator: IntervalJoinOperator) -> ShardFunction:
     logic = replace(operator, max_rows_per_key=None)
 

@@ -32,7 +32,7 @@ def mentions_origin(sql: str) -> bool:
     return re.search(rf"(?<![\w]){ORIGIN}(?![\w])", sql, re.IGNORECASE) is not None
 
 
-def add_origin(sql: str) -> str:
+def add_origin_column(sql: str) -> str:
     """Return the SQL with `_origin` as the last column of every SELECT that reads `source`. Raises OriginError."""
     import sqlglot
     from sqlglot.errors import SqlglotError

@@ -18,14 +18,14 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slackwater.web.hosts import client_network
+from slackwater.web.host_header import client_network
 
 WAIT_S = 10.0  # time limit for an entire request, and for progress in reading a response
 HEAD_BYTES = 16 * 1024  # limit for a request line with its headers
 READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnected
 
 
-def bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
+def create_bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
     """Return the protocol class of a server with at most `max_connections` connections.
 
     `wait_s`: the time limit of a wait (seconds).
@@ -53,7 +53,7 @@ class _CountingSocket:
 
 
 class _BoundedServer(H11Protocol):
-    """The protocol of one connection, with the limits of `bounded_protocol`."""
+    """The protocol of one connection, with the limits of `create_bounded_protocol`."""
 
     max_connections: int
     wait_s: float

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @singledispatch
 def worker_aggregations(operator: Operator) -> Sequence[Agg]:
     """Return the aggregations whose modules are sent to the workers by value."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.worker_aggregations")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.worker_aggregations")
 
 
 @worker_aggregations.register(WindowOperator)
@@ -48,7 +48,7 @@ def shard_columns(operator: Operator, source: str, tag: int | None, before: int 
 
     `before`, `end`: see `epoch_sql.row_columns`.
     """
-    raise_unregistered(operator, "slackwater.spark.shard_columns.shard_columns")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.shard_columns")
 
 
 @shard_columns.register(WindowOperator)
@@ -74,7 +74,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
     """Return the columns that all sources of an input must have, each with the same type everywhere."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.required_columns")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.required_columns")
 
 
 @required_columns.register(WindowOperator)
@@ -96,7 +96,7 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
     """Return the rows to shuffle, pre-aggregated or not."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.lift_rows")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.lift_rows")
 
 
 @lift_rows.register(PaneOperator)
@@ -119,7 +119,7 @@ def _(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
 @singledispatch
 def without_preaggregation(operator: Operator) -> Operator:
     """Return the variant of an operator for rows that are not pre-aggregated."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.without_preaggregation")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.without_preaggregation")
 
 
 @without_preaggregation.register
@@ -136,14 +136,14 @@ def _(operator: Operator) -> Operator:
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
     """Return the rows of `lift_rows` in one partition per shard, in order, possibly with additional columns."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.repartition_to_shards")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.repartition_to_shards")
 
 
 @repartition_to_shards.register(WindowOperator)
 @repartition_to_shards.register(IntervalJoinOperator)
 @repartition_to_shards.register(KeyedOperator)
 def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    return shard_partitioning.partition_by_shard(rows, shards, epoch_sql.shard_sql(shards))
+    return shard_partitioning.partition_by_shard(rows, shards, epoch_sql.shard_number_sql(shards))
 
 
 @repartition_to_shards.register(StatelessOperator)
@@ -156,12 +156,12 @@ def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
 
 
 @singledispatch
-def typed_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
+def to_ingest_rows(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     """Convert rows from Spark to the frame that `operator.ingest` expects, with typed keys and accumulators."""
-    raise_unregistered(operator, "slackwater.spark.shard_columns.typed_rows")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.to_ingest_rows")
 
 
-@typed_rows.register(PaneOperator)
+@to_ingest_rows.register(PaneOperator)
 def _(operator: PaneOperator, rows: pl.DataFrame) -> pl.DataFrame:
     if operator.lifts_in_sql:
         accumulators = [c for a in operator.aggs for c in a.from_sql(rows)]
@@ -171,17 +171,17 @@ def _(operator: PaneOperator, rows: pl.DataFrame) -> pl.DataFrame:
     return pane_windows.lift_rows(operator, _inputs(operator, rows))
 
 
-@typed_rows.register(SessionOperator)
+@to_ingest_rows.register(SessionOperator)
 def _(operator: SessionOperator, rows: pl.DataFrame) -> pl.DataFrame:
     return operator.lift_rows(_inputs(operator, rows))
 
 
-@typed_rows.register(NonWindowOperator)
+@to_ingest_rows.register(NonWindowOperator)
 def _(operator: Operator, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
-@typed_rows.register(KeyedOperator)
+@to_ingest_rows.register(KeyedOperator)
 def _(operator: KeyedOperator, rows: pl.DataFrame) -> pl.DataFrame:
     types = {k.name: k.polars for k in operator.keys} | {slot: f.polars for slot, f in operator.slots.items()}
     return rows.cast(types)  # type: ignore[arg-type]
@@ -194,21 +194,21 @@ def _inputs(operator: WindowOperator, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 @singledispatch
-def letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
+def to_letter_rows(operator: Operator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     """Convert rows of dead letters to rows with `__kh`, `__ts` and the column `number`.
 
     Rows of windows also have keys and accumulators. Rows without a usable gap are omitted.
     """
-    raise_unregistered(operator, "slackwater.spark.shard_columns.letter_rows")
+    raise_unregistered(operator, "slackwater.spark.operator_rows.to_letter_rows")
 
 
-@letter_rows.register(WindowOperator)
+@to_letter_rows.register(WindowOperator)
 def _(operator: WindowOperator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     inputs = _inputs(operator, rows)
     inputs = inputs.drop_nulls("__end") if operator.ends else inputs
     return operator.lift_rows(inputs).with_columns(inputs[number])
 
 
-@letter_rows.register(IntervalJoinOperator)
+@to_letter_rows.register(IntervalJoinOperator)
 def _(operator: IntervalJoinOperator, rows: pl.DataFrame, number: str) -> pl.DataFrame:
     return rows.select("__kh", "__ts", number)

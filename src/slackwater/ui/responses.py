@@ -23,17 +23,17 @@ def answer_request(answer: Callable[[Request], Response], request: Request) -> R
     try:
         return answer(request)
     except HTTPException as error:
-        return error_line(request, error.status_code, f"there is no {request.url.path[:200]}; the page is at /")
+        return send_error(request, error.status_code, f"there is no {request.url.path[:200]}; the page is at /")
     except (StateError, ExhaustedError) as error:
-        return error_line(request, 503, str(error))
+        return send_error(request, 503, str(error))
     except SlackwaterError as error:
-        return error_line(request, 400, str(error))
+        return send_error(request, 400, str(error))
     except BaseException as error:  # a panic of Polars is not an Exception
         log.exception("a page failed")
-        return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
+        return send_error(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
 
-def error_line(request: Request, status: int, line: str) -> Response:
+def send_error(request: Request, status: int, line: str) -> Response:
     line = mask_secrets(line)
     if request.url.path.endswith(".json"):
         return Response(
@@ -49,21 +49,21 @@ def error_line(request: Request, status: int, line: str) -> Response:
 async def refuse_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_line(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
-    return error_line(request, error.status_code, error.detail)
+        return send_error(request, 404, f"there is no {request.url.path[:200]}; the page is at /")
+    return send_error(request, error.status_code, error.detail)
 
 
 async def fail_request(request: Request, error: Exception) -> Response:
     """Return the response to an error outside `answer_request`, such as in routing."""
     log.error("a page failed", exc_info=error)
-    return error_line(request, 500, f"internal error: {type(error).__name__}; the log has more")
+    return send_error(request, 500, f"internal error: {type(error).__name__}; the log has more")
 
 
 def html_response(content: bytes, status: int = 200) -> Response:
     return Response(content, status, media_type="text/html")
 
 
-def with_tag(request: Request, tag: str, content: bytes, kind: str) -> Response:
+def tag_content(request: Request, tag: str, content: bytes, kind: str) -> Response:
     """Return a response with the tag as ETag, or an empty one with status 304 if the client already has this tag.
 
     `kind`: the media type.

@@ -56,7 +56,7 @@ class _TableCheck:
             self.unknown = f'source "{self.spec.name}": its columns cannot be compared ({type(error).__name__})'
 
 
-def add_table_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
+def add_table_schema_changes(comparison: ConfigComparison, pipeline: Pipeline, commit: Commit) -> ConfigComparison:
     """Add the changes in the tables that the pipeline reads to the comparison of a config with a commit."""
     checks, threads = list[_TableCheck](), list[threading.Thread]()
     for spec in pipeline.sources:

@@ -17,7 +17,7 @@ def normalize_host(name: str) -> str:
     return name.lower().removesuffix(".")
 
 
-def is_allowed(host: str, names: Collection[str]) -> bool:
+def is_host_allowed(host: str, names: Collection[str]) -> bool:
     """Return whether a Host header is an IP address or one of the `names`, which are normalized.
 
     Everything else is rejected: text after a bracket, a name in brackets, an IPv6 zone, a port that is not a number.

@@ -15,7 +15,7 @@ from slackwater.operators.base import Operator
 WATCHED = "~"  # prefix for the names of targets that only a test has
 
 
-def value_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
+def find_target_limits(pipeline: Pipeline, operators: Mapping[str, Operator]) -> dict[str, ValueLimits]:
     """Return the limits of values for each target and the configured state store. `operators`: by stage."""
     from slackwater.runner.components import create_target_writers
 
@@ -39,7 +39,7 @@ def _keep_losses(stage: _T) -> _T:
     return stage.model_copy(update=update)
 
 
-def with_captured_losses(pipeline: Pipeline) -> Pipeline:
+def capture_dropped_rows(pipeline: Pipeline) -> Pipeline:
     """Return the pipeline with late and bad rows as dead letters, whatever the config says about them."""
     first = [
         name
@@ -56,7 +56,7 @@ def with_captured_losses(pipeline: Pipeline) -> Pipeline:
     return pipeline.model_copy(update={"transform": transform, "stages": stages, **dead_letter})
 
 
-def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
+def watch_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     """Return the pipeline with a target for each of these stages that has none, so that tests can read their results."""
     unwatched = [
         n
@@ -74,4 +74,4 @@ def with_watched_stages(pipeline: Pipeline, stages: Iterable[str]) -> Pipeline:
     )
 
 
-__all__ = ["WATCHED", "value_limits", "with_captured_losses", "with_watched_stages"]
+__all__ = ["WATCHED", "capture_dropped_rows", "find_target_limits", "watch_stages"]

@@ -22,7 +22,7 @@ _JAR_SETTINGS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPa
 _ELSEWHERE = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONF_DIR")
 
 
-def unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
+def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
     """Yield a line for each source whose files Spark could not read with this config."""
     if _JAR_SETTINGS & set(pipeline.spark) or any(map(os.environ.get, _ELSEWHERE)):
         return

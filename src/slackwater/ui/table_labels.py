@@ -18,7 +18,7 @@ _SPAN = re.compile(r'colspan="(\d+)"')
 _TAG = re.compile(r"<[^>]*>")
 
 
-def with_labels(page: str) -> str:
+def label_table_cells(page: str) -> str:
     """Add the column names to the table cells in rendered HTML.
 
     Values in it must be escaped, so that a user's text cannot look like a tag.

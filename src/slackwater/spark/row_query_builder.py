@@ -18,7 +18,7 @@ from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
 from slackwater.sources.base import CORRUPT
-from slackwater.spark import analysis, shard_columns
+from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.spark.source_statistics import FILE, FINGERPRINT, fingerprint_sql
@@ -43,7 +43,7 @@ class TimedRows:
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class RowQueryBuilder:
     """Builds the SQL for the rows of one step.
 
     Args:
@@ -87,7 +87,7 @@ class RowPlan:
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
         """Return the rows with `_event_ts` and `__bad`: the reason for a bad row, NULL for a usable one."""
-        time = f"timestamp_micros({clock_us}L)" if self.times[name] == analysis.CLOCK else self.times[name]
+        time = f"timestamp_micros({clock_us}L)" if self.times[name] == sql_analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:
             # Spark decodes only requested columns, and only those can fail. So every job requests all of them.
@@ -132,9 +132,9 @@ class RowPlan:
             for tag, tagged_rows in _by_idleness(rows, names.index(name), len(names), read.split[name]):
                 if self.pipeline.sql_chain(input_path):
                     tagged_rows = tagged_rows.drop("__bad", CORRUPT)
-                if self.pipeline.transform.is_stateless and self.times[name] == analysis.CLOCK:
+                if self.pipeline.transform.is_stateless and self.times[name] == sql_analysis.CLOCK:
                     tagged_rows = tagged_rows.drop("_event_ts")  # not a column of the source
-                out = analysis.run_sql(
+                out = sql_analysis.run_sql(
                     self.session, self.pipeline, input_path, tagged_rows, self.sql.get(input_path.key)
                 )
                 yield input_path, tag if read.tagged else None, out
@@ -156,14 +156,16 @@ class RowPlan:
 
     def columns(self, input_path: InputPath, tag: int | None, before: int | None) -> list[str]:
         """Return the columns that are sent to the shards, over the output of the SQL."""
-        return shard_columns.shard_columns(self.logic, input_path.name, tag, before, self.end)
+        return operator_rows.shard_columns(self.logic, input_path.name, tag, before, self.end)
 
     def sql_with_origin(self, input_path: InputPath, frame: DataFrame) -> Sequence[str] | None:
         """Return an input path's SQL that carries `_origin`, even if late rows are not kept. Raises StartError."""
         if input_path.key in self.sql or not self.pipeline.sql_chain(input_path):
             return self.sql.get(input_path.key)
         plain = frame.drop(FILE, FINGERPRINT, LETTER_NUMBER)
-        return analysis.check_origin(self.session, self.pipeline, input_path, analysis.empty_frame(self.session, plain))
+        return sql_analysis.add_origin_to_sql(
+            self.session, self.pipeline, input_path, sql_analysis.empty_frame(self.session, plain)
+        )
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:

@@ -107,7 +107,7 @@ def _to_dicts(rows: pl.DataFrame, epoch: int) -> list[dict[str, Any]]:
     return [{**r, name: epoch} for r in pl.DataFrame(columns).iter_rows(named=True)]
 
 
-def memory_targets(
+def create_memory_targets(
     pipeline: Pipeline,
     operators: Mapping[str, Operator],
     capacities: Mapping[str, ValueLimits],
@@ -143,4 +143,4 @@ def memory_targets(
     return targets
 
 
-__all__ = ["MemoryTarget", "memory_targets"]
+__all__ = ["MemoryTarget", "create_memory_targets"]

@@ -19,7 +19,7 @@ from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.reports import LetterFile
 from slackwater.sources.base import spark_error_reason
-from slackwater.spark import shard_columns, worker_memory
+from slackwater.spark import operator_rows, worker_memory
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.state.protocol import ShardState
@@ -71,7 +71,7 @@ def run_on_partitions(
 def run_partition(names: Sequence[str], task: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run `task` in a worker over one partition, and yield its report. An empty partition yields nothing."""
     os.environ.setdefault("POLARS_MAX_THREADS", "1")
-    worker_memory.keep_pages()
+    worker_memory.keep_freed_memory()
     import polars as pl
     import pyarrow as pa
 
@@ -137,7 +137,7 @@ def ingest_task(tasks: Sequence[ShardTask]) -> Task:
         assert isinstance(rows, pl.DataFrame)
         origins = rows.drop_in_place("__origin") if "__origin" in rows.columns else None
         return ingest_and_emit.ingest_and_emit(
-            task, shard_columns.typed_rows(task.operator, rows), origins
+            task, operator_rows.to_ingest_rows(task.operator, rows), origins
         ).model_dump_json()
 
     return run
