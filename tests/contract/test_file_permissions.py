@@ -27,7 +27,7 @@ store = FilesStore(sys.argv[1], "p")
 try:
     found = store.open()
     store.prepare(stores.LOGIC)
-    stores.go_on(store, found, "b")
+    stores.add_epoch(store, found, "b")
 except SlackwaterError as error:
     print(error)
 """

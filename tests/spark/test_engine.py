@@ -226,7 +226,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on "):
         runner.run(source=runner.source(SIMPLE), window=simple())
     store.close()
-    with pytest.raises(StateError, match=r"max_session_duration: state has .*, config has 25s: .* cannot be cut"):
+    with pytest.raises(StateError, match=r"max_session_duration: state has .*, config has 25s: .* cannot be split"):
         runner.run(source=runner.source(SIMPLE), window=simple(max_session_duration_ms="25s"))
 
 
