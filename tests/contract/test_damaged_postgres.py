@@ -195,7 +195,7 @@ def test_no_value_of_any_column_ends_in_a_raw_error(url: str, part: int, postgre
     copy = f"{url.rpartition('/')[2]}_copy"
     other = f"{url.rpartition('/')[0]}/{copy}"
     current_url = [url]
-    kit = {"store": lambda: PostgresStore(current_url[0], "public", "law"), "listen": False, "shards": 2}
+    kit = {"store": lambda: PostgresStore(current_url[0], "public", "law"), "capture_losses": False, "shards": 2}
     with begun(url) as test:
         test._stop()
         wrong = []

@@ -256,7 +256,7 @@ def test_what_cannot_be_read_stops_the_start(directory: Make, content: str, mess
         (lambda path: path.write_bytes(b""), "is truncated|cannot be read"),
         (
             lambda path: path.write_bytes(path.read_bytes()[:600] + b"\x7f" + path.read_bytes()[601:]),
-            "does not hold what",
+            "does not match its checksum",
         ),
         (lambda path: path.unlink(), "is missing"),
     ],

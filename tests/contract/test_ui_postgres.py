@@ -35,7 +35,11 @@ def page_data(seen: PageModel) -> dict[str, Any]:
 def test_every_block_of_every_stage_is_what_it_is_over_files(postgres: Any, tmp_path: Path) -> None:
     url = postgres.database("ui_stages")
     file = three_stage_pipeline.run_pipeline(tmp_path)
-    options: dict[str, Any] = {"listen": False, "clock_us": NOON, "store": lambda: PostgresStore(url, "public", "law")}
+    options: dict[str, Any] = {
+        "capture_losses": False,
+        "clock_us": NOON,
+        "store": lambda: PostgresStore(url, "public", "law"),
+    }
     with LocalPipeline(toml.load(file), three_stage_pipeline.SCHEMA, **options) as test:
         orders = [*rows_at("u1", "9:00", "9:05", "10:30", partition="o-0"), *rows_at("u2", "9:50", partition="o-1")]
         test.pipe({"orders": orders, "clicks": rows_at("u1", "9:00", "10:20")}, partitions=three_stage_pipeline.PARTS)
