@@ -36,7 +36,7 @@ from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import session_step
+from slackwater.windows import session_ingest
 
 WARM_UP = 3
 KEYS, LATENESS_US = 100_000, 5_000_000
@@ -44,7 +44,7 @@ CASES = {
     "sessions-200k": (100_000, 10),
     "sessions-1m": (500_000, 50),
 }  # rows and seconds per epoch, of one of two shards
-STEPS = {"former": whole_array_step.ingest, "present": session_step.ingest_intervals}
+STEPS = {"former": whole_array_step.ingest, "present": session_ingest.ingest_intervals}
 FIGURES = ("seconds", "processor", "faults")
 
 
@@ -116,7 +116,7 @@ def measured(case: str, epochs: int) -> dict[str, dict[str, list[float]]]:
         for epoch in range(epochs):
             table = batch(rng, epoch, rows, seconds)
             for name in STEPS if epoch % 2 else reversed(STEPS):
-                session_step.ingest_intervals = STEPS[name]
+                session_ingest.ingest_intervals = STEPS[name]
                 before = _spent()
                 shards[name].ingest(epoch, table)
                 if epoch >= WARM_UP:

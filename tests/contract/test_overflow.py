@@ -19,7 +19,7 @@ from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
 from slackwater.testing.script import Restart, RowsInput, run_local
-from slackwater.windows.aggregations import Agg, from_results
+from slackwater.windows.aggregations import Agg, accumulator_restoration
 
 Make = Callable[[], StateStore]
 SECOND = 1_000_000
@@ -173,7 +173,7 @@ def test_the_halves_of_a_sum_stay_small_however_many_rows_there_are() -> None:
 def test_a_stored_null_may_be_a_sum_that_did_not_fit_and_cannot_be_corrected() -> None:
     field = Field("v", "bigint")
     aggregations = [Agg(a, field if a.column else None) for a in totals("v")]
-    assert from_results.find_unrestorable_aggregations(aggregations) == []
-    assert from_results.find_unrestorable_aggregations(
+    assert accumulator_restoration.find_unrestorable_aggregations(aggregations) == []
+    assert accumulator_restoration.find_unrestorable_aggregations(
         [Agg(a, field if a.column else None) for a in totals("v", "null")]
     ) == ['"total" (sum)']

@@ -23,7 +23,7 @@ from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.intervals import CompiledSessionWindow
+from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import (
     FAR,
     HIDDEN,

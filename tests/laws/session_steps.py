@@ -25,9 +25,9 @@ from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.operators.compile import bind_window
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows import session_emission, session_step, sessions
-from slackwater.windows.intervals import CompiledSessionWindow, IntervalBatch
-from slackwater.windows.results import IngestResult
+from slackwater.windows import session_emission, session_ingest, session_state
+from slackwater.windows.epoch_results import IngestResult
+from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch
 from slackwater.windows.state_rows import FAR, NEVER, TOMBSTONE
 
 MS = 1000
@@ -124,8 +124,8 @@ def replace_units(state: pl.DataFrame, new: pl.DataFrame, hashes: np.ndarray) ->
 def build_state_by_arrays(
     logic: CompiledSessionWindow, unit: IntervalBatch, floors: np.ndarray, watermark: int
 ) -> pl.DataFrame:
-    """`sessions.build_state` as emission asks for it, the same as by whole arrays."""
-    built = sessions.build_state(logic, unit, floors, watermark)
+    """`sessions.build_session_state` as emission asks for it, the same as by whole arrays."""
+    built = session_state.build_session_state(logic, unit, floors, watermark)
     first = np.full(int(unit.key[-1]) + 1, FAR)
     np.minimum.at(first, unit.key, unit.start)
     limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
@@ -185,7 +185,7 @@ def check_seed(seed: int) -> tuple[int, int, int, int]:
         rows = draw_rows(rng, logic, now, hashes, extra, dense=seed % 2 == 0)
         touched = rows["__kh"].to_numpy()
         before = select_units(state, touched)
-        step_result = session_step.ingest_intervals(logic, rows, before, watermark, room)
+        step_result = session_ingest.ingest_intervals(logic, rows, before, watermark, room)
         assert_same(seed, epoch, step_result, whole_array_step.ingest(logic, rows, before, watermark, room))
         rows_in, late, refused = (
             rows_in + rows.height,
@@ -206,7 +206,7 @@ def check_seed(seed: int) -> tuple[int, int, int, int]:
         )
         if due.height:
             visited = select_units(state, due["__h"].to_numpy())
-            with patch.object(session_emission, "build_state", build_state_by_arrays):
+            with patch.object(session_emission, "build_session_state", build_state_by_arrays):
                 done = session_emission.emit_sessions(logic, visited, since, watermark, early)
             state = replace_units(state, done.state, done.state["__h"].to_numpy())
         if rng.random() < 0.2:

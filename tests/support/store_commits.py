@@ -13,7 +13,7 @@ from slackwater.core.schema import Field
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import Snapshot
 from slackwater.windows.aggregations import Agg
-from slackwater.windows.intervals import CompiledSessionWindow
+from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import CLEAN, TOMBSTONE
 
 

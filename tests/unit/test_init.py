@@ -355,7 +355,7 @@ def test_a_config_for_a_random_sample_passes_check(slackwater: Command, seed: in
     kind = rng.choice(["session", "tumbling", "hopping"])
     data = write_config(slackwater, "--sample", sample, "--kind", kind)
     lateness = parse_duration_ms(data["transform"]["window"]["lateness"])
-    behind = measure_disorder(proposals.time_columns(read_sample(Path(sample)))[0].times_us)
+    behind = measure_disorder(proposals.propose_time_columns(read_sample(Path(sample)))[0].times_us)
     assert behind.most_us <= jitter * 1_000_000
     assert lateness == behind.lateness_ms and behind.in_time >= 0.999 and behind.p999_us <= lateness * 1000
     keeps_late = data["transform"]["window"]["late_data"] == "dlq"

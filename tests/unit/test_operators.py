@@ -277,8 +277,8 @@ def test_a_new_operator_inherits_the_defaults_of_non_window_operators() -> None:
         name.removeprefix("slackwater.") for name, q in questions() if q.dispatch(New) is not q.dispatch(object)
     }
     assert answered == {
-        "evolution.migrate.restore_earlier_settings",
-        "evolution.migrate.adopt_migrated_state",
+        "evolution.state_migration.restore_earlier_settings",
+        "evolution.state_migration.adopt_migrated_state",
         "operators.storability.usable_times",
         "spark.shard_columns.worker_aggregations",
         "spark.shard_columns.lift_rows",

@@ -133,7 +133,7 @@ def _label(sample: Sample, number: int) -> str:
 
 def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
     """Return the event time of a sample: the named or most likely column. Raises StartError if there is none."""
-    columns = proposals.time_columns(sample)
+    columns = proposals.propose_time_columns(sample)
     if options.time is None:
         if columns or options.source == "kafka":
             return columns[0] if columns else None
@@ -184,7 +184,7 @@ def _sample_lines(sample: Sample, time: TimeColumn | None, disorder: OutOfOrdern
         )
         if not time.zoned:
             lines.append("  its values have no zone and are read as UTC; event_time_zone sets another zone")
-        others = [t.name for t in proposals.time_columns(sample) if t.name != time.name]
+        others = [t.name for t in proposals.propose_time_columns(sample) if t.name != time.name]
         if others:
             lines.append(f"  other times: {', '.join(others[:4])} (--time)")
     if disorder is not None:
@@ -209,7 +209,7 @@ def _key_sets(options: InitOptions, sample: Sample, time: TimeColumn | None) -> 
             )
     if options.keys:
         return [list(options.keys)]
-    return [[key.name] for key in proposals.key_columns(sample, time)[:_MOST_KEYS]]
+    return [[key.name] for key in proposals.propose_key_columns(sample, time)[:_MOST_KEYS]]
 
 
 def _first_valid(contents: Sequence[str]) -> str:
@@ -261,9 +261,9 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         return _first_valid([render_config.render_config(draft, [side])]), []
     (sample,) = samples
     time = _event_time(options, sample)
-    sample = proposals.with_time(sample, time)
+    sample = proposals.declare_event_time(sample, time)
     disorder = measure_disorder(time.times_us) if time is not None else None
-    key_names = [key.name for key in proposals.key_columns(sample, time)]
+    key_names = [key.name for key in proposals.propose_key_columns(sample, time)]
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
@@ -275,7 +275,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
         length = next((ms for ms, most in ((60_000, 7200), (300_000, 86_400)) if span_us < most * 1_000_000), 3_600_000)
     contents = []
     for keys, measured in product(sets, (True, False)):
-        measure = proposals.measure_column(sample, *keys, time.name if time else "") if measured else None
+        measure = proposals.propose_measure_column(sample, *keys, time.name if time else "") if measured else None
         draft = render_config.ConfigDraft(
             name=name,
             kind=kind,
@@ -283,7 +283,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
             brokers=options.brokers,
             lateness_ms=10_000 if disorder is None else disorder.lateness_ms,
             lateness_note=render_config.lateness_note(disorder),
-            keeps_late=render_config.late_rows(disorder),
+            keeps_late=render_config.describe_late_rows(disorder),
             length_ms=length,
             measure=measure,
             other_keys=tuple(k for k in key_names if k not in keys)[:3],
@@ -331,7 +331,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
     times = _shared_event_time(options, left_sample, right_sample)
     disorders = [None if t is None else measure_disorder(t.times_us) for t in times]
     worst = max((s for s in disorders if s is not None), key=lambda s: s.lateness_ms, default=None)
-    left_sample, right_sample = proposals.with_time(left_sample, times[0]), proposals.with_time(right_sample, times[1])
+    left_sample, right_sample = map(proposals.declare_event_time, (left_sample, right_sample), times)
     labels = [_label(left_sample, 1), _label(right_sample, 2)]
     if labels[0] == labels[1]:
         labels = [f"{labels[0]}_left", f"{labels[1]}_right"]
@@ -342,7 +342,7 @@ def _join_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str, 
         brokers=options.brokers,
         lateness_ms=10_000 if worst is None else worst.lateness_ms,
         lateness_note=render_config.lateness_note(worst),
-        keeps_late=next((late for s in disorders if (late := render_config.late_rows(s))), ""),
+        keeps_late=next((late for s in disorders if (late := render_config.describe_late_rows(s))), ""),
         drops_bad=_bad_rows_text([(left_sample, times[0]), (right_sample, times[1])]),
     )
     contents = []
@@ -368,8 +368,8 @@ def _shared_event_time(
     if options.time is not None:
         pair = _event_time(options, first), _event_time(options, second)
     else:
-        by_name = {(t.name, t.unit): t for t in proposals.time_columns(second)}
-        both = [t for t in proposals.time_columns(first) if (t.name, t.unit) in by_name]
+        by_name = {(t.name, t.unit): t for t in proposals.propose_time_columns(second)}
+        both = [t for t in proposals.propose_time_columns(first) if (t.name, t.unit) in by_name]
         pair = (
             (both[0], by_name[both[0].name, both[0].unit])
             if both

@@ -15,7 +15,7 @@ from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.engine.publishing import Publisher
 from slackwater.engine.stage_runner import StageOutput, StageRunner
-from slackwater.evolution import commit_from_config, compare, migrate
+from slackwater.evolution import commit_from_config, compare, state_migration
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import StateStore
@@ -62,7 +62,9 @@ class StartupRecovery:
         pairs = match_stages(self.pipeline.former_names, state)
         state = commit_from_config.with_stages(state, names, operators, pairs.matched)
         migrates = comparison is not None and comparison.migrates
-        with_earlier_settings = migrate.adopt_migrated_state if migrates else migrate.restore_earlier_settings
+        with_earlier_settings = (
+            state_migration.adopt_migrated_state if migrates else state_migration.restore_earlier_settings
+        )
         stages = [
             replace(s, operator=with_earlier_settings(s.operator, before))
             for s, before in zip(stages, state.stages, strict=True)
@@ -102,7 +104,8 @@ class StartupRecovery:
         with timer.phase("read"):
             stages_and_states = zip(stages, state.stages, strict=True)
             migrations = [
-                migrate.read_stage(s.operator, self.store, before, epoch, s.number) for s, before in stages_and_states
+                state_migration.read_stage(s.operator, self.store, before, epoch, s.number)
+                for s, before in stages_and_states
             ]
         with timer.phase("stage"):
             after = tuple(one.write_shards(self.store, shards) for one in migrations)

@@ -14,7 +14,7 @@ from slackwater.state.commit import StageState
 Text = Callable[[Any, Any, StageState], str]
 
 
-def gap_text(before: int, after: int, open_: int) -> str:
+def describe_gap_change(before: int, after: int, open_: int) -> str:
     """Return the sentence for a changed gap, in milliseconds."""
     if after > before:
         return (
@@ -27,7 +27,7 @@ def gap_text(before: int, after: int, open_: int) -> str:
     )
 
 
-def emission_text(rows: int) -> str:
+def describe_emission_change(rows: int) -> str:
     return f"{rows:,} state rows are rewritten; windows that left the state are not restored"
 
 
@@ -81,7 +81,7 @@ BY_KEY: Mapping[str, Text] = {
 }
 
 
-def columns_text(pipeline: Pipeline) -> list[str]:
+def list_output_columns(pipeline: Pipeline) -> list[str]:
     """Return the names of the output columns of a window."""
     w = pipeline.target_stage.transform.step
     if not isinstance(w, Window):

@@ -26,7 +26,7 @@ def stored_emission(stage: StageState) -> dict[str, Any]:
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
-def step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
+def _step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
     """Return the description of a step for the commit; empty if it contains something that cannot be written as text.
 
     Every commit contains it, so that a state can be read without a config. SQL is excluded, since it may contain
@@ -52,7 +52,7 @@ def _hash(text: str | None) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode()) if text else ""
 
 
-def check_described(commit: Commit, stage: StageState, window: Window) -> None:
+def check_description(commit: Commit, stage: StageState, window: Window) -> None:
     """Raise StateError if a state's description contradicts the window that its rows were written for.
 
     Only checks what can be checked without the types of the aggregations. `window`: the described window.
@@ -97,7 +97,7 @@ def first_commit(
     names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
 ) -> Commit:
     """Return a commit with all stages as they are before the first epoch. It is never stored itself."""
-    stages = (first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
+    stages = (_first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
     return Commit(
         pipeline=operators[0].pipeline,
         state_id=state_id,
@@ -108,7 +108,7 @@ def first_commit(
     )
 
 
-def first_state(name: str, operator: Operator, shards: int) -> StageState:
+def _first_state(name: str, operator: Operator, shards: int) -> StageState:
     """Return a stage as it is before its first epoch."""
     none = (0,) * shards
     settings = {"fingerprint": operator.fingerprint, "emission": operator.emission}
@@ -120,7 +120,7 @@ def with_stages(
 ) -> Commit:
     """Return the state with the stages of this config, whether matched or new. See `stage_matching`."""
     stages = (
-        before or first_state(name, operator, commit.shards)
+        before or _first_state(name, operator, commit.shards)
         for name, operator, before in zip(names, operators, matched, strict=True)
     )
     return commit.model_copy(update={"stages": tuple(stages)})
@@ -132,7 +132,7 @@ def with_descriptions(commit: Commit, stages: Sequence[tuple[str, Pipeline, Oper
     for state, (name, pipeline, operator) in zip(commit.stages, stages, strict=True):
         description = {
             "name": name,
-            "described": step_description(pipeline.transform.step, operator),
+            "described": _step_description(pipeline.transform.step, operator),
             "fingerprint": operator.fingerprint,
             "texts": sql_hashes(pipeline) | query_hashes(pipeline),
         }

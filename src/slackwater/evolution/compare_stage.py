@@ -20,8 +20,8 @@ from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.evolution import added_columns, commit_from_config, migrate
-from slackwater.evolution.change_messages import BY_KEY, emission_text, gap_text
+from slackwater.evolution import added_columns, commit_from_config, state_migration
+from slackwater.evolution.change_messages import BY_KEY, describe_emission_change, describe_gap_change
 from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.joins.compiled_join import JoinSide
 from slackwater.operators.base import Operator
@@ -76,9 +76,9 @@ class StageComparison:
     # -- windows -------------------------------------------------------------------------------------------------
 
     def _window(self, new: Window) -> Iterator[KeyChange]:
-        wrote, old = self.state.fingerprint, migrate.described_window(self.state)
+        wrote, old = self.state.fingerprint, state_migration.described_window(self.state)
         if old is not None:
-            commit_from_config.check_described(self.commit, self.state, old)
+            commit_from_config.check_description(self.commit, self.state, old)
         lost = False
         for key in ("kind", "duration_ms", "hop_ms", "offset_ms"):
             if wrote.get(key) != getattr(new, key):
@@ -123,7 +123,7 @@ class StageComparison:
             yield self.change("gap_ms", gap, after, REBUILD, how)
         elif gap != after:
             yield self._if_described(
-                "gap_ms", gap, after, is_described, gap_text(int(gap or 0), int(after or 0), self.open)
+                "gap_ms", gap, after, is_described, describe_gap_change(int(gap or 0), int(after or 0), self.open)
             )
         if cap == above:
             return
@@ -196,7 +196,7 @@ class StageComparison:
                 verdict, is_explained = MIGRATED, True
             yield self.change(key, before, after, verdict, BY_KEY[key](before, after, self.state))
         if rewrites and not is_explained:
-            yield self.change("emission", was, now, MIGRATED, emission_text(self.rows))
+            yield self.change("emission", was, now, MIGRATED, describe_emission_change(self.rows))
 
     # -- joins ---------------------------------------------------------------------------------------------------
 

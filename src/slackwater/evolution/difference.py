@@ -1,7 +1,7 @@
 """Differences between a state and a config, their verdicts, and what they mean for the next start.
 
 compatible   the state is not changed: the next start continues with the new config
-migrated     the next start rewrites the state, in a separate epoch (`evolution.migrate`)
+migrated     the next start rewrites the state, in a separate epoch (`evolution.state_migration`)
 rebuild      the state lacks what the new config needs: only a start from scratch (`run --rebuild`) works
 """
 

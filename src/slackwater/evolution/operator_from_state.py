@@ -6,7 +6,7 @@ from slackwater.config.custom_aggregator import forbid_imports
 from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.window import Window
 from slackwater.errors import StateError
-from slackwater.evolution import commit_from_config, migrate
+from slackwater.evolution import commit_from_config, state_migration
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import bind_window
 from slackwater.operators.registry import find_type_by_kind
@@ -72,4 +72,4 @@ def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -
         raise StateError(
             f"{commit.pipeline}: the state in epoch {commit.epoch} is damaged: it {wrong}; restore it from a copy"
         )
-    return logic.with_earlier_settings(migrate.read_earlier_settings(stage))
+    return logic.with_earlier_settings(state_migration.read_earlier_settings(stage))

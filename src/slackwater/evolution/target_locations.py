@@ -8,7 +8,7 @@ from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.target import Target
 from slackwater.config.window import Window
-from slackwater.evolution.change_messages import columns_text
+from slackwater.evolution.change_messages import list_output_columns
 from slackwater.evolution.stage_matching import match_stages
 from slackwater.state.commit import LETTERS, Commit, TargetDestination, TargetMarker
 
@@ -33,7 +33,7 @@ def configured_targets(pipeline: Pipeline) -> dict[str, TargetDestination]:
     targets = {}
     for name, sub_pipeline in pipeline.per_target.items():
         columns = (
-            tuple(columns_text(sub_pipeline))
+            tuple(list_output_columns(sub_pipeline))
             if isinstance(sub_pipeline.target_stage.transform.window, Window)
             else None
         )

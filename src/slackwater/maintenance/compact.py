@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg
 
 from slackwater.errors import StateError
-from slackwater.evolution import migrate
+from slackwater.evolution import state_migration
 from slackwater.evolution.operator_from_state import matches_description, restore_operator
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.operators.base import Operator
@@ -75,7 +75,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
 
 def _compact_stage(step: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageState:
     """Return the compacted state of a stage, with the same number of shards."""
-    compacted = migrate.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
+    compacted = state_migration.read_stage(step, store, state, epoch, number).write_shards(store, state.shards)
     # changed windows still have to be emitted
     return compacted.model_copy(update={"waiting": state.waiting})
 

@@ -186,7 +186,7 @@ class Operator(Protocol):
     def emission(self) -> dict[str, Any]:
         """Return the parts of the emission mode that affect the state.
 
-        If it changes, the state is migrated (`evolution.migrate`), not discarded.
+        If it changes, the state is migrated (`evolution.state_migration`), not discarded.
         """
         ...
 

@@ -27,7 +27,7 @@ from slackwater.operators.base import ShardTask, StageCounts
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.reports import IngestReport
 from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.windows.results import ExpiryBounds, SegmentStats
+from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueRowFilter, KeyedStateLayout
 
 EVENT_TIME = "_event_ts"

@@ -14,8 +14,8 @@ from slackwater.core import lateness_histogram
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.intervals import CompiledSessionWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, last_window
+from slackwater.windows.session_intervals import CompiledSessionWindow
 
 
 def count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:

@@ -15,9 +15,9 @@ from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN, bad_gap_let
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
 from slackwater.operators.window_base import WindowOperator, empty_report
 from slackwater.state.commit import Hold
-from slackwater.windows import session_emission, session_holds, sessions
-from slackwater.windows.intervals import CompiledSessionWindow
+from slackwater.windows import session_emission, session_state, session_watermark_holds
 from slackwater.windows.key_order import distinct_hashes
+from slackwater.windows.session_intervals import CompiledSessionWindow
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,18 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
         return 0  # an event at the very end of the gap still joins
 
     def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
-        return session_holds.lowest_hold(holds, watermark, self.reach_us)
+        return session_watermark_holds.find_lowest_hold(holds, watermark, self.reach_us)
 
     def read_holds(self, task: ShardTask) -> tuple[Hold, ...]:
         return self.find_shard_holds(task.state.reader(self).scan().sort("__h", maintain_order=True))
 
     def find_shard_holds(self, rows: pl.DataFrame) -> tuple[Hold, ...]:
-        return session_holds.bound_holds(session_holds.find_holds(self, rows))
+        return session_watermark_holds.bound_holds(session_watermark_holds.find_holds(self, rows))
 
     def find_changed_holds(self, task: ShardTask, state: pl.DataFrame) -> tuple[Hold, ...] | None:
         if task.holds is None or state.is_empty():
             return None
-        return session_holds.replace_holds(self, task.holds, state)
+        return session_watermark_holds.replace_holds(self, task.holds, state)
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -58,7 +58,7 @@ class SessionOperator(CompiledSessionWindow, WindowOperator):
             rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
         before = task.state.reader(self).units(distinct_hashes(rows["__kh"].to_numpy()))
         room = None if task.group_limit is None else max(task.group_limit - task.groups, 0)
-        done = sessions.ingest_sessions(self, rows, before, task.watermark, room)
+        done = session_state.ingest_sessions(self, rows, before, task.watermark, room)
         alone = None
         if self.window.late_data == "standalone" and done.late.height:
             alone = session_emission.emit_standalone_sessions(self, done.late)

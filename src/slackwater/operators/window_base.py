@@ -21,7 +21,7 @@ from slackwater.operators.late_row_histogram import count_by_lateness
 from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.results import EmitResult, IngestResult
+from slackwater.windows.epoch_results import EmitResult, IngestResult
 
 EVENT_TIME = "_event_ts"
 Report = dict[str, Any]  # fields of an `IngestReport`

@@ -19,8 +19,8 @@ from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.compiled_window import METADATA, CompiledWindow
+from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.key_order import sorted_by_key
-from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, Int64s
 
 TIMES = pl.Datetime("us", "UTC")

@@ -11,7 +11,7 @@ from typing import Any
 from slackwater.core.timestamp_strings import parse_timestamp_us
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import NAMED, TimeColumn, find_time_unit
-from slackwater.scaffold.types import quote_name
+from slackwater.scaffold.type_inference import quote_name
 
 _KEYS = re.compile(
     r"user|customer|account|session|device|client|visitor|member|author|sender|source|host|^ip$|key", re.IGNORECASE
@@ -27,7 +27,7 @@ _ADDS_UP = re.compile(
 _NUMBERS = ("BIGINT", "INT", "DOUBLE", "FLOAT")
 
 
-def time_columns(sample: Sample) -> list[TimeColumn]:
+def propose_time_columns(sample: Sample) -> list[TimeColumn]:
     """Return the columns that could be the event time, most likely first."""
     candidates = []
     for path, values in _paths(sample):
@@ -124,7 +124,7 @@ class KeyColumn:
     score: float
 
 
-def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
+def propose_key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
     """Return the columns that could be a key, most likely first.
 
     A key is set in nearly all rows, and several rows have the same value.
@@ -148,7 +148,7 @@ def key_columns(sample: Sample, time: TimeColumn | None) -> list[KeyColumn]:
     return sorted(candidates, key=lambda k: -k.score)
 
 
-def measure_column(sample: Sample, *taken: str) -> str | None:
+def propose_measure_column(sample: Sample, *taken: str) -> str | None:
     """Return a numeric column that is worth summing; None if there is none."""
     for name, kind in sample.columns.items():
         if kind not in _NUMBERS or name in taken or not _ADDS_UP.search(name) or _ID.search(name):
@@ -159,7 +159,7 @@ def measure_column(sample: Sample, *taken: str) -> str | None:
     return None
 
 
-def with_time(sample: Sample, time: TimeColumn | None) -> Sample:
+def declare_event_time(sample: Sample, time: TimeColumn | None) -> Sample:
     """Declare the event time of a sample as TIMESTAMP if it is a string in JSON or CSV."""
     if time is None or time.unit is not None or time.name not in sample.columns or sample.format == "parquet":
         return sample

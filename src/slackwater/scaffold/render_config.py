@@ -13,7 +13,7 @@ from slackwater.core.humanize import plural
 from slackwater.core.time import format_ms
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
-from slackwater.scaffold.types import quote_name
+from slackwater.scaffold.type_inference import quote_name
 
 KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
@@ -59,13 +59,13 @@ class ConfigDraft:
     keeps_late: str = ""  # why late rows become dead letters, or ""
 
 
-def toml_string(text: str) -> str:
+def _toml_string(text: str) -> str:
     """Format a text as a TOML string."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _list(names: Sequence[str]) -> str:
-    return f"[{', '.join(map(toml_string, names))}]"
+    return f"[{', '.join(map(_toml_string, names))}]"
 
 
 def render_config(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
@@ -73,16 +73,16 @@ def render_config(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
     parts = [
         "# Every key: docs/configuration.md. In an editor: slackwater schema > slackwater.schema.json, and a first line\n"
         '# "#:schema ./slackwater.schema.json" completes keys and marks mistakes.\n'
-        f"name = {toml_string(draft.name)}                # names the pipeline and its state\n",
+        f"name = {_toml_string(draft.name)}                # names the pipeline and its state\n",
         *_connections(draft),
         *(_source(side, draft.kafka) for side in sides),
         _transform(draft),
         _join(draft, sides) if draft.kind == "join" else _window(draft, sides[0]),
-        f'[target]\nconnection = "files"\npath = {toml_string("out/" + draft.name)}           # one file per epoch, each row once\n'
+        f'[target]\nconnection = "files"\npath = {_toml_string("out/" + draft.name)}           # one file per epoch, each row once\n'
         'format = "parquet"                 # or "json", "csv"\n',
         _letters(draft),
         f"[state_store]                      # open windows, positions and watermarks; a restart continues from here\n"
-        f'kind = "files"\npath = {toml_string("state/" + draft.name)}\n',
+        f'kind = "files"\npath = {_toml_string("state/" + draft.name)}\n',
     ]
     return "\n".join(parts)
 
@@ -91,7 +91,7 @@ def _connections(draft: ConfigDraft) -> list[str]:
     tables = ['[connections.files]\nkind = "files"\n']
     if draft.kafka:
         tables.append(
-            f'[connections.bus]\nkind = "kafka"\nbootstrap_servers = {toml_string(draft.brokers)}\n'
+            f'[connections.bus]\nkind = "kafka"\nbootstrap_servers = {_toml_string(draft.brokers)}\n'
             '# options = { "security.protocol" = "SASL_SSL", "sasl.mechanism" = "PLAIN" }    # as Kafka spells them\n'
         )
     return tables
@@ -99,14 +99,14 @@ def _connections(draft: ConfigDraft) -> list[str]:
 
 def _source(side: DraftSide, kafka: bool) -> str:
     schema = ", ".join(f"{quote_name(name)} {kind}" for name, kind in side.columns.items())
-    lines = ["[[sources]]", f"name = {toml_string(side.name)}", f'connection = "{"bus" if kafka else "files"}"']
-    lines.append(f"query = {toml_string(side.query)}" + ("    # the topic; several with commas" if kafka else ""))
-    lines.append('payload_format = "json"' if kafka else f"format = {toml_string(side.format)}")
+    lines = ["[[sources]]", f"name = {_toml_string(side.name)}", f'connection = "{"bus" if kafka else "files"}"']
+    lines.append(f"query = {_toml_string(side.query)}" + ("    # the topic; several with commas" if kafka else ""))
+    lines.append('payload_format = "json"' if kafka else f"format = {_toml_string(side.format)}")
     lines += [f"# {note}" for note in side.notes]
-    lines.append(f"schema = {toml_string(schema)}")
+    lines.append(f"schema = {_toml_string(schema)}")
     if side.options:
         lines.append(
-            f"options = {{ {', '.join(f'{key} = {toml_string(value)}' for key, value in side.options.items())} }}"
+            f"options = {{ {', '.join(f'{key} = {_toml_string(value)}' for key, value in side.options.items())} }}"
         )
     if kafka:
         lines.append('starting_offsets = "earliest"      # where a new pipeline begins')
@@ -137,7 +137,7 @@ def _letters(draft: ConfigDraft) -> str:
     lines = [
         "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
         'connection = "files"',
-        f"path = {toml_string('letters/' + draft.name)}",
+        f"path = {_toml_string('letters/' + draft.name)}",
     ]
     if not draft.keeps_late:
         lines = ['# with late_data = "dlq" or on_error = "dlq":', *(f"# {line}" for line in lines)]
@@ -153,14 +153,14 @@ def _late_data(draft: ConfigDraft) -> str:
 def _times(draft: ConfigDraft, side: DraftSide) -> str:
     lines = []
     if side.time is not None:
-        lines.append(f"event_time_column = {toml_string(side.time)}")
+        lines.append(f"event_time_column = {_toml_string(side.time)}")
     else:
         lines.append(
             '# event_time_column = "…"           # a column of the payload; without it the record\'s timestamp counts'
         )
     if side.unit is not None:
         lines.append(f'event_time_unit = "{side.unit}"               # of integers')
-    lines.append(f"lateness = {toml_string(format_ms(draft.lateness_ms))}                # {draft.lateness_note}")
+    lines.append(f"lateness = {_toml_string(format_ms(draft.lateness_ms))}                # {draft.lateness_note}")
     return "\n".join(lines) + "\n"
 
 
@@ -179,7 +179,7 @@ def _window(draft: ConfigDraft, side: DraftSide) -> str:
         '[[transform.window.aggregations]]\nagg = "count"\nas = "events"\n'
     )
     if draft.measure is not None:
-        text += f'\n[[transform.window.aggregations]]\nagg = "sum"\ncolumn = {toml_string(draft.measure)}\nas = {toml_string(draft.measure + "_sum")}\n'
+        text += f'\n[[transform.window.aggregations]]\nagg = "sum"\ncolumn = {_toml_string(draft.measure)}\nas = {_toml_string(draft.measure + "_sum")}\n'
     return text
 
 
@@ -196,7 +196,7 @@ def _join(draft: ConfigDraft, sides: Sequence[DraftSide]) -> str:
     left_side, right_side = sides
     return (
         '[transform.join]\nkind = "inner"                     # or "left", "right", "full": rows without a partner are emitted, too\n'
-        f"left_source = {toml_string(left_side.name)}\nright_source = {toml_string(right_side.name)}\n"
+        f"left_source = {_toml_string(left_side.name)}\nright_source = {_toml_string(right_side.name)}\n"
         f"left_keys = {_list(left_side.keys)}\nright_keys = {_list(right_side.keys)}\n"
         'time_window = "1h"              # how far apart partners may be, either way\n'
         f"{_times(draft, left_side)}" + (f"{_late_data(draft)}\n" if draft.keeps_late else "")
@@ -262,10 +262,13 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
     lateness = format_ms(disorder.lateness_ms)
     if disorder.in_time == 1.0:
         return [*lines, f"lateness {lateness} keeps all of them"]
-    return [*lines, f"lateness {lateness} {lateness_note(disorder)}; {late_rows(disorder)}, kept as dead letters"]
+    return [
+        *lines,
+        f"lateness {lateness} {lateness_note(disorder)}; {describe_late_rows(disorder)}, kept as dead letters",
+    ]
 
 
-def late_rows(disorder: OutOfOrderness | None) -> str:
+def describe_late_rows(disorder: OutOfOrderness | None) -> str:
     """Describe how many rows the proposed lateness does not keep; empty if none."""
     if disorder is None or not disorder.late:
         return ""

@@ -16,7 +16,7 @@ from typing import Any
 
 from slackwater.core.humanize import plural
 from slackwater.errors import StartError
-from slackwater.scaffold.types import TypeStats, ddl_of_polars, distinct_ignoring_case, parse_cell
+from slackwater.scaffold.type_inference import TypeStats, distinct_ignoring_case, parse_csv_cell, polars_type_to_ddl
 
 ROWS = 100_000  # maximum number of rows
 _CHARACTERS = 64_000_000
@@ -186,7 +186,7 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     numbered_body = list(zip(line_numbers[first_body_row:], table[first_body_row:], strict=True))
     body = [r for _, r in numbered_body if len(r) == width]
     first = next(((n, r) for n, r in numbered_body if len(r) != width), None)
-    rows = [dict(zip(names, map(parse_cell, r), strict=True)) for r in body]
+    rows = [dict(zip(names, map(parse_csv_cell, r), strict=True)) for r in body]
     if not rows:
         raise StartError(f"--sample: {path}: has a header but no rows")
     columns: dict[str, str] = {}
@@ -216,7 +216,7 @@ def _is_header(row: list[str]) -> bool:
     Names may be empty, like that of an index column.
     """
     names = [c.strip() for c in row if c.strip()]
-    plain = all(isinstance(parse_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
+    plain = all(isinstance(parse_csv_cell(c), str) and not re.match(r"\d{4}-", c) for c in names)
     return bool(names) and plain and len(set(names)) == len(names)
 
 
@@ -244,7 +244,7 @@ def _parquet(path: Path, query: str, files: list[Path]) -> Sample:
         raise StartError(f"--sample: {path}: cannot be read as Parquet") from None
     schema = frames[0].schema
     frames = [f for f in frames if f.schema == schema]
-    types = {name: ddl_of_polars(kind) for name, kind in schema.items()}
+    types = {name: polars_type_to_ddl(kind) for name, kind in schema.items()}
     distinct_names = {name: types[name] for name in distinct_ignoring_case(types)}
     skipped = tuple(
         f"{name}: Spark does not read {schema[name]} from Parquet"

@@ -12,7 +12,7 @@ from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.sources import timestamp_parsing
-from slackwater.windows.aggregations import normalised_sql, quote_column
+from slackwater.windows.aggregations import normalization_sql, quote_column
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, pane_us
 
@@ -82,11 +82,11 @@ def row_columns(
         before: Rows before this time (in microseconds) keep `_origin`; None: no row does.
         end: SQL for the end of a row's gap. Rows for which it is NULL also keep `_origin`.
     """
-    keys = ", ".join(normalised_sql(k) for k in logic.keys)
+    keys = ", ".join(normalization_sql(k) for k in logic.keys)
     columns = {
         "__kh": f"xxhash64({keys})" if keys else "CAST(42 AS BIGINT)",
         "__ts": "unix_micros(_event_ts)",
-        **{k.name: normalised_sql(k) for k in logic.keys},
+        **{k.name: normalization_sql(k) for k in logic.keys},
         **{i.field.name: i.sql for i in logic.inputs},
     }
     if source is not None:
@@ -106,7 +106,7 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
-        normalised_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
+        normalization_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
     ]
     side_slots = {slot: quote_column(f.name) for slot, f in slots.by_side[which]}
@@ -129,9 +129,9 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
     They apply to the output of the SQL. `before`: as in `row_columns`.
     """
     columns = {
-        "__kh": f"xxhash64({', '.join(map(normalised_sql, operator.keys))})",
+        "__kh": f"xxhash64({', '.join(map(normalization_sql, operator.keys))})",
         "__ts": "unix_micros(_event_ts)",
-        **{k.name: normalised_sql(k) for k in operator.keys},
+        **{k.name: normalization_sql(k) for k in operator.keys},
         **{slot: quote_column(f.name) for slot, f in operator.slots.items()},
     }
     if source is not None:
@@ -158,7 +158,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
         "unix_micros(_event_ts) AS __start",
         ORIGIN,
         *tag,
-        *(f"{normalised_sql(k)} AS {quote_column(k.name)}" for k in keys),
+        *(f"{normalization_sql(k)} AS {quote_column(k.name)}" for k in keys),
     ]
 
 

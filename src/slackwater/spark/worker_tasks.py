@@ -196,8 +196,8 @@ def _warm_task(loops: bool, table: pa.Table) -> str:
 
 def compile_session_loops() -> None:
     """Import and compile the loops that build sessions."""
-    from slackwater.windows import session_step
+    from slackwater.windows import session_ingest
     from slackwater.windows.session_kernel import warm_up
 
-    assert session_step
+    assert session_ingest
     warm_up.compile_loops()

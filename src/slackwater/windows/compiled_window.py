@@ -1,7 +1,7 @@
 """A window compiled against the available columns: the private counterpart of `config.window.Window`.
 
 `CompiledWindow` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
-`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `intervals.CompiledSessionWindow` define how state rows combine and when they are due.
+`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state rows combine and when they are due.
 The columns of a state row are described in `state_rows`.
 """
 
@@ -19,7 +19,7 @@ import polars as pl
 from slackwater.config.window import Window, correction_period_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, AggregationInput
-from slackwater.windows.results import EmitResult
+from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.state_rows import HIDDEN, NEVER, REVISED, Int64s, KeyedStateLayout
 
 METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field("_emit_reason", "string")]

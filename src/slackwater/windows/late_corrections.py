@@ -20,12 +20,18 @@ import polars as pl
 
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.windows import pane_windows, session_emission, sessions
+from slackwater.windows import pane_windows, session_emission, session_state
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.intervals import CompiledSessionWindow, IntervalBatch, find_runs, first_per_key, mark_emitted
+from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.key_order import sorted_by_key
 from slackwater.windows.pane_windows import CompiledPaneWindow
-from slackwater.windows.results import EmitResult
+from slackwater.windows.session_intervals import (
+    CompiledSessionWindow,
+    IntervalBatch,
+    find_runs,
+    first_per_key,
+    mark_emitted,
+)
 from slackwater.windows.state_rows import (
     EMITTED,
     FLOOR,
@@ -202,7 +208,7 @@ def _(
     refused = _refusal_reasons(retaining, rows, held, revived, lost)
     accepted = rows.filter(refused.is_null())
     revived = revived.filter(~_may_be_cut(logic))
-    ingested = sessions.ingest_sessions(retaining, accepted, pl.concat([held, revived]), watermark).state
+    ingested = session_state.ingest_sessions(retaining, accepted, pl.concat([held, revived]), watermark).state
     done = session_emission.emit_sessions(retaining, ingested, watermark, watermark)
     settled = pl.Series(is_in_sorted(ingested["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     final = pl.concat([ingested.filter(~settled), done.state]).filter(pl.col("__kind") != TOMBSTONE)
@@ -222,7 +228,7 @@ def _(
     after = _drop_gone(logic, after, watermark)
     unit = distinct_values(ingested["__h"].to_numpy())
     before = state.filter(pl.Series(is_in_sorted(state["__h"].to_numpy(), unit)))
-    had, has = (sessions.open_groups(logic, f, watermark) for f in (before, after))
+    had, has = (session_state.count_open_sessions(logic, f, watermark) for f in (before, after))
     emptied = before.filter(
         ~pl.Series(is_in_sorted(before["__h"].to_numpy(), distinct_values(after["__h"].to_numpy())))
     )
@@ -331,7 +337,7 @@ def _with_floors(logic: CompiledSessionWindow, staying: pl.DataFrame, past: pl.D
     if everything.is_empty():
         return everything
     unit = IntervalBatch.from_frame(logic, everything)
-    floors = sessions.floor_rows(logic, unit.frame, unit.key, unit.floors(logic.reach_us, horizon))
+    floors = session_state.build_floor_rows(logic, unit.frame, unit.key, unit.floors(logic.reach_us, horizon))
     return pl.concat([unit.frame.filter(pl.col("__kind") != FLOOR), floors]).sort("__h", maintain_order=True)
 
 

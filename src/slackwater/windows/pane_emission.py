@@ -7,6 +7,7 @@ import polars as pl
 
 from slackwater.core.hashing import mix_bits
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
+from slackwater.windows.epoch_results import EmitResult
 from slackwater.windows.key_order import order_by_unit
 from slackwater.windows.pane_windows import (
     CompiledPaneWindow,
@@ -16,9 +17,8 @@ from slackwater.windows.pane_windows import (
     last_window,
     pane_us,
 )
-from slackwater.windows.results import EmitResult
 from slackwater.windows.state_rows import CLEAN, DIRTY, Int64s
-from slackwater.windows.window_revisions import read_revision_notes, with_revision_notes
+from slackwater.windows.window_revisions import read_revisions, write_revisions
 
 
 def sibling_units(logic: CompiledPaneWindow, panes: pl.DataFrame, since: int, watermark: int) -> Int64s:
@@ -124,7 +124,7 @@ def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFr
 
 def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
     """Add to each pane its notes on its windows; `index` is the pane of each row of `spread`."""
-    notes = read_revision_notes(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
+    notes = read_revisions(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():
         return spread
@@ -156,9 +156,9 @@ def _record_emissions(
     )
     if is_overlapping(logic):
         gone = last_closed(logic, logic.horizon(watermark))
-        notes = read_revision_notes(units, first, logic.hop_us)
+        notes = read_revisions(units, first, logic.hop_us)
         notes = pl.concat([notes, emissions.select("__row", "__start", "__rev", pl.lit(True).alias("__holds"))])
-        units = with_revision_notes(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)
+        units = write_revisions(units, notes.filter(pl.col("__start") > gone), first, logic.hop_us)
     else:
         rev = units["__rev"].to_numpy().copy()
         rev[emissions["__row"].to_numpy()] = emissions["__rev"].to_numpy()

@@ -31,10 +31,10 @@ from slackwater.core.hashing import mix_bits
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.epoch_results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.key_order import order_by_unit
-from slackwater.windows.results import ExpiryBounds, IngestResult, ResultCounts, SegmentStats
 from slackwater.windows.state_rows import CLEAN, DIRTY, FAR, NEVER, DueRowFilter, Int64s
-from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, note_missed_emissions
+from slackwater.windows.window_revisions import NOT_EMITTED, mark_panes_changed, record_missed_emissions
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def _merge(logic: CompiledPaneWindow, rows: pl.DataFrame, state: pl.DataFrame, w
     if logic.updates:
         return merged
     first, begun = first_window(logic, merged["__start"].to_numpy()), np.logical_and.reduceat(fresh, heads)
-    return note_missed_emissions(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
+    return record_missed_emissions(merged, begun, first, last_closed(logic, watermark), logic.hop_us)
 
 
 def is_overlapping(logic: CompiledPaneWindow) -> bool:

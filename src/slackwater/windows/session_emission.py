@@ -18,7 +18,8 @@ import polars as pl
 
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import (
+from slackwater.windows.epoch_results import EmitResult
+from slackwater.windows.session_intervals import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
@@ -28,9 +29,8 @@ from slackwater.windows.intervals import (
     reduce_per_key,
     select_rows,
 )
-from slackwater.windows.results import EmitResult
 from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.sessions import build_state, floor_rows
+from slackwater.windows.session_state import build_floor_rows, build_session_state
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, OPEN, TOMBSTONE, WHOLE, Int64s
 
 
@@ -204,14 +204,14 @@ def _remaining_state(
     floors = np.where((horizon <= floors + reach) | (first <= floors + reach), floors, NO_WATERMARK)
     state = logic.empty_state()
     if len(rest.key):
-        state = build_state(logic, rest, floors, watermark)
+        state = build_session_state(logic, rest, floors, watermark)
     bare = first == FAR
     alone = np.flatnonzero(bare & (floors != NO_WATERMARK))
     gone = np.flatnonzero(bare & (floors == NO_WATERMARK))
     heads = first_per_key(whole.key)
     parts = [state]
     if len(alone):
-        parts.append(floor_rows(logic, whole.frame[heads[alone]], alone, floors))
+        parts.append(build_floor_rows(logic, whole.frame[heads[alone]], alone, floors))
     if len(gone):
         dead = whole.frame[heads[gone]].with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
         parts.append(dead.select(logic.state_schema.keys()))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from slackwater.windows.intervals import Bools, CompiledSessionWindow, IntervalBatch, find_runs, first_per_key
+from slackwater.windows.session_intervals import Bools, CompiledSessionWindow, IntervalBatch, find_runs, first_per_key
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, ROW, WHOLE, Int64s
 
 
@@ -52,8 +52,8 @@ def build_layout(logic: CompiledSessionWindow, unit: IntervalBatch) -> SessionLa
 
 
 def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: int) -> Bools:
-    """Return a mask of the intervals at which sessions begin; see `runs.cut_sessions`."""
-    from slackwater.windows.session_kernel.runs import cut_sessions  # compiled; the loops need writable arrays
+    """Return a mask of the intervals at which sessions begin; see `session_rules.cut_sessions`."""
+    from slackwater.windows.session_kernel.session_rules import cut_sessions  # compiled; the loops need writable arrays
 
     return cut_sessions(np.array(run), np.array(start), np.array(last), np.array(end), cap)
 

@@ -28,7 +28,8 @@ from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import pane_windows
 from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.intervals import (
+from slackwater.windows.pane_windows import CompiledPaneWindow
+from slackwater.windows.session_intervals import (
     Bools,
     CompiledSessionWindow,
     IntervalBatch,
@@ -37,9 +38,8 @@ from slackwater.windows.intervals import (
     mark_emitted,
     select_rows,
 )
-from slackwater.windows.pane_windows import CompiledPaneWindow
 from slackwater.windows.session_layout import build_layout, session_heads
-from slackwater.windows.sessions import build_state, floor_rows
+from slackwater.windows.session_state import build_floor_rows, build_session_state
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE, Int64s
 
 
@@ -49,7 +49,7 @@ def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFr
     `logic` comes from `CompiledWindow.after`; its keys, kind and lengths equal those of `former`. `rows` has the
     accumulators that both windows share. All other aggregations start as if they had seen no rows.
     """
-    rows = logic.add_revision_columns(initial_state(logic, rows))
+    rows = logic.add_revision_columns(complete_accumulators(logic, rows))
     rows = _convert_rows(logic, former, former.drop_expired(former.add_revision_columns(rows), watermark), watermark)
     return logic.drop_expired(rows.select(logic.state_schema.keys()), watermark).sort("__h", maintain_order=True)
 
@@ -72,7 +72,7 @@ def _(logic: CompiledSessionWindow, former: CompiledSessionWindow, rows: pl.Data
     return _regroup_sessions(former, logic, rows, watermark)
 
 
-def initial_state(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
+def complete_accumulators(logic: CompiledWindow, rows: pl.DataFrame) -> pl.DataFrame:
     """Complete the accumulators of state rows, and convert those that an earlier version stored in another form.
 
     Missing accumulators start as if they had seen no rows.
@@ -102,7 +102,7 @@ def _regroup_sessions(
     has_no_session[unit.key] = False
     alone = np.flatnonzero(has_no_session & (floors != NO_WATERMARK))
     if len(alone):
-        parts.append(floor_rows(logic, whole.frame[first_per_key(whole.key)[alone]], alone, floors))
+        parts.append(build_floor_rows(logic, whole.frame[first_per_key(whole.key)[alone]], alone, floors))
     return pl.concat(parts)
 
 
@@ -121,7 +121,7 @@ def _regroup_intervals(
         unit = replace(unit, end=unit.last + logic.gap_us)
     now = build_layout(logic, unit)
     unit = _unmark_changed(unit, before, now.session, (end != now.end[now.session]) & (end >= watermark))
-    return build_state(logic, unit, floors, watermark)
+    return build_session_state(logic, unit, floors, watermark)
 
 
 def _number_sessions(logic: CompiledSessionWindow, unit: IntervalBatch, cap: int) -> Int64s:

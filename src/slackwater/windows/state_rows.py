@@ -36,7 +36,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from slackwater.core.schema import Field
-from slackwater.windows.results import ExpiryBounds, SegmentStats
+from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 
 Int64s = NDArray[np.int64]
 

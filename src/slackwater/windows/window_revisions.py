@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from slackwater.windows.intervals import Bools
+from slackwater.windows.session_intervals import Bools
 from slackwater.windows.state_rows import Int64s
 
 _NTH, _REVISION = 1 << 40, 1 << 1
@@ -28,7 +28,7 @@ NOT_EMITTED = -1  # the revision of a window that was not emitted at its close, 
 NOTE_COLUMNS = {"__row": pl.Int64(), "__start": pl.Int64(), "__rev": pl.Int64(), "__holds": pl.Boolean()}
 
 
-def read_revision_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+def read_revisions(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
     """Read the notes of panes: `__row` (position of the pane), `__start` (of the window), `__rev` and `__holds`.
 
     `first` is the start of the earliest window of each pane, and `hop` the distance between windows, in µs.
@@ -39,8 +39,8 @@ def read_revision_notes(panes: pl.DataFrame, first: Int64s, hop: int) -> pl.Data
     return pl.DataFrame(dict(zip(NOTE_COLUMNS, columns, strict=True)), schema=NOTE_COLUMNS)
 
 
-def with_revision_notes(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
-    """Replace the notes of panes; `notes` has the columns that `read_revision_notes` returns.
+def write_revisions(panes: pl.DataFrame, notes: pl.DataFrame, first: Int64s, hop: int) -> pl.DataFrame:
+    """Replace the notes of panes; `notes` has the columns that `read_revisions` returns.
 
     If a window has several notes, the largest revision wins.
     """
@@ -65,7 +65,7 @@ def mark_panes_changed(panes: pl.DataFrame, touched: Bools) -> pl.DataFrame:
     return panes.with_columns(pl.when(pl.Series(touched)).then(undone).otherwise(pl.col("__out")).alias("__out"))
 
 
-def note_missed_emissions(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
+def record_missed_emissions(panes: pl.DataFrame, new: Bools, first: Int64s, closed: int, hop: int) -> pl.DataFrame:
     """Note in each `new` pane the windows that closed before the pane was created.
 
     `closed` is the start of the last closed window.
@@ -77,6 +77,6 @@ def note_missed_emissions(panes: pl.DataFrame, new: Bools, first: Int64s, closed
     row = np.repeat(positions, times)
     nth = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
     rows = {"__row": row, "__start": first[row] + nth * hop, "__rev": NOT_EMITTED, "__holds": False}
-    return with_revision_notes(
-        panes, pl.concat([read_revision_notes(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)]), first, hop
+    return write_revisions(
+        panes, pl.concat([read_revisions(panes, first, hop), pl.DataFrame(rows, schema=NOTE_COLUMNS)]), first, hop
     )

@@ -37,10 +37,15 @@ from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import StartError
-from slackwater.windows.aggregations.columns import AggregationInput, normalised_sql, normalize_columns, quote_column
 from slackwater.windows.aggregations.custom import custom_kind
 from slackwater.windows.aggregations.extremes import Extreme, FirstLast, ValueBy
 from slackwater.windows.aggregations.floats import Moments, total_kind
+from slackwater.windows.aggregations.input_columns import (
+    AggregationInput,
+    normalization_sql,
+    normalize_columns,
+    quote_column,
+)
 from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.lists import CollectList, TopK
 from slackwater.windows.aggregations.quantiles import Quantile
@@ -213,4 +218,12 @@ class Agg:
         return self.kind.fingerprint()
 
 
-__all__ = ["KINDS", "Agg", "AggregationInput", "AggregationKind", "normalised_sql", "normalize_columns", "quote_column"]
+__all__ = [
+    "KINDS",
+    "Agg",
+    "AggregationInput",
+    "AggregationKind",
+    "normalization_sql",
+    "normalize_columns",
+    "quote_column",
+]

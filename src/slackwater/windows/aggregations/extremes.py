@@ -12,7 +12,7 @@ import polars as pl
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.columns import quote_column
+from slackwater.windows.aggregations.input_columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 

@@ -25,8 +25,8 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.windows.aggregations.columns import quote_column
-from slackwater.windows.aggregations.exact import TYPES, ExactTotal, GridSql, round_to_double
+from slackwater.windows.aggregations.exact_float_total import TYPES, ExactTotal, GridSql, round_to_double
+from slackwater.windows.aggregations.input_columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, count_flag
 

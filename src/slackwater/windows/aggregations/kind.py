@@ -19,7 +19,7 @@ from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
 from slackwater.errors import CapExceededError
-from slackwater.windows.aggregations.columns import AggregationInput
+from slackwater.windows.aggregations.input_columns import AggregationInput
 
 
 @dataclass(frozen=True)

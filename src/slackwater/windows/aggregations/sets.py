@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.schema import Field
-from slackwater.windows import hll
-from slackwater.windows.aggregations.columns import AggregationInput, quote_column
+from slackwater.windows import hyperloglog
+from slackwater.windows.aggregations.input_columns import AggregationInput, quote_column
 from slackwater.windows.aggregations.kind import AggregationKind, as_lists, check_group_size, concatenate_lists
 
 
@@ -87,18 +87,18 @@ class ApproximateDistinct(AggregationKind):
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         return {
-            "set": f"collect_set({hll.coupon_sql(quote_column(self.inputs[0].field.name), self.spec.hll_precision)})"
+            "set": f"collect_set({hyperloglog.coupon_sql(quote_column(self.inputs[0].field.name), self.spec.hll_precision)})"
         }
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
-        coupons = hll.hash_coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
+        coupons = hyperloglog.hash_coupons(rows[self.inputs[0].field.name], self.spec.hll_precision)
         return [as_lists(coupons.alias(self.part("set")))]
 
     def merge(self) -> Sequence[pl.Expr]:
-        return [hll.merge_sketches(pl.col(self.part("set")))]
+        return [hyperloglog.merge_sketches(pl.col(self.part("set")))]
 
     def finish(self, frame: pl.DataFrame) -> pl.Series:
-        return hll.estimate_distinct(frame[self.part("set")], self.spec.hll_precision)
+        return hyperloglog.estimate_distinct(frame[self.part("set")], self.spec.hll_precision)
 
     def details(self) -> list[str]:
         return [self.spec.mode or "approximate", str(self.spec.hll_precision)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.windows.session_kernel.late_rows import place_late_rows
-from slackwater.windows.session_kernel.runs import (
+from slackwater.windows.session_kernel.late_row_placement import place_late_rows
+from slackwater.windows.session_kernel.session_rules import (
     SessionTimes,
     SortedIntervals,
     build_fragments,

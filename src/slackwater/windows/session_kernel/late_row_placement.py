@@ -6,12 +6,12 @@ import numpy as np
 
 from slackwater.core.jit import compiled
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.windows.session_kernel.runs import (
+from slackwater.windows.session_kernel.session_rules import (
     BY_FRAGMENTS,
     LATE,
     NONE,
     NOWHERE,
-    JudgedIntervals,
+    IntervalVerdicts,
     SessionTimes,
     SortedIntervals,
     is_behind,
@@ -21,7 +21,7 @@ from slackwater.windows.session_kernel.sort import merge_sort
 
 
 @compiled
-def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: JudgedIntervals) -> JudgedIntervals:
+def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: IntervalVerdicts) -> IntervalVerdicts:
     """Place rows behind the watermark one by one, in every run that reaches the cap: such rows never move a cut.
 
     Also modifies `judged` in place.
@@ -34,7 +34,7 @@ def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: Jud
             tail += 1
         session = np.zeros(tail - head, np.int64)
         if needs_late_placement(intervals, times, positions, head, tail, run):
-            session = place_rows(intervals, times, positions[head:tail])
+            session = _place_rows(intervals, times, positions[head:tail])
         previous, label, begins = NONE, 0, True
         for j in range(head, tail):
             i, assigned = positions[j], session[j - head]
@@ -46,11 +46,11 @@ def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: Jud
                 positions[used], key[used], run[used], fragment[used] = i, key[j], begins, begins or name != previous
                 previous, begins, used = name, False, used + 1
         head = tail
-    return JudgedIntervals(verdict, floor, new, positions[:used], key[:used], run[:used], fragment[:used], False)
+    return IntervalVerdicts(verdict, floor, new, positions[:used], key[:used], run[:used], fragment[:used], False)
 
 
 @compiled
-def place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
+def _place_rows(intervals: SortedIntervals, times: SessionTimes, positions: Int64s) -> Int64s:
     """Assign rows behind the watermark to the sessions of their run, one by one.
 
     A row joins the sessions on both sides if the result stays below the cap. Otherwise it joins the earlier one, or

@@ -53,13 +53,13 @@ class SortedIntervals(NamedTuple):
     end: Int64s
 
 
-class JudgedIntervals(NamedTuple):
+class IntervalVerdicts(NamedTuple):
     """The outcome for all intervals.
 
     `verdict` has one element per interval. `floor` (NONE for no floor) and `new` have one element per key. The other
     arrays have one element per interval that is part of a session: its position, its `key`, and whether a `run` or a
     `fragment` begins there. `needs_placement` is true if a run spans the cap and contains a row behind the watermark,
-    which `late_rows` must place.
+    which `late_row_placement` must handle.
     """
 
     verdict: Int8s
@@ -75,7 +75,7 @@ class JudgedIntervals(NamedTuple):
 class SessionFragments(NamedTuple):
     """The columns of the fragments to write.
 
-    `first` is the first interval of a fragment, as an index into `JudgedIntervals.positions`. `whole` marks a complete
+    `first` is the first interval of a fragment, as an index into `IntervalVerdicts.positions`. `whole` marks a complete
     session, which is not part of a run that may still be cut. `emitted` is true if the target holds the fragment
     unchanged.
     """
@@ -90,7 +90,7 @@ class SessionFragments(NamedTuple):
 
 
 @compiled
-def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> JudgedIntervals:
+def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> IntervalVerdicts:
     """Judge the rows of all keys, and join the accepted ones into runs and fragments.
 
     `shut` marks new keys that must not open a session.
@@ -116,7 +116,7 @@ def build_runs(intervals: SortedIntervals, times: SessionTimes, shut: Bools) -> 
         for j in range(used, upto):
             key_of[j] = key
         used = upto
-    return JudgedIntervals(
+    return IntervalVerdicts(
         verdict, floor, new, positions[:used], key_of[:used], run[:used], fragment[:used], needs_placement
     )
 

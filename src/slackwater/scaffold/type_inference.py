@@ -90,7 +90,7 @@ def quote_name(name: str) -> str:
     return name if _SIMPLE.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
-def parse_cell(text: str | None) -> Any:
+def parse_csv_cell(text: str | None) -> Any:
     """Parse a CSV cell to the value it spells. A number with leading zeros remains a string."""
     if text is None or text == "":
         return None
@@ -101,7 +101,7 @@ def parse_cell(text: str | None) -> Any:
     return text.lower() == "true" if text.lower() in ("true", "false") else text
 
 
-def ddl_of_polars(kind: Any) -> str | None:
+def polars_type_to_ddl(kind: Any) -> str | None:
     """Return the type as which Spark reads a Polars type from Parquet; None if Spark cannot read it."""
     import polars as pl
 
@@ -131,10 +131,10 @@ def ddl_of_polars(kind: Any) -> str | None:
     if base is pl.Decimal:
         return f"DECIMAL({kind.precision or 38},{kind.scale})"
     if base is pl.List:
-        inner = ddl_of_polars(kind.inner)
+        inner = polars_type_to_ddl(kind.inner)
         return None if inner is None else f"ARRAY<{inner}>"
     if base is pl.Struct:
-        fields = [(f.name, ddl_of_polars(f.dtype)) for f in kind.fields]
+        fields = [(f.name, polars_type_to_ddl(f.dtype)) for f in kind.fields]
         members = [f"{quote_name(name)}: {inner}" for name, inner in fields if name and inner is not None]
         return f"STRUCT<{', '.join(members)}>" if members and len(members) == len(fields) else None
     return None

@@ -24,21 +24,26 @@ from __future__ import annotations
 import polars as pl
 
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import CompiledSessionWindow, IntervalBatch, first_per_key
-from slackwater.windows.results import IngestResult
+from slackwater.windows.epoch_results import IngestResult
+from slackwater.windows.session_intervals import CompiledSessionWindow, IntervalBatch, first_per_key
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, WHOLE, Int64s
 
 
-def build_state(logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int) -> pl.DataFrame:
+def build_session_state(
+    logic: CompiledSessionWindow, unit: IntervalBatch, floors: Int64s, watermark: int
+) -> pl.DataFrame:
     """Build the new state rows of all keys in `unit` (its open and retained intervals), including their floors."""
-    from slackwater.windows import session_step  # its loops are compiled
+    from slackwater.windows import session_ingest  # its loops are compiled
 
     return pl.concat(
-        [session_step.build_state_rows(logic, unit, watermark), floor_rows(logic, unit.frame, unit.key, floors)]
+        [
+            session_ingest.build_session_state_rows(logic, unit, watermark),
+            build_floor_rows(logic, unit.frame, unit.key, floors),
+        ]
     )
 
 
-def floor_rows(logic: CompiledSessionWindow, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
+def build_floor_rows(logic: CompiledSessionWindow, frame: pl.DataFrame, key: Int64s, floors: Int64s) -> pl.DataFrame:
     """Build one FLOOR row for each key with a floor; `floors` is indexed by key."""
     heads = first_per_key(key)
     values = floors[key[heads]]
@@ -60,13 +65,13 @@ def floor_rows(logic: CompiledSessionWindow, frame: pl.DataFrame, key: Int64s, f
 def ingest_sessions(
     logic: CompiledSessionWindow, rows: pl.DataFrame, state: pl.DataFrame, watermark: int, room: int | None = None
 ) -> IngestResult:
-    """Merge lifted rows into the touched units: see `session_step.ingest_intervals`."""
-    from slackwater.windows import session_step  # its loops are compiled
+    """Merge lifted rows into the touched units: see `session_ingest.ingest_intervals`."""
+    from slackwater.windows import session_ingest  # its loops are compiled
 
-    return session_step.ingest_intervals(logic, rows, state, watermark, room)
+    return session_ingest.ingest_intervals(logic, rows, state, watermark, room)
 
 
-def open_groups(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
+def count_open_sessions(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
     """Return the number of keys with open or retained sessions, and the number of their intervals, for a whole shard."""
     whole = pl.col("__kind").is_in([WHOLE, EMITTED]) & (pl.col("__due") > logic.horizon(watermark))
     still = state.filter(whole | pl.col("__kind").is_in([FRAGMENT, EMITTED_FRAGMENT]))

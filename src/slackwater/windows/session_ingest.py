@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_in_sorted
 from slackwater.watermark import NO_WATERMARK
-from slackwater.windows.intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
+from slackwater.windows.epoch_results import IngestResult, ResultCounts
 from slackwater.windows.key_order import order_by_key
-from slackwater.windows.results import IngestResult, ResultCounts
-from slackwater.windows.session_kernel import runs
-from slackwater.windows.session_kernel.late_rows import place_late_rows
+from slackwater.windows.session_intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
+from slackwater.windows.session_kernel import session_rules
+from slackwater.windows.session_kernel.late_row_placement import place_late_rows
 from slackwater.windows.session_layout import mark_still_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 
@@ -32,24 +32,26 @@ def ingest_intervals(
 ) -> IngestResult:
     """Merge lifted rows (`__kh`, `__ts`, keys, accumulators) into the touched units.
 
-    `session_kernel.runs` defines which rows are late. `watermark` is the one that the previous epoch committed. `room`
+    `session_kernel.session_rules` defines which rows are late. `watermark` is the one that the previous epoch committed. `room`
     is the number of keys that may still open a session in this shard (`drop_new_groups`); None for no limit.
     """
     times = logic.times(watermark)
     session_input = SessionInput.from_frames(logic, rows, mark_emitted(logic, state, watermark), times.horizon)
-    judged = runs.build_runs(session_input.intervals, times, np.zeros(session_input.keys, dtype=bool))
+    judged = session_rules.build_runs(session_input.intervals, times, np.zeros(session_input.keys, dtype=bool))
     if room is not None and np.count_nonzero(judged.new) > room:
-        judged = runs.build_runs(session_input.intervals, times, _keys_over_limit(logic, session_input, judged, room))
+        judged = session_rules.build_runs(
+            session_input.intervals, times, _keys_over_limit(logic, session_input, judged, room)
+        )
     if judged.needs_placement:
         judged = place_late_rows(session_input.intervals, times, judged)
     positions, key, run, fragment = judged.positions, judged.key, judged.run, judged.fragment
-    touched, has_open, held = runs.summarize_keys(session_input.intervals, positions, key)
+    touched, has_open, held = session_rules.summarize_keys(session_input.intervals, positions, key)
     touched = session_input.with_shared_units(touched)
     if not touched.all():
         selected = touched[key]
         positions, key, run, fragment = positions[selected], key[selected], run[selected], fragment[selected]
         has_open &= touched
-    fragments = runs.build_fragments(
+    fragments = session_rules.build_fragments(
         session_input.intervals,
         times,
         positions,
@@ -69,10 +71,12 @@ def ingest_intervals(
         session_input.key_columns_at(first),
         session_input.hashes[first],
     )
-    late = session_input.late_rows(logic, np.flatnonzero(judged.verdict == runs.LATE))
-    refused = int(np.count_nonzero(judged.verdict == runs.REFUSED))
+    late = session_input.late_rows(logic, np.flatnonzero(judged.verdict == session_rules.LATE))
+    refused = int(np.count_nonzero(judged.verdict == session_rules.REFUSED))
     return IngestResult(
-        state=_by_hash(fragment_rows, _floors(logic, session_input, np.where(touched, judged.floor, runs.NONE))),
+        state=_by_hash(
+            fragment_rows, _floors(logic, session_input, np.where(touched, judged.floor, session_rules.NONE))
+        ),
         counts=ResultCounts(
             used=rows.height - late.height - refused,
             late=late.height,
@@ -99,7 +103,7 @@ class SessionInput:
     order: Int64s
     hashes: Int64s
     names: pl.DataFrame  # the key columns, unordered
-    intervals: runs.SortedIntervals
+    intervals: session_rules.SortedIntervals
 
     @classmethod
     def from_frames(
@@ -112,12 +116,12 @@ class SessionInput:
 
         start, last = column("__start", "__ts"), column("__last", "__ts")
         end = column("__end", "__end") if logic.dynamic else last + logic.gap_us
-        seen = np.full(len(start), runs.NEW, dtype=np.int8)
+        seen = np.full(len(start), session_rules.NEW, dtype=np.int8)
         gone = is_gone(state["__kind"].to_numpy(), state["__due"].to_numpy(), horizon)
-        seen[: state.height] = np.where(gone, runs.GONE, runs.HELD)
+        seen[: state.height] = np.where(gone, session_rules.GONE, session_rules.HELD)
         names = pl.concat([state.select(logic.key_names), rows.select(logic.key_names)], rechunk=True)
         order, hashes, first = order_by_key(column("__kh", "__kh"), names, start, last)
-        intervals = runs.SortedIntervals(first, seen[order], start[order], last[order], end[order])
+        intervals = session_rules.SortedIntervals(first, seen[order], start[order], last[order], end[order])
         return cls(state, rows, order, hashes, names, intervals)
 
     @property
@@ -177,22 +181,24 @@ class SessionInput:
         return logic.add_revision_columns(rows).with_columns(**hidden).select(*logic.state_schema, *extra)
 
 
-def build_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
+def build_session_state_rows(logic: CompiledSessionWindow, unit: IntervalBatch, watermark: int) -> pl.DataFrame:
     """Build the state rows of a non-empty batch of intervals that are all open or retained."""
     count, times = len(unit.key), logic.times(watermark)
     keys = np.append(find_run_starts(unit.key), count)
     # the compiled loops need writable arrays
     start, last, end = (np.array(column) for column in (unit.start, unit.last, unit.end))
-    intervals = runs.SortedIntervals(keys, np.full(count, runs.HELD, dtype=np.int8), start, last, end)
-    judged = runs.build_runs(intervals, times, np.zeros(len(keys) - 1, dtype=bool))
-    fragments = runs.build_fragments(intervals, times, judged.positions, judged.run, judged.fragment, unit.emitted)
+    intervals = session_rules.SortedIntervals(keys, np.full(count, session_rules.HELD, dtype=np.int8), start, last, end)
+    judged = session_rules.build_runs(intervals, times, np.zeros(len(keys) - 1, dtype=bool))
+    fragments = session_rules.build_fragments(
+        intervals, times, judged.positions, judged.run, judged.fragment, unit.emitted
+    )
     parts = unit.frame.select(*logic.revisions, *logic.accumulators)
     first = unit.frame.select("__kh", *logic.key_names)[fragments.first]
     return _rows(logic, fragments, parts, [first[k] for k in logic.key_names], first["__kh"].to_numpy())
 
 
 def _keys_over_limit(
-    logic: CompiledSessionWindow, session_input: SessionInput, judged: runs.JudgedIntervals, room: int
+    logic: CompiledSessionWindow, session_input: SessionInput, judged: session_rules.IntervalVerdicts, room: int
 ) -> Bools:
     """Return a mask of the new keys beyond `room`; keys are admitted in order of (first event time, key)."""
     positions = judged.positions[find_run_starts(judged.key)]
@@ -209,7 +215,7 @@ def _keys_over_limit(
 
 def _rows(
     logic: CompiledSessionWindow,
-    fragments: runs.SessionFragments,
+    fragments: session_rules.SessionFragments,
     parts: pl.DataFrame,
     keys: Sequence[pl.Series],
     hashes: Int64s,
@@ -238,7 +244,7 @@ def _rows(
 
 def _floors(logic: CompiledSessionWindow, session_input: SessionInput, floors: Int64s) -> pl.DataFrame:
     """Build one FLOOR row for each key with a floor; `floors` has one element per key."""
-    keys = np.flatnonzero(floors != runs.NONE)
+    keys = np.flatnonzero(floors != session_rules.NONE)
     if not len(keys):
         return logic.empty_state()
     heads, values = session_input.intervals.heads[keys], floors[keys]

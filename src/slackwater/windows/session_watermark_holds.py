@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slackwater.windows.intervals import reach_so_far
+from slackwater.windows.session_intervals import reach_so_far
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, WHOLE
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.windows.intervals import CompiledSessionWindow
+    from slackwater.windows.session_intervals import CompiledSessionWindow
 
 Hold = tuple[int | None, int, int]
 MOST = 64  # per shard
 
 
-def lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
+def find_lowest_hold(holds: Iterable[Hold], watermark: int, reach: int) -> int:
     """Return the lowest event time at which a session may still end. `reach` is the longest gap.
 
     The rows of an open session extend to the watermark, so it cannot be cut more than one gap behind the watermark.
@@ -84,4 +84,4 @@ def bound_holds(holds: Sequence[Hold]) -> tuple[Hold, ...]:
     return (*in_order[: MOST - 1], (None, rest[0][1], max(due for _, _, due in rest)))
 
 
-__all__ = ["MOST", "Hold", "bound_holds", "find_holds", "lowest_hold", "replace_holds"]
+__all__ = ["MOST", "Hold", "bound_holds", "find_holds", "find_lowest_hold", "replace_holds"]

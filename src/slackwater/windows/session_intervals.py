@@ -15,8 +15,8 @@ from slackwater.core.hashing import session_ids
 from slackwater.core.schema import Field
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.compiled_window import CompiledWindow
+from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
 from slackwater.windows.key_order import order_by_key, sorted_by_key
-from slackwater.windows.results import ExpiryBounds, SegmentStats
 from slackwater.windows.state_rows import (
     EMITTED,
     EMITTED_FRAGMENT,
@@ -33,7 +33,7 @@ from slackwater.windows.state_rows import (
 )
 
 if TYPE_CHECKING:
-    from slackwater.windows.session_kernel.runs import SessionTimes
+    from slackwater.windows.session_kernel.session_rules import SessionTimes
 
 Bools = NDArray[np.bool_]
 
@@ -132,21 +132,21 @@ class CompiledSessionWindow(CompiledWindow):
         """Drop expired sessions, and floors that can no longer make a row late."""
         if state.is_empty():
             return state
-        from slackwater.windows.session_kernel import runs  # compiled
+        from slackwater.windows.session_kernel import session_rules  # compiled
 
         times = self.times(watermark)
         kind, due, start, last = (state[c].to_numpy() for c in ("__kind", "__due", "__start", "__last"))
         end = state["__end"].to_numpy() if self.dynamic else last + self.gap_us
         order, _, heads = order_by_key(state["__kh"].to_numpy(), state.select(self.key_names), start, last)
-        seen = np.where(is_gone(kind, due, times.horizon), runs.GONE, runs.HELD).astype(np.int8)
-        needed = runs.needed_intervals(
-            runs.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
+        seen = np.where(is_gone(kind, due, times.horizon), session_rules.GONE, session_rules.HELD).astype(np.int8)
+        needed = session_rules.needed_intervals(
+            session_rules.SortedIntervals(heads, seen[order], start[order], last[order], end[order]), times
         )
         return state[order if needed.all() else order[needed]]
 
     def times(self, watermark: int) -> SessionTimes:
         """Return the times against which an epoch's intervals are judged; `watermark` is that of the previous epoch."""
-        from slackwater.windows.session_kernel.runs import SessionTimes  # compiled
+        from slackwater.windows.session_kernel.session_rules import SessionTimes  # compiled
 
         return SessionTimes(watermark, self.horizon(watermark), self.rows_from_us, self.reach_us, self.cap_us)
 

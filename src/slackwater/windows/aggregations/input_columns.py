@@ -25,7 +25,7 @@ class AggregationInput:
 
     @property
     def sql(self) -> str:
-        column = normalised_sql(self.source)
+        column = normalization_sql(self.source)
         if not self.hashed:
             return column
         return (
@@ -38,7 +38,7 @@ def quote_column(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def normalised_sql(field: Field) -> str:
+def normalization_sql(field: Field) -> str:
     """Return Spark SQL that maps -0.0 to 0.0 and every NaN to one NaN, so that equal values have equal bytes."""
     column = quote_column(field.name)
     if field.base not in schema.FLOATS:
@@ -47,7 +47,7 @@ def normalised_sql(field: Field) -> str:
 
 
 def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
-    """Normalise zeros and NaNs in these columns of a frame, as `normalised_sql` does in SQL.
+    """Normalise zeros and NaNs in these columns of a frame, as `normalization_sql` does in SQL.
 
     Polars simplifies `x + 0.0` to x, so zeros are replaced explicitly.
     """

@@ -33,7 +33,7 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
-from slackwater.windows import sessions, state_conversion
+from slackwater.windows import session_state, state_conversion
 from slackwater.windows.state_rows import EMITTED_FRAGMENT, FRAGMENT
 
 
@@ -45,7 +45,7 @@ def read_earlier_settings(state: StageState) -> dict[str, Any]:
 @singledispatch
 def restore_earlier_settings(operator: Operator, state: StageState) -> Operator:
     """Return the operator with the effects of earlier configs that a state stores."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.restore_earlier_settings")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.restore_earlier_settings")
 
 
 @restore_earlier_settings.register(WindowOperator)
@@ -61,12 +61,12 @@ def _(operator: Operator, state: StageState) -> Operator:
 @singledispatch
 def adopt_migrated_state(operator: Operator, state: StageState) -> Operator:
     """Return the operator adapted to continue a state that was migrated to it."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.adopt_migrated_state")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.adopt_migrated_state")
 
 
 @adopt_migrated_state.register(WindowOperator)
 def _(operator: WindowOperator, state: StageState) -> Operator:
-    return operator.continue_from(former_window(operator, state), state.watermark_us)
+    return operator.continue_from(_former_window(operator, state), state.watermark_us)
 
 
 @adopt_migrated_state.register(NonWindowOperator)
@@ -74,7 +74,7 @@ def _(operator: Operator, state: StageState) -> Operator:
     return operator
 
 
-def former_window(operator: WindowOperator, state: StageState) -> WindowOperator:
+def _former_window(operator: WindowOperator, state: StageState) -> WindowOperator:
     """Return the window that a state was written for, with the aggregations of this operator.
 
     If the state does not describe a window, return the window of this operator. Raises ConfigError if the description
@@ -102,7 +102,7 @@ def described_window(state: StageState) -> Window | None:
     return spec_from_data(Window, data, f"state of stage {state.name}")
 
 
-def with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
+def _with_common_aggregations(former: WindowOperator, state: StageState) -> WindowOperator:
     """Return the old window with the aggregations that both state and config have, in the form stored in the state."""
     fingerprints = dict(state.fingerprint.get("aggregations", {}))
     aggs = commit_from_config.with_stored_accumulators(former, state).aggs
@@ -133,7 +133,7 @@ class StageMigration:
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
     """Stage the rows for these shards, and return the fields of the stage to commit."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.StageMigration")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
 
 
 @_write_rows.register(WindowOperator)
@@ -188,7 +188,7 @@ def _(operator: StatelessOperator, migration: StageMigration, store: StateStore,
 @singledispatch
 def _count_rows(operator: Operator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
     """Return the row counts of each shard for the commit."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.StageMigration")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
 
 
 @_count_rows.register
@@ -202,7 +202,7 @@ def _(operator: PaneOperator, parts: Sequence[pl.DataFrame], watermark: int) -> 
 
 @_count_rows.register
 def _(operator: SessionOperator, parts: Sequence[pl.DataFrame], watermark: int) -> StageCounts:
-    counts = [sessions.open_groups(operator, rows, watermark) for rows in parts]
+    counts = [session_state.count_open_sessions(operator, rows, watermark) for rows in parts]
     return StageCounts(tuple(keys for keys, _ in counts), tuple(open_ for _, open_ in counts))
 
 
@@ -247,13 +247,13 @@ def _write_buffers(
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
     """Read the entire state of a stage, for this operator to continue. Nothing is changed."""
-    raise_unregistered(operator, "slackwater.evolution.migrate.read_stage")
+    raise_unregistered(operator, "slackwater.evolution.state_migration.read_stage")
 
 
 @read_stage.register(WindowOperator)
 def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    former = former_window(operator, state)
-    wrote = with_common_aggregations(former, state)
+    former = _former_window(operator, state)
+    wrote = _with_common_aggregations(former, state)
     after = operator.continue_from(former, state.watermark_us)
     before = pl.concat(
         [
@@ -262,7 +262,7 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
         ]
     ).sort("__h", maintain_order=True)
     rows = state_conversion.convert_state(former, after, before, state.watermark_us)
-    before = operator.add_revision_columns(state_conversion.initial_state(operator, before)).select(
+    before = operator.add_revision_columns(state_conversion.complete_accumulators(operator, before)).select(
         operator.state_schema.keys()
     )
     same = rows.height == before.height and rows.equals(before) and wrote.aggs == former.aggs
@@ -289,9 +289,7 @@ __all__ = [
     "StageMigration",
     "adopt_migrated_state",
     "described_window",
-    "former_window",
     "read_earlier_settings",
     "read_stage",
     "restore_earlier_settings",
-    "with_common_aggregations",
 ]

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.windows.aggregations.columns import quote_column
+from slackwater.windows.aggregations.input_columns import quote_column
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
 
