@@ -17,7 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from docgen.message_sources import ROOT
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
@@ -67,7 +67,7 @@ def state(after: int, corrected: bool = False, user: str = "u1") -> tuple[PageMo
         schema = {"user": "string", "page": "string"}
         run_result = run_local(step, script, schema, ("clicks",), flush=False, state_dir=home, clock_us=CLOCK)
         watched = PageSource(
-            build_pipeline(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), report_lines
+            build_pipeline(step, ("clicks",)), "clicks.toml", FilesStore(Path(home), "law"), format_report
         )
         return load_model(watched, CLOCK), load_key(watched, {"user": user}, CLOCK), run_result.rows
 

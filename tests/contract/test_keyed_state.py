@@ -11,7 +11,7 @@ from tests.laws import keyed_operator
 from tests.support import nth_row_operator
 from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
 
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
@@ -130,7 +130,7 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
     report = build_why_report(pipeline, make(), 1)
     assert (report.kind, report.open_keys, report.open_windows) == ("nth", 3, 0)
     assert "3 keys kept: nothing waits: rows are emitted in the epoch that reads them" in list(
-        report_lines(report, "x.toml")
+        format_report(report, "x.toml")
     )
     monkeypatch.setattr(pipeline_from_state, "Transform", WithNth)
     with make().peek() as snapshot:

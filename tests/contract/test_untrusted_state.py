@@ -207,11 +207,11 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     """SIGKILL ends the fork after this number of files."""
     store = store_of_a_run(tmp_path)
     code = (
-        "import os, sys\nfrom slackwater.state.files import directory\nfrom slackwater.state.files.store import FilesStore\n"
-        "done, link = [], directory._link\n"
+        "import os, sys\nfrom slackwater.state.files import local_storage\nfrom slackwater.state.files.store import FilesStore\n"
+        "done, link = [], local_storage._link\n"
         "def dies(*given):\n    link(*given)\n    done.append(1)\n"
         f"    len(done) == {after} and os.kill(os.getpid(), 9)\n"
-        "directory._link = dies\nFilesStore(sys.argv[1], 'law').fork('other')\n"
+        "local_storage._link = dies\nFilesStore(sys.argv[1], 'law').fork('other')\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
     assert list((tmp_path / "other" / "segments").iterdir())

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config.join import Join
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, build_pipeline, run_local
@@ -57,7 +57,7 @@ def run(kind: str, script: list[RowsInput], **more: Any) -> Any:
 def open_page(kind: str, script: list[RowsInput], home: Path, **more: Any) -> tuple[PageModel, Any]:
     join = join_spec(kind, **more)
     result = run_local(join, script, {"user": "string"}, SOURCES, flush=False, state_dir=str(home))
-    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(home, "law"), report_lines)
+    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(home, "law"), format_report)
     return load_model(watched, 0), result
 
 

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
 
-from slackwater.cli.init import InitOptions, init_file
+from slackwater.cli.init import InitOptions, write_first_config
 from slackwater.cli.test import run_test_files as run_path
 from slackwater.testing.case_runner import CaseResult, LoadedCase
 
@@ -307,7 +307,7 @@ def sample(name: str, home: Path) -> dict[str, Any]:
     ),
 )
 def test_what_init_writes_passes_its_test_at_once(spark: Any, tmp_path: Path, capsys: Any, name: str) -> None:
-    init_file(InitOptions(tmp_path / "first.toml", **sample(name, tmp_path)))
+    write_first_config(InitOptions(tmp_path / "first.toml", **sample(name, tmp_path)))
     said = capsys.readouterr().out
     assert "a test with" in said, said
     file = tmp_path / "tests" / "first.toml"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -69,7 +69,7 @@ def config(shape: str, home: Path, name: str = "p.toml") -> Path:
 def open_page_source(file: Path) -> PageSource:
     pipeline = toml.load(file)
     assert pipeline.state_store is not None
-    return PageSource(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), report_lines)
+    return PageSource(pipeline, str(file), FilesStore(pipeline.state_store.path or "", pipeline.name), format_report)
 
 
 def run_pipeline(file: Path, script: Sequence[Any], **more: Any) -> LocalResult:

@@ -101,7 +101,7 @@ def test_the_summary_of_a_replay() -> None:
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
     with pytest.raises(StartError, match=why):
-        dead_letter_frames.letter_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
+        dead_letter_frames.letters_to_source_frames(None, [DataFrameSource("web", None)], letters)  # type: ignore[arg-type]
 
 
 def all_letters(letters: object) -> object:

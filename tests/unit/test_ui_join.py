@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.why_states import JOIN
 
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StartError
@@ -33,7 +33,7 @@ def test_a_join_has_no_bins_and_its_rows_add_up(tmp_path: Path) -> None:
     join = toml.loads(JOIN).transform.join
     assert join is not None
     run_local(join, [ROWS], TYPES, SOURCES, flush=False, state_dir=str(tmp_path))
-    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), report_lines)
+    watched = PageSource(build_pipeline(join, SOURCES), "p.toml", FilesStore(tmp_path, "law"), format_report)
     seen = load_model(watched, 0)
     assert seen.closing is None
     # the order without a user is emitted without a partner, the payment without a user is not emitted
@@ -56,7 +56,7 @@ def test_after_a_join_the_page_shows_the_windows_of_the_second_stage(tmp_path: P
     options = {"flush": False, "state_dir": str(tmp_path), "downstream": after}
     run_local(join, [ROWS, ROWS], TYPES, SOURCES, **options)  # type: ignore[arg-type]
     watched = PageSource(
-        build_pipeline(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), report_lines
+        build_pipeline(join, SOURCES, downstream=after), "p.toml", FilesStore(tmp_path, "law"), format_report
     )
     seen = load_model(watched, 0)
     assert seen.top.accounted

@@ -13,7 +13,7 @@ import pytest
 from tests.support.why_states import JOIN, Say, rows_at, why_json
 
 import slackwater as sw
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
@@ -64,7 +64,7 @@ def test_a_window_over_joined_rows() -> None:
     window = sw.Window(kind="tumbling", duration_ms="1m", max_groups_per_window=9, aggregations=counts)
     run_join(downstream=window)
     pipeline = build_pipeline(toml.loads(JOIN).transform.step, ("orders", "payments"), downstream=window)
-    printed = list(report_lines(build_why_report(pipeline, FilesStore("state", "law"), 0), "p.toml"))
+    printed = list(format_report(build_why_report(pipeline, FilesStore("state", "law"), 0), "p.toml"))
     assert printed[-1].startswith('stage "')
     assert printed[-1].endswith(": no window is open, so nothing is due")
     assert any(line.endswith(', whose watermark is held by source "payments"') for line in printed)

@@ -156,10 +156,10 @@ def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
         soft_wrap=True,
     )
     if ui_port is not None:
-        from slackwater.cli.ui import show_ui
+        from slackwater.cli.ui import serve_or_save_page
         from slackwater.web.server import LOOPBACK
 
-        show_ui([f"{home}/sessions.toml", f"{home}/counts.toml"], LOOPBACK, ui_port, (), None, None)
+        serve_or_save_page([f"{home}/sessions.toml", f"{home}/counts.toml"], LOOPBACK, ui_port, (), None, None)
 
 
 def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:

@@ -17,7 +17,7 @@ from slackwater.query.output_format import format_value
 from slackwater.query.outputs import ResultOutput, read_output_at
 
 
-def diff_outputs(
+def print_output_diff(
     a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
 ) -> None:
     """Compare two outputs and print the result. Raises typer.Exit: 1 if they differ, 2 if they cannot be compared."""

@@ -40,7 +40,7 @@ class InitOptions:
     test: bool = True  # whether to write a test next to the config, if there is a sample
 
 
-def init_file(options: InitOptions) -> None:
+def write_first_config(options: InitOptions) -> None:
     """Write the config, and print what the sample revealed. Raises StartError."""
     file = options.file
     if not file.parent.is_dir():
@@ -397,4 +397,4 @@ def _key_pairs(
     return sorted(pairs, key=lambda pair: pair[0] != pair[1])
 
 
-__all__ = ["InitOptions", "init_file"]
+__all__ = ["InitOptions", "write_first_config"]

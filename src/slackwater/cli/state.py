@@ -54,9 +54,9 @@ def get(
     as_json: Json = False,
 ) -> None:
     """Print the open and retained windows of a key."""
-    from slackwater.cli.state_show import get_key
+    from slackwater.cli.state_show import print_key_windows
 
-    get_key(where, key or [], pipeline, schema, epoch, as_json)
+    print_key_windows(where, key or [], pipeline, schema, epoch, as_json)
 
 
 @state.command("find-sessions")
@@ -75,9 +75,9 @@ def find_sessions(
     as_json: Json = False,
 ) -> None:
     """Print the sessions of a key within a time range (ISO 8601, UTC)."""
-    from slackwater.cli.state_show import find
+    from slackwater.cli.state_show import print_sessions
 
-    find(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
+    print_sessions(where, key or [], earliest_end, latest_start, pipeline, schema, epoch, as_json)
 
 
 @state.command("verify")

@@ -155,14 +155,14 @@ def _brief(offsets: Any, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def get_key(
+def print_key_windows(
     where: str, key: Sequence[str], pipeline: str | None, schema: str, epoch: int | None, as_json: bool
 ) -> None:
     view = _view(where, pipeline, schema, epoch)
     _print(view.fetch(view.key_of(key)), as_json)
 
 
-def find(
+def print_sessions(
     where: str,
     key: Sequence[str],
     earliest_end: str | None,

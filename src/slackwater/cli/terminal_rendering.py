@@ -24,7 +24,7 @@ def render_for_terminal(value: object) -> str:
 
 @render_for_terminal.register
 def _(value: WhyReport) -> str:
-    return "\n".join(why.report_lines(value, value.file))
+    return "\n".join(why.format_report(value, value.file))
 
 
 @render_for_terminal.register

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from slackwater.cli.why import report_lines
+from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.errors import StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
@@ -18,7 +18,7 @@ from slackwater.secrets import mask_secrets
 from slackwater.ui.page_model import PageSource, load_models
 
 
-def show_ui(
+def serve_or_save_page(
     places: Sequence[str],
     host: str,
     port: int,
@@ -72,7 +72,7 @@ def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
     """
     if Path(place).suffix == ".toml" and not Path(place).is_dir():
         pipeline = toml.load(place)
-        return [PageSource(pipeline, place, locate_store(pipeline), report_lines)]
+        return [PageSource(pipeline, place, locate_store(pipeline), format_report)]
     names = list_pipelines(place, schema)
     if not names:
         raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
@@ -90,7 +90,7 @@ def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
             raise StartError(
                 f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run"
             )
-        return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, report_lines, is_described=True)
+        return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)
 
 
 def save_page(watched: Sequence[PageSource], to: Path) -> None:

@@ -35,7 +35,7 @@ from slackwater.sources.file_change_tracker import changed_files_text as changed
 PARTITIONS = 4  # the maximum number of partitions listed in a line
 
 
-def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
+def print_why_report(file: Path, key: Sequence[str], as_json: bool, stage: str | None = None) -> None:
     """Print the report. Raises ConfigError, and StartError if there is no durable state."""
     from slackwater.runner.components import create_store
 
@@ -54,10 +54,10 @@ def why_file(file: Path, key: Sequence[str], as_json: bool, stage: str | None = 
     if as_json:
         print(json.dumps(dataclasses.asdict(report), ensure_ascii=False, default=format_value))
         return
-    print("\n".join(report_lines(report, str(file))))
+    print("\n".join(format_report(report, str(file))))
 
 
-def report_lines(w: WhyReport, file: str | None) -> Iterator[str]:
+def format_report(w: WhyReport, file: str | None) -> Iterator[str]:
     """Yield the lines of a report. `file`: the config; None for a pipeline defined in Python."""
     published = "published" if w.is_published else "NOT YET PUBLISHED"
     running = (

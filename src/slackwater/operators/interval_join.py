@@ -18,7 +18,7 @@ from slackwater.joins.compiled_join import build_join_side as side_with
 from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.base import SIDES, ShardTask, StageCounts, flag_idle_sources, is_segment_expired
 from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
-from slackwater.operators.late_row_histogram import count_by_lateness
+from slackwater.operators.late_row_histogram import count_late_rows_by_lateness
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, SideReport, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta, StageState
@@ -102,7 +102,10 @@ class IntervalJoinOperator(CompiledJoin, NonWindowOperator):
             late=late,
             late_idle=sum(t.late_idle for t in tallies),
             late_by=sum(
-                (Counter(count_by_lateness(self, side_rows, task.watermark)) for side_rows in done.late.values()),
+                (
+                    Counter(count_late_rows_by_lateness(self, side_rows, task.watermark))
+                    for side_rows in done.late.values()
+                ),
                 Counter(),
             ),
             late_sample=self._sample(done.late),

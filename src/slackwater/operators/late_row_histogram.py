@@ -18,7 +18,9 @@ from slackwater.windows.pane_windows import CompiledPaneWindow, last_window
 from slackwater.windows.session_intervals import CompiledSessionWindow
 
 
-def count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
+def count_late_rows_by_lateness(
+    logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int
+) -> dict[str, int]:
     """Count late rows by step of the histogram.
 
     The time column is `__ts` for joins and `__start` for windows. For panes, `__start` is the start of the pane, and
@@ -29,7 +31,7 @@ def count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, 
 
 @singledispatch
 def _count_by_lateness(logic: CompiledWindow | CompiledJoin, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    raise_unregistered(logic, "slackwater.operators.late_row_histogram.count_by_lateness")
+    raise_unregistered(logic, "slackwater.operators.late_row_histogram.count_late_rows_by_lateness")
 
 
 @_count_by_lateness.register

@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.core.schema import Field
 from slackwater.operators.base import Recount, ShardTask, StageCounts, is_segment_expired
-from slackwater.operators.late_row_histogram import count_by_lateness
+from slackwater.operators.late_row_histogram import count_late_rows_by_lateness
 from slackwater.operators.reports import EmitReport, IngestReport, OverflowCounts, to_report_value
 from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
 from slackwater.windows.compiled_window import CompiledWindow
@@ -170,7 +170,7 @@ class WindowOperator(CompiledWindow):
             "late": counts.late,
             "late_idle": counts.late_idle,
             "late_windows": counts.late_windows,
-            "late_by": count_by_lateness(self, done.late, task.watermark),
+            "late_by": count_late_rows_by_lateness(self, done.late, task.watermark),
             "refused": counts.refused,
             "groups": counts.groups,
             "windows": counts.windows,

@@ -69,7 +69,9 @@ def replay_dead_letters(
             assert components is not None, "nobody stops a replay"
 
             def rows(letters: pl.DataFrame) -> Mapping[str, DataFrame]:
-                return dead_letter_frames.letter_frames(components.session, components.streams.sources, letters)
+                return dead_letter_frames.letters_to_source_frames(
+                    components.session, components.streams.sources, letters
+                )
 
             letters = dead_letter_reader.read_newest(
                 pipeline, dead_letter_reader.LetterFilter()

@@ -18,7 +18,7 @@ FILE, LETTER = "__file", "__letter"  # hidden columns: the file of a row, the nu
 _TAKEN = ["source", "reason", "key", "value", "topic", "partition", "offset", "headers", "file", "event_time", LETTER]
 
 
-def letter_frames(
+def letters_to_source_frames(
     session: SparkSession, sources: Sequence[AnySource], letters: pl.DataFrame
 ) -> Mapping[str, DataFrame]:
     """Return the rows of dead letters by source, with the column `__letter`, and `__file` for file sources.

@@ -116,7 +116,7 @@ def find_forbidden_parts(
     root = plan_nodes.parse_json(plan.toJSON())
     nodes = [node.fields for node in root.walk()]
     grouping_columns = (
-        window_grouping_check.with_renamed_ids(nodes, window_grouping_check.expression_ids(view, bounds.names))
+        window_grouping_check.add_renamed_ids(nodes, window_grouping_check.expression_ids(view, bounds.names))
         if view is not None
         else frozenset[int]()
     )

@@ -33,7 +33,7 @@ def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
     return frozenset(a.exprId().id() for a in attributes if a.name().casefold() in folded_names)
 
 
-def with_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
+def add_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
     """Return the ids of these columns and of all their renames within a plan."""
     if not columns or any(_node_kind(node) == "Union" for node in nodes):
         return frozenset()

@@ -42,7 +42,7 @@ class BoundSteps:
         self._pipeline, self._session = pipeline, session
         self._columns = {} if session is not None else rows_without_spark.source_columns(pipeline, given_columns)
         if session is None:
-            rows_without_spark.refuse_sql(pipeline, self._columns)
+            rows_without_spark.reject_sql(pipeline, self._columns)
         timed = {n: [*f.values(), Field("_event_ts", "timestamp")] for n, f in given_columns.items()}
         for name, stage_pipeline in pipeline.stage_pipelines.items():
             self.operators[name] = self._bind(name, stage_pipeline, timed)
@@ -98,7 +98,9 @@ class BoundSteps:
         if self.front is not None:
             from slackwater.spark import dead_letter_frames
 
-            return dead_letter_frames.letter_frames(self.front.session, [s.real for s in self.front.sources], letters)
+            return dead_letter_frames.letters_to_source_frames(
+                self.front.session, [s.real for s in self.front.sources], letters
+            )
         rows = [rows_without_spark.decode_letter(value) for value in letters["value"]]
         name = self._pipeline.sources[0].name
         return {name: self.frame(name, rows, now_us).with_columns(letters["__letter"])}

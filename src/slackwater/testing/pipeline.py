@@ -124,7 +124,7 @@ class LocalPipeline:
         letter_types = {f.name: f.polars for f in LETTER}
         self._letter_target.preload(
             pl.DataFrame(
-                {n: rows_without_spark.typed_series([r.get(n) for r in letters], t) for n, t in letter_types.items()}
+                {n: rows_without_spark.build_series([r.get(n) for r in letters], t) for n, t in letter_types.items()}
             )
         )
         self._describe(described)

@@ -46,7 +46,7 @@ def _sql_line(sql: str) -> str:
     return f'"{text if len(text) <= 120 else f"{text[:117]}..."}"'
 
 
-def refuse_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
+def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError if a pipeline has SQL, or a column `ts` that is not only the event time."""
     if unsupported := _find_sql(pipeline, columns):
         raise StartError(
@@ -113,7 +113,7 @@ def build_frame(
         if name in ("_event_ts", "ts"):  # the event time
             continue
         try:
-            columns.append(typed_series([row.get(name) for row in rows], field.polars).alias(name))
+            columns.append(build_series([row.get(name) for row in rows], field.polars).alias(name))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise StartError(
                 f'source "{source}": column "{name}" is {field.type}, but a row of the test has another value ({_first_line(error)})'
@@ -139,7 +139,7 @@ def _event_time_us(column: str, unit: str | None, row: Mapping[str, Any]) -> int
         return None
 
 
-def typed_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
+def build_series(values: Sequence[Any], kind: pl.DataType) -> pl.Series:
     """Build a column. Times may be datetimes, strings or microseconds."""
     if isinstance(kind, pl.Datetime):
         numbers = [None if v is None else to_micros_utc(v) for v in values]
@@ -155,4 +155,4 @@ def decode_letter(value: bytes) -> dict[str, Any]:
         return {}
 
 
-__all__ = ["build_frame", "decode_letter", "refuse_sql", "source_columns", "typed_series"]
+__all__ = ["build_frame", "build_series", "decode_letter", "reject_sql", "source_columns"]

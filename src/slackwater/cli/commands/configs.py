@@ -36,10 +36,10 @@ def init(
     ] = False,
 ) -> None:
     """Write a first config with comments that passes check. Given a sample of the data, also write a test."""
-    from slackwater.cli.init import InitOptions, init_file
+    from slackwater.cli.init import InitOptions, write_first_config
 
     paths, keys, topics = (tuple(values or ()) for values in (sample, key, topic))
-    init_file(InitOptions(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
+    write_first_config(InitOptions(file, source, kind, paths, keys, time, topics, brokers, name, force, not no_test))  # type: ignore[arg-type]
 
 
 def check(

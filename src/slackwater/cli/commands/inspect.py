@@ -62,9 +62,9 @@ def why(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times in microseconds UTC.")] = False,
 ) -> None:
     """Explain why there is no output yet: the watermark, what holds it, and which windows close next."""
-    from slackwater.cli.why import why_file
+    from slackwater.cli.why import print_why_report
 
-    why_file(file, key or [], as_json, stage)
+    print_why_report(file, key or [], as_json, stage)
 
 
 def serve(
@@ -104,9 +104,9 @@ def ui(
     ] = None,
 ) -> None:
     """Serve a page about pipelines, running or not: what holds the watermark, what closes next, where every row went."""
-    from slackwater.cli.ui import show_ui
+    from slackwater.cli.ui import serve_or_save_page
 
-    show_ui(places, host, port, allow_host or [], token, save, schema)
+    serve_or_save_page(places, host, port, allow_host or [], token, save, schema)
 
 
 def diff(
@@ -135,6 +135,6 @@ def diff(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
 ) -> None:
     """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: they cannot be compared."""
-    from slackwater.cli.diff import diff_outputs
+    from slackwater.cli.diff import print_output_diff
 
-    diff_outputs(a, b, by, ignore, tolerance, limit, as_json)
+    print_output_diff(a, b, by, ignore, tolerance, limit, as_json)
