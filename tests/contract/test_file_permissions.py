@@ -85,7 +85,7 @@ import slackwater.runner.local_paths as paths
 from slackwater.config import toml
 pipeline = toml.load(sys.argv[1])
 def check():
-    return [*paths.unwritable_directories(pipeline), *connecting.find_problems(pipeline)]
+    return [*paths.unwritable_directories(pipeline), *connecting.find_connection_problems(pipeline)]
 check()  # as the permitted user; this imports what the second call needs
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
