@@ -267,7 +267,7 @@ def _window_config(options: InitOptions, samples: Sequence[Sample]) -> tuple[str
     sets = _key_sets(options, sample, time) or ([] if kind == "session" else [[]])
     if not sets:
         raise StartError(
-            f"--sample: {sample.path}: no column can be the key of sessions ({', '.join(list(sample.columns)[:8])}); name one with --key"
+            f"--sample: {sample.path}: no column is suitable as a session key ({', '.join(list(sample.columns)[:8])}); name one with --key"
         )
     length = 300_000
     if time is not None and len(time.times_us) > 1:
@@ -381,7 +381,7 @@ def _shared_event_time(
     ):
         names = " and ".join(format_value(t.name) + (f" in {t.unit}" if t.unit else "") if t else "none" for t in pair)
         raise StartError(
-            f"--sample: the event times of the two sides are {names}; a join has one event_time_column for both: rename one"
+            f"--sample: the event-time columns of the two sides are {names}; a join uses one name for both: rename one"
         )
     return pair
 

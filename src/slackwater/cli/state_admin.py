@@ -64,7 +64,7 @@ def _brief(value: Any, most: int = 120) -> str:
 
 
 def fork_state(where: str, name: str, pipeline: str | None, schema: str, epoch: int | None) -> None:
-    """Copy a state to the name `name`, and print what the copy contains."""
+    """Copy a state under another name, and print what the copy contains."""
     store = locate_store(where, pipeline, schema)
     with closing(store):
         commit = fork.fork_store(store, name, epoch)

@@ -72,8 +72,8 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        '%s: epoch %d: %s of stage "%s" came late between stages, behind the watermark of stage "%s" (%s), which '
-        "becomes their event time; a changed config causes this: %s",
+        '%s: epoch %d: %s of stage "%s" came late between stages: behind the watermark of stage "%s" (%s), '
+        "so that watermark is used as their event time; this can happen after a config change: %s",
         pipeline.name,
         epoch,
         plural(rows.height, "result"),

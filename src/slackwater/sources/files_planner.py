@@ -47,7 +47,7 @@ _LOCAL = re.compile(r"file:(?://)?(?=/)")
 
 
 def create_listing(source: FilesSource) -> DirectoryListing | None:
-    """Return how a source's files are listed without Spark, see `_create_listing_from_spec`."""
+    """Return a listing of a source's files that needs no Spark; None if only Spark can list them."""
     return _create_listing_from_spec(source.spec)
 
 

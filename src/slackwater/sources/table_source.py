@@ -170,7 +170,7 @@ class TableSource(Seekable):
         )
 
     def start_offsets(self, record: SourceRecord) -> TableOffsets:
-        """Return the offsets after the state, or those of the config if nothing has been read.
+        """Return the offsets at which the state ends, or those of the config if nothing has been read.
 
         Raises StartError if this is not the table that was read before.
         """

@@ -238,7 +238,7 @@ class _PlanWalker:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Detect AES encryption without an initialisation vector, which is random."""
+        """Detect AES encryption without an explicit initialisation vector: Spark then picks a random one."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.read_class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":

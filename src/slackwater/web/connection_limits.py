@@ -5,7 +5,7 @@ connected ──▶ waits for a request ──▶ is answered ──▶ waits ag
               closed if there are
               too many
 
-If all connections are in use, a client that has at least two more than the new client loses its oldest one.
+If all connections are in use, a new client displaces the oldest connection of a client that has at least two more.
 """
 
 from __future__ import annotations
