@@ -22,7 +22,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target
-from slackwater.config.window import Window, correction_period_ms
+from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.humanize import plural
 from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
 from slackwater.core.time import format_ms
@@ -246,7 +246,7 @@ def _emit(window: Window) -> ExplainedStage:
         "final": "once nothing can change them",
         "updates": f"in every epoch that changes them{at_most}",
     }.get(window.emit, "when the watermark closes them")
-    retention = f"closed windows are retained and corrected for {format_ms(correction_period_ms(window))}"
+    retention = f"closed windows are retained and corrected for {format_ms(effective_allowed_lateness_ms(window))}"
     return ExplainedStage(
         "emit",
         "shards",
@@ -281,7 +281,7 @@ def _join(join: Join, pipeline: Pipeline) -> ExplainedStage:
     keys = " and ".join(f"left.{a} = right.{b}" for a, b in zip(join.left_keys, join.right_keys, strict=True))
     late = "dlq, one dead letter per row" if pipeline.keeps_late_rows else "drop"
     if join.late_data == "reopen":
-        late = f"joined up to {format_ms(correction_period_ms(join))} behind the watermark, then {late}"
+        late = f"joined up to {format_ms(effective_allowed_lateness_ms(join))} behind the watermark, then {late}"
     bound = f"at most {join.max_rows_per_key:,} rows per key and side, then {join.on_state_cap}"
     title = f"{describe_join(join)}: {keys} and {lower} <= right.ts - left.ts <= {upper}"
     return ExplainedStage("step", "shards", title, (f"late rows: {late}", bound))

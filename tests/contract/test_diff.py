@@ -20,7 +20,7 @@ from slackwater.cli.main import main
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.query.compare import compare_outputs
-from slackwater.query.outputs import ResultOutput, read_output_at
+from slackwater.query.outputs import ResultOutput, read_rows_at_location
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.targets.base import TargetTable
@@ -112,7 +112,9 @@ def test_the_same_rows_in_every_place_are_equal(place: Place, kind: str, other: 
         rows() if "json" not in (kind, other) else rows().with_columns(pl.col("total").fill_nan(7))
     )  # JSON has no NaN
     comparison = compare_outputs(
-        read_output_at(place(kind, input_rows)), read_output_at(place(other, input_rows)), ["user", "window_start"]
+        read_rows_at_location(place(kind, input_rows)),
+        read_rows_at_location(place(other, input_rows)),
+        ["user", "window_start"],
     )
     assert (comparison.same, comparison.equal, comparison.repeated) == (True, 7, (0, 0))
 
@@ -126,7 +128,9 @@ def test_what_differs_is_found(place: Place, kind: str) -> None:
     finite = pl.col("total").fill_nan(7)  # JSON has no NaN
     one, other = rows().head(6).with_columns(finite), changed.tail(-1).with_columns(finite)
     comparison = compare_outputs(
-        read_output_at(place("parquet", one)), read_output_at(place(kind, other)), ["user", "window_start"]
+        read_rows_at_location(place("parquet", one)),
+        read_rows_at_location(place(kind, other)),
+        ["user", "window_start"],
     )
     assert (comparison.rows, comparison.equal, comparison.only, comparison.different) == ((6, 6), 4, (1, 1), 1)
     assert comparison.columns == {"n": 1, "small": 1}

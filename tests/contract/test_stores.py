@@ -19,7 +19,7 @@ from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
 from slackwater.state.files import arrow_files
 from slackwater.state.files.commit_log import CommitLog
-from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, InMemoryStore
+from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, TemporaryFilesStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.windows.aggregations import Agg
@@ -56,7 +56,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(lock, "LOCK_S", 0.2)
         url = request.getfixturevalue("postgres").database(f"stores_{abs(hash(request.node.name)):x}")
         return lambda: Prepared(url, "public", "p")
-    first = InMemoryStore("p")
+    first = TemporaryFilesStore("p")
     request.addfinalizer(first.close)
     return lambda: FilesStore(Path(first.root).parent, "p")
 

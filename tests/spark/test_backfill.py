@@ -22,7 +22,7 @@ from slackwater.cli.main import main
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines
-from slackwater.query.outputs import ResultOutput, read_output_at
+from slackwater.query.outputs import ResultOutput, read_rows_at_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark
@@ -86,7 +86,7 @@ def filled(runner: Runner, spec: Any, span: tuple[int, int] = HOUR, **more: Any)
 
 def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
     start = pl.col("window_start").dt.timestamp("us")
-    return read_output_at(where).rows.filter(start.is_between(*span, closed="left"))
+    return read_rows_at_location(where).rows.filter(start.is_between(*span, closed="left"))
 
 
 def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
@@ -103,11 +103,11 @@ def test_the_windows_of_the_range_are_those_of_the_live_run(runner: Runner, kind
     live(runner, spec)
     backfill = filled(runner, spec, into=str(runner.home / "other"))
     expected = within(str(runner.home / "lake"))
-    written = read_output_at(str(runner.home / "other")).rows
+    written = read_rows_at_location(str(runner.home / "other")).rows
     assert_same(written, expected)
     assert backfill.written.windows == expected.height > 10
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
-    everything = read_output_at(str(runner.home / "lake")).rows
+    everything = read_rows_at_location(str(runner.home / "lake")).rows
     reaching = everything.filter((start < HOUR[0]) & (end > HOUR[0])).height
     assert (backfill.written.before, backfill.written.unfinished) == (reaching, 0)
     assert reaching > 0
@@ -124,19 +124,19 @@ def test_it_repairs_the_target_and_the_live_run_goes_on(runner: Runner) -> None:
     prepared(runner)
     spec, lake = pipeline(runner, "session"), str(runner.home / "lake")
     live(runner, spec, flush=False)
-    before, state = read_output_at(lake).rows, (runner.home / "state" / "clicks" / "manifests")
+    before, state = read_rows_at_location(lake).rows, (runner.home / "state" / "clicks" / "manifests")
     epochs = sorted(p.name for p in state.iterdir())
     DeltaTable(lake).update(updates={"n": "0"})
     DeltaTable(lake).delete('"user" IS NULL')
     filled(runner, spec)
     assert_same(within(lake), before.filter(pl.col("window_start").dt.timestamp("us").is_between(*HOUR, closed="left")))
-    outside = read_output_at(lake).rows.filter(pl.col("window_start").dt.timestamp("us") < HOUR[0])
+    outside = read_rows_at_location(lake).rows.filter(pl.col("window_start").dt.timestamp("us") < HOUR[0])
     assert set(outside["n"]) == {0}
     assert sorted(p.name for p in state.iterdir()) == epochs
     assert list_pipelines(runner.home / "state") == ["clicks"]
     runner.write("9.jsonl", [{"user": "new", "amount": 1, "ts": iso(3 * 60 * MINUTE)}])
     live(runner, spec)
-    assert "new" in read_output_at(lake).rows["user"].to_list()
+    assert "new" in read_rows_at_location(lake).rows["user"].to_list()
 
 
 @pytest.mark.parametrize("store", select_cases(["files", "postgres"]))
@@ -156,7 +156,7 @@ def test_an_interrupted_one_goes_on(runner: Runner, store: str, request: pytest.
     assert second.done
     assert (first.after, second.after) == (None, 2)
     assert first.written.windows + second.written.windows == within(str(runner.home / "lake")).height
-    rows = read_output_at(str(runner.home / "lake")).rows
+    rows = read_rows_at_location(str(runner.home / "lake")).rows
     assert_same(rows, rows.unique(["user", "window_start"]))
     live(runner, pipeline(runner, "tumbling", target_path=str(runner.home / "live"), **more))
     assert_same(rows, within(str(runner.home / "live")))
@@ -169,9 +169,11 @@ def test_what_reaches_out_is_written_if_asked_for(runner: Runner) -> None:
     spec = pipeline(runner, "hopping")
     live(runner, spec)
     backfill = filled(runner, spec, into=str(runner.home / "other"), partial=True)
-    everything = read_output_at(str(runner.home / "lake")).rows
+    everything = read_rows_at_location(str(runner.home / "lake")).rows
     start, end = pl.col("window_start").dt.timestamp("us"), pl.col("window_end").dt.timestamp("us")
-    assert_same(read_output_at(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0])))
+    assert_same(
+        read_rows_at_location(str(runner.home / "other")).rows, everything.filter((start < HOUR[1]) & (end > HOUR[0]))
+    )
     assert (backfill.written.before, backfill.written.unfinished) == (0, 0)
 
 
@@ -207,7 +209,7 @@ def test_of_kafka_the_records_of_the_range_are_read(runner: Runner, topic: Make)
     assert backfill.status.counters.rows_in == sum(2_870_000 <= 3000 * n < 4_330_000 for n in range(2400))
     assert backfill.status.epoch == 5  # 487 records, 100 at a time, and the flush
     assert backfill.status.counters.rows_emitted > 0
-    rows = read_output_at(str(runner.home / "lake")).rows
+    rows = read_rows_at_location(str(runner.home / "lake")).rows
     assert rows.height == backfill.written.windows
     assert rows["window_start"].dt.timestamp("us").is_between(*span, closed="left").all()
     # cut every 2 minutes from where reading began, 130 s before the range
@@ -243,7 +245,7 @@ def test_the_command(runner: Runner, monkeypatch: pytest.MonkeyPatch, capsys: py
         "clicks-backfill-20240301T000000Z-20240301T010000Z: 2024-03-01 00:00:00Z to 2024-03-01 01:00:00Z, "
         f"{len(events(-7, 67))} rows read"
     )
-    assert lines[2] == f'  {read_output_at(out).rows.height} windows written to "{out}"'
+    assert lines[2] == f'  {read_rows_at_location(out).rows.height} windows written to "{out}"'
     assert lines[3] == "  3 windows left out: 3 begin before the range; --partial writes them"
     code, said = command("--from", "2024-03-01", "--to", "soon", "--into", out)
     assert (code, said.err) == (

@@ -157,7 +157,7 @@ def test_every_name_that_rows_of_a_source_get_is_reserved() -> None:
     rooms = [
         SOURCES / "spark/row_query_builder.py",
         SOURCES / "spark/source_statistics.py",
-        SOURCES / "testing/sql_frontend.py",
+        SOURCES / "testing/spark_row_preparation.py",
         SOURCES / "testing/stub_sources.py",
     ]
     written = {n for p in rooms for n in re.findall(r'(?:AS |= "|")(__[a-z]+)\b', p.read_text())}

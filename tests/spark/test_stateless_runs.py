@@ -258,11 +258,11 @@ def local(tmp_path: Path, sql: str, schema: str = SCHEMA, **more: Any) -> sw.Pip
 
 def test_dying_at_every_step_changes_nothing(spark: Any, tmp_path: Path) -> None:
     """The run dies at every named step and changes the number of shards. The table is the batch answer, and no letter is missing."""
-    from slackwater.testing.sql_frontend import InputRows, bind_frontend
+    from slackwater.testing.spark_row_preparation import InputRows, get_row_preparer
 
     pipeline = local(tmp_path, "SELECT user, page, n * 2 AS n FROM source WHERE page <> 'skip'")
     expected_rows = sorted((r["user"], r["page"], 2 * r["n"]) for r in GOOD if r["page"] != "skip")
-    front = bind_frontend(spark, pipeline, {})
+    front = get_row_preparer(spark, pipeline, {})
     prepared = front.prepare([InputRows("a", batch) for batch in BATCHES if batch])
     for step in (None, *KILL_POINTS):
         for shards in (1, 4):

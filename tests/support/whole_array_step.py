@@ -80,7 +80,7 @@ def ingest(
         np.minimum.at(first, unit.key, unit.start)
         limit = np.minimum(first, watermark)[unit.key] + logic.cap_us
         piece = pieces(logic, unit, reach, run, limit)
-        piece, too_late = place_late_rows(logic, unit, run, piece, watermark)
+        piece, too_late = assign_rows_behind_watermark(logic, unit, run, piece, watermark)
         if too_late.any():
             late[position[too_late]] = True
             keep = ~too_late
@@ -377,7 +377,7 @@ def session_heads(start: Int64s, last: Int64s, end: Int64s, run: Int64s, cap: in
     return heads
 
 
-def place_late_rows(
+def assign_rows_behind_watermark(
     logic: CompiledSessionWindow, unit: Unit, run: Int64s, piece: Int64s, watermark: int
 ) -> tuple[Int64s, Bools]:
     """Rows behind the watermark never move a cut: in a run that reaches the cap each one is placed by itself.

@@ -17,12 +17,12 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core import jit
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_window
-from slackwater.windows.session_kernel import late_row_placement, session_rules, sort, warm_up
+from slackwater.windows.session_kernel import rows_behind_watermark, session_rules, sort, warm_up
 from slackwater.windows.session_layout import session_heads
 
 LOOPS = [
     loop
-    for module in (session_rules, sort, late_row_placement)
+    for module in (session_rules, sort, rows_behind_watermark)
     for loop in vars(module).values()
     if isinstance(loop, CPUDispatcher) and loop.targetoptions.get("cache", True)
 ]

@@ -14,7 +14,7 @@ from slackwater.cli.format import align_rows, plural
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
 from slackwater.query.output_format import format_value
-from slackwater.query.outputs import ResultOutput, read_output_at
+from slackwater.query.outputs import ResultOutput, read_rows_at_location
 
 
 def print_output_diff(
@@ -22,7 +22,7 @@ def print_output_diff(
 ) -> None:
     """Compare two outputs and print the result. Raises typer.Exit: 1 if they differ, 2 if they cannot be compared."""
     try:
-        sides = read_output_at(a), read_output_at(b)
+        sides = read_rows_at_location(a), read_rows_at_location(b)
         comparison = compare_outputs(*sides, _split_names(by), _split_names(ignore), tolerance, examples)
     except SlackwaterError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -12,7 +12,7 @@ from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history
-from slackwater.maintenance.object_store_requests import RequestCounts
+from slackwater.maintenance.object_store_writes import WriteCounts
 from slackwater.maintenance.sizes import Sizes, measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.maintenance.verify_report import VerifyReport
@@ -128,7 +128,7 @@ def _size_lines(measured: Sizes) -> list[str]:
     return lines
 
 
-def _requests_text(counts: RequestCounts) -> str:
+def _requests_text(counts: WriteCounts) -> str:
     means = f"means of {plural(counts.epochs, 'kept epoch')}"
     rates = f"{counts.per_shard:.1f} per shard and {counts.per_commit:.1f} per commit ({means})"
     if counts.seconds is None:

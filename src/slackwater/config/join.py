@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.message_format import format_config_duration, format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, correction_period_ms
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
     Duration,
     InvalidValueError,
@@ -170,7 +170,7 @@ class Join(StepSpec):
     @property
     def retention_ms(self) -> tuple[int, int]:
         """For the left and the right side, how far the watermark must pass a row's time before the row leaves the state."""
-        (lower, upper), allowed = self.bounds_ms, int(correction_period_ms(self))
+        (lower, upper), allowed = self.bounds_ms, int(effective_allowed_lateness_ms(self))
         return max(upper, 0) + allowed, max(-lower, 0) + allowed
 
     @property
@@ -179,7 +179,7 @@ class Join(StepSpec):
         (lower, upper), (left_outer, right_outer) = self.bounds_ms, self.outer
         by_left = max(0, upper) if left_outer or self.event_time == "left" else 0
         by_right = max(0, -lower) if right_outer or self.event_time == "right" else 0
-        return int(correction_period_ms(self)) + max(by_left, by_right)
+        return int(effective_allowed_lateness_ms(self)) + max(by_left, by_right)
 
     @classmethod
     def missing_hint(cls, key: str) -> str:

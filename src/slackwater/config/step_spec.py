@@ -113,7 +113,7 @@ class StepSpec(Spec):
             )
 
 
-def correction_period_ms(step: StepSpec) -> int:
+def effective_allowed_lateness_ms(step: StepSpec) -> int:
     """Return how long (ms) a window can be corrected after its close, or a row joined after the watermark passed it."""
     if step.late_data != "reopen":
         return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.message_format import EnvString, format_config_duration, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Values, table_list_parser
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, correction_period_ms
+from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
     Duration,
     ValueParser,
@@ -315,4 +315,4 @@ class Window(StepSpec):
                 yield key, f"{format_value(aggregation.as_)} is already the name of {other}; choose another name"
 
 
-__all__ = ["AGGREGATES", "Aggregation", "Window", "correction_period_ms", "parse_duration_ms"]
+__all__ = ["AGGREGATES", "Aggregation", "Window", "effective_allowed_lateness_ms", "parse_duration_ms"]

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.step_spec import correction_period_ms
+from slackwater.config.step_spec import effective_allowed_lateness_ms
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.core.time import format_iso
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
@@ -95,7 +95,7 @@ def _add_counters(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str,
 def final_wait_us(pipeline: Pipeline) -> int:
     """Return how long (µs) the watermark waits for late rows so that results are final; 0 for other emission modes."""
     window = pipeline.transform.window
-    return 1000 * correction_period_ms(window) if window and window.emit == "final" else 0
+    return 1000 * effective_allowed_lateness_ms(window) if window and window.emit == "final" else 0
 
 
 def input_clocks(pipeline: Pipeline, state: StageState) -> dict[str, SourceClock]:

@@ -17,10 +17,10 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
-from slackwater.engine import outbox
 from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.observer import PendingPublish
 from slackwater.engine.phase_timer import PhaseTimer
+from slackwater.engine.split_deletes import split_deletes
 from slackwater.errors import PublishError, StartError
 from slackwater.evolution import added_columns, target_locations
 from slackwater.operators.base import Operator
@@ -220,9 +220,7 @@ class Publisher:
     def _output(self, commit: Commit, name: str) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the rows to write to a target, and the superseded rows."""
         binding = self.bindings[name]
-        return outbox.split_deletes(
-            binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts
-        )
+        return split_deletes(binding.operator, self._staged(commit.output_of(binding.stage)), binding.target.upserts)
 
     def _staged(self, output: Sequence[OutputMeta]) -> list[pl.DataFrame]:
         return self.store.outputs(output)

@@ -13,13 +13,14 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.value_limits import ANYTHING, ValueLimits
-from slackwater.engine import group_limit, next_commit, outbox, row_policies
+from slackwater.engine import group_limit, next_commit, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine, IngestOutcome, SourceStats
 from slackwater.engine.phase_timer import PhaseTimer
 from slackwater.engine.row_policies import EVENT_TIME
+from slackwater.engine.split_deletes import split_deletes
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
-from slackwater.operators.reports import EmitReport, IngestReport
+from slackwater.operators.reports import EmitReport
 from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
 from slackwater.state.protocol import StateStore
@@ -305,15 +306,14 @@ class StageRunner:
             reports += self.engine.emit(remaining)
         row_policies.log_overflows(self.pipeline, context.epoch, reports)
         after = next_commit.apply_emission(state, reports, self.operator, context.clock_us, early, before.watermark_us)
-        reported: list[IngestReport | EmitReport] = [*folded, *reports]
-        output = tuple(o for r in reported for o in r.outputs)
+        output = (*(o for r in folded for o in r.outputs), *(o for r in reports for o in r.outputs))
         letters = tuple(staged.output for staged in outcome.letters) if outcome is not None else ()
         return StageResult(after, output, letters, outcome, reports)
 
     def results(self, done: StageResult) -> StageOutput:
         """Return the results that an epoch has staged, for the stages that read this one."""
         staged = self.store.outputs(done.output)
-        rows = self.operator.as_rows(outbox.split_deletes(self.operator, staged, upserts=False)[0]) if staged else None
+        rows = self.operator.as_rows(split_deletes(self.operator, staged, upserts=False)[0]) if staged else None
         return StageOutput(rows, done.state.promised_us, done.idle, self.operator.emits_late_rows)
 
     # -- shards --------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
 from slackwater.config.step_spec import StepSpec as Spec
-from slackwater.config.step_spec import correction_period_ms
+from slackwater.config.step_spec import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field
@@ -304,7 +304,7 @@ def _emission(step: Spec) -> dict[str, Any]:
             "updates": step.emit == "updates",
             "retain_us": 0 if step.emit == "final" else allowed_lateness_us(step),
         }
-    return {"updates": False, "retain_us": 1000 * correction_period_ms(step)}
+    return {"updates": False, "retain_us": 1000 * effective_allowed_lateness_ms(step)}
 
 
 def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: bool = False) -> str | None:

@@ -11,7 +11,7 @@ import psycopg
 
 from slackwater.errors import StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
-from slackwater.maintenance.object_store_requests import RequestCounts, count_requests
+from slackwater.maintenance.object_store_writes import WriteCounts, count_writes
 from slackwater.state.commit import Commit
 from slackwater.state.files.storage import NAMED
 from slackwater.state.files.store import FilesStore
@@ -61,7 +61,7 @@ class Sizes:
     waiting: tuple[int, int] = (0, 0)  # those of the outputs that are not published yet
     lists: tuple[int, int] = (0, 0)
     garbage: tuple[int, int] = (0, 0)  # unreferenced files, except those of an epoch in progress
-    requests: RequestCounts | None = None  # only for an object store
+    requests: WriteCounts | None = None  # only for an object store
     hot: list[HotKey] = field(default_factory=list)
     hot_shards: list[ShardSize] = field(default_factory=list)  # see `find_hot_shards`
 
@@ -125,7 +125,7 @@ def _measure_files(store: FilesStore, latest: Commit, sizes: Sizes) -> None:
     garbage = {n: b for n, b in on_disk.items() if n not in referenced and _epoch(n) <= last}
     sizes.garbage = _sum(garbage, "")
     if store.storage.is_remote:
-        sizes.requests = count_requests(commits, on_disk)
+        sizes.requests = count_writes(commits, on_disk)
 
 
 def list_kept_commits(store: StateStore) -> list[Commit]:

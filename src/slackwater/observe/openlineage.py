@@ -42,7 +42,7 @@ from slackwater.engine.observer import Observer, RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.observe import openlineage_datasets
-from slackwater.observe.warn_once import WarnOnce, error_reason
+from slackwater.observe.outage_reporter import OutageReporter, error_reason
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 PRODUCER = f"urn:slackwater:{version('slackwater')}"
@@ -91,7 +91,7 @@ class OpenLineage(Observer):
 
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
-        self._outage = WarnOnce(
+        self._outage = OutageReporter(
             notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline runs on without"
         )
         self._run = event_v2.Run(str(uuids.generate_new_uuid()))

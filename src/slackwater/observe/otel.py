@@ -28,7 +28,7 @@ from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
 from slackwater.metrics import BUCKETS, PREFIX, Metrics
-from slackwater.observe.warn_once import WarnOnce
+from slackwater.observe.outage_reporter import OutageReporter
 from slackwater.secrets import mask_secrets, remember_secret, remember_url
 
 LAST_SECONDS = 3.0  # time limit for the last export
@@ -127,7 +127,7 @@ class _Exporter(OTLPMetricExporter):
         super().__init__()
         remember_url(self._endpoint)
         self.endpoint = self._endpoint
-        self.outage = WarnOnce(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
+        self.outage = OutageReporter(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:

@@ -12,7 +12,7 @@ from slackwater.config.join import EVENT_TIME, joined_column_names
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.step_spec import correction_period_ms
+from slackwater.config.step_spec import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field
@@ -113,7 +113,7 @@ def compile_join(pipeline: Pipeline, columns: Sequence[Mapping[str, Field]]) -> 
     if problems:
         raise StartError("\n".join(problems))
     lower, upper = (1000 * ms for ms in join.bounds_ms)
-    allowed = 1000 * correction_period_ms(join)
+    allowed = 1000 * effective_allowed_lateness_ms(join)
     left, right = (
         joins.build_join_side(
             which,

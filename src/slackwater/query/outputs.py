@@ -63,7 +63,7 @@ class ResultOutput:
     identity: tuple[str, ...] | None = None
 
 
-def read_output_at(where: str) -> ResultOutput:
+def read_rows_at_location(where: str) -> ResultOutput:
     """Read the rows at a location (see the module docstring). Raises StartError, StateError or ConfigError."""
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))

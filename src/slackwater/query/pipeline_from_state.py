@@ -16,7 +16,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.stage import Stage, Transform
-from slackwater.config.step_spec import correction_period_ms
+from slackwater.config.step_spec import effective_allowed_lateness_ms
 from slackwater.config.target import StateStore, Target
 from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState
@@ -76,7 +76,7 @@ def _lateness_ms(commit: Commit, steps: list[dict[str, Any]], source: str) -> in
     lateness_values = set()
     for stage, step in zip(commit.stages, steps, strict=True):
         window, of_us = step.get("window"), stage.counters.get("lateness", {}).get("of_us", {})
-        final_wait_us = 0 if window is None or window.emit != "final" else 1000 * correction_period_ms(window)
+        final_wait_us = 0 if window is None or window.emit != "final" else 1000 * effective_allowed_lateness_ms(window)
         if source in of_us:
             lateness_values.add(max(of_us[source] - final_wait_us, 0) // 1000)
     return lateness_values.pop() if len(lateness_values) == 1 else None

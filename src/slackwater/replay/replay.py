@@ -86,7 +86,7 @@ def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
     return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
 
 
-def count_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
+def count_replayable_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
     """Return how many dead letters of late rows a replay would process."""
     return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 

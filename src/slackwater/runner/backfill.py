@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.window import correction_period_ms
+from slackwater.config.window import effective_allowed_lateness_ms
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
@@ -97,7 +97,7 @@ def run_backfill(
     window = pipeline.transform.window
     assert window is not None
     lateness = max(window.lateness_ms if s.lateness_ms is None else s.lateness_ms for s in pipeline.sources)
-    slack = lateness + correction_period_ms(window) if slack_ms is None else slack_ms
+    slack = lateness + effective_allowed_lateness_ms(window) if slack_ms is None else slack_ms
     span = BackfillRange(since_us, until_us, reach_us(window), 1000 * slack)
     written = RangeCounts()
 

@@ -16,7 +16,7 @@ from slackwater.runner.connectors.base import Connector
 from slackwater.sources.streaming_sources import AnySource, DataFrameSource
 from slackwater.spark import connect_session, maven_packages
 from slackwater.state.commit import Commit
-from slackwater.state.files.store import FilesStore, InMemoryStore
+from slackwater.state.files.store import FilesStore, TemporaryFilesStore
 from slackwater.state.protocol import StateStore
 from slackwater.targets.base import TargetTable, TargetWriter
 
@@ -62,7 +62,7 @@ def create_store(pipeline: Pipeline) -> StateStore:
     """Create the state store of the config, or an in-memory store if the config has none."""
     store = pipeline.state_store
     if store is None or store.kind == "in_memory":
-        return InMemoryStore(pipeline.name)
+        return TemporaryFilesStore(pipeline.name)
     if store.kind == "postgres":
         from slackwater.state.postgres.store import PostgresStore
 

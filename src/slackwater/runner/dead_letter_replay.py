@@ -10,7 +10,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.errors import LockHeldError, StartError
 from slackwater.operators.dead_letters import LATE
-from slackwater.replay.replay import ReplayResult, count_late_letters
+from slackwater.replay.replay import ReplayResult, count_replayable_late_letters
 from slackwater.replay.replay import replay_letters as apply
 from slackwater.runner import dead_letter_reader, run_log
 from slackwater.runner.run_reporter import RunReporter
@@ -87,7 +87,7 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
     if refusal is None:
         return
     letters = choose(dead_letter_reader.read_newest(pipeline, dead_letter_reader.LetterFilter()))
-    late = count_late_letters(letters, dead_letter_reader.read_attempt_ledger(pipeline), limit)
+    late = count_replayable_late_letters(letters, dead_letter_reader.read_attempt_ledger(pipeline), limit)
     if late:
         other_reasons = sorted({*letters["reason"].drop_nulls()} - {LATE})
         hint = f"; to replay the others: --reason {other_reasons[0]}" if other_reasons else ""

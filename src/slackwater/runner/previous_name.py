@@ -20,7 +20,7 @@ from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
-from slackwater.state.rename import rename_state
+from slackwater.state.rename_by_fork import rename_state
 from slackwater.targets.base import TargetTable
 
 _BACKFILL = "-backfill-"

@@ -21,7 +21,7 @@ from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.value_limits import find_value_limits
 from slackwater.errors import StartError
-from slackwater.evolution.target_markers import with_skipped_targets
+from slackwater.evolution.marker_mismatch import with_skipped_targets
 from slackwater.operators.dead_letters import UNPUBLISHED, storable_letters
 from slackwater.runner import target_markers
 from slackwater.runner.components import create_letter_writer, create_skipped_rows_target, create_store

@@ -17,7 +17,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import target_locations
-from slackwater.evolution.target_markers import (
+from slackwater.evolution.marker_mismatch import (
     AHEAD,
     BEHIND,
     ExpectedMarkers,

@@ -20,7 +20,7 @@ from slackwater.testing.stub_sources import Row
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from slackwater.testing.sql_frontend import SqlFrontend
+    from slackwater.testing.spark_row_preparation import SparkRowPreparer
 
 
 class BoundSteps:
@@ -38,7 +38,7 @@ class BoundSteps:
         self, pipeline: Pipeline, given_columns: Mapping[str, Mapping[str, Field]], session: SparkSession | None
     ) -> None:
         self.operators: dict[str, Operator] = {}
-        self.fronts: dict[str, SqlFrontend] = {}
+        self.fronts: dict[str, SparkRowPreparer] = {}
         self._pipeline, self._session = pipeline, session
         self._columns = {} if session is not None else rows_without_spark.source_columns(pipeline, given_columns)
         if session is None:
@@ -55,15 +55,15 @@ class BoundSteps:
             or step.event_time_column != "_event_ts"
         )
         if self._session is not None and (sql or len(results) < len(stage_pipeline.sources)):
-            from slackwater.testing.sql_frontend import bind_frontend
+            from slackwater.testing.spark_row_preparation import get_row_preparer
 
-            self.fronts[name] = bind_frontend(self._session, stage_pipeline, {**given_columns, **results})
+            self.fronts[name] = get_row_preparer(self._session, stage_pipeline, {**given_columns, **results})
             return self.fronts[name].logic
         columns = {**self._columns, **{n: {f.name: f for f in fields} for n, fields in results.items()}}
         return operators.compile_step(stage_pipeline, {w.name: columns[w.origin] for w in stage_pipeline.input_paths})
 
     @property
-    def front(self) -> SqlFrontend | None:
+    def front(self) -> SparkRowPreparer | None:
         """Return the SQL frontend of the first step; None without Spark."""
         return self.fronts.get(next(iter(self.operators)))
 

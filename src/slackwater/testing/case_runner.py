@@ -170,7 +170,7 @@ class LoadedCase:
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
         """Prepare the rows of all steps up to the next config change with Spark. Return them by step and source."""
-        from slackwater.testing.sql_frontend import InputRows
+        from slackwater.testing.spark_row_preparation import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
         for i, step in enumerate(steps):

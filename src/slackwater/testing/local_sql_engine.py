@@ -1,4 +1,4 @@
-"""An engine for tests: event time and SQL run on Spark (`testing.sql_frontend`), windows and joins in this process.
+"""An engine for tests: event time and SQL run on Spark (`testing.spark_row_preparation`), windows and joins in this process.
 
 A shard gets the same rows as on Spark. There is no shuffle, no Python worker and no streaming query, so that a test
 takes milliseconds.
@@ -24,7 +24,7 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
 from slackwater.testing.local_engine import NewestSpans, cast_to_declared, lift_inputs
-from slackwater.testing.sql_frontend import InputRows, PreparedRows, SqlFrontend
+from slackwater.testing.spark_row_preparation import InputRows, PreparedRows, SparkRowPreparer
 from slackwater.testing.stub_sources import NUMBER, Offsets
 from slackwater.watermark import SourceActivity
 
@@ -45,7 +45,7 @@ class LazyRows:
     next_offsets: Offsets = field(default_factory=dict)
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
-    def prepare(self, front: SqlFrontend) -> PreparedRows:
+    def prepare(self, front: SparkRowPreparer) -> PreparedRows:
         """Return the rows as prepared by a frontend."""
         if id(front) not in self.prepared:
             self.next_offsets = dict(self.offsets)
@@ -65,7 +65,7 @@ Rows = PreparedRows | LazyRows  # the rows of a source in a batch
 class LocalSqlEngine:
     """Runs shard tasks one at a time over rows that Spark has prepared."""
 
-    front: SqlFrontend
+    front: SparkRowPreparer
     logic: Operator
 
     def _prepare_batch(self, batch: Batch, clock_us: int) -> Mapping[str, PreparedRows]:

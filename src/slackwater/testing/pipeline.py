@@ -33,8 +33,8 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing import rows_without_spark
 from slackwater.testing.bound_steps import BoundSteps
+from slackwater.testing.instrumented_pipeline import WATCHED, capture_dropped_rows, find_target_limits, watch_stages
 from slackwater.testing.local_result import START_US, LocalFaults, LocalResult, SimulatedCrash
-from slackwater.testing.loss_capture import WATCHED, capture_dropped_rows, find_target_limits, watch_stages
 from slackwater.testing.memory_target import MemoryTarget, create_memory_targets
 from slackwater.testing.pipeline_builder import build_pipeline, rename_options
 from slackwater.testing.stub_sources import Row
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from slackwater.testing.local_sql_engine import Rows
-    from slackwater.testing.sql_frontend import InputRows, SqlFrontend
+    from slackwater.testing.spark_row_preparation import InputRows, SparkRowPreparer
 
 
 class LocalPipeline:
@@ -154,7 +154,7 @@ class LocalPipeline:
                 raise ConfigError([f'{self.pipeline.name}: there is no source "{name}"; available: {names_text}'])
         self.now_us += took_ms * 1000
         if self._session is not None:
-            from slackwater.testing.sql_frontend import InputRows
+            from slackwater.testing.spark_row_preparation import InputRows
 
             input_rows = [
                 InputRows(name, tuple(source_rows), (), self.now_us) for name, source_rows in rows_by_source.items()
@@ -284,7 +284,7 @@ class LocalPipeline:
         return tuple(self._steps[stage].identity or ())
 
     @property
-    def front(self) -> SqlFrontend | None:
+    def front(self) -> SparkRowPreparer | None:
         """Return the SQL frontend of the first stage; None without Spark."""
         return self._bound.front
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import polars as pl
 
-from slackwater.config.window import Window, correction_period_ms
+from slackwater.config.window import Window, effective_allowed_lateness_ms
 from slackwater.core.schema import Field
 from slackwater.windows.aggregations import Agg, AggregationInput
 from slackwater.windows.epoch_results import EmitResult
@@ -27,7 +27,7 @@ METADATA = [Field("_revision", "bigint"), Field("_final_at", "timestamp"), Field
 
 def allowed_lateness_us(window: Window) -> int:
     """Return how long (µs) a window can be corrected after it closes."""
-    return 1000 * correction_period_ms(window)
+    return 1000 * effective_allowed_lateness_ms(window)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from slackwater.windows.epoch_results import IngestResult, ResultCounts
 from slackwater.windows.key_order import order_by_key
 from slackwater.windows.session_intervals import Bools, CompiledSessionWindow, IntervalBatch, is_gone, mark_emitted
 from slackwater.windows.session_kernel import session_rules
-from slackwater.windows.session_kernel.late_row_placement import place_late_rows
+from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.session_layout import mark_still_emitted
 from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, ROW, WHOLE, Int64s
 
@@ -43,7 +43,7 @@ def ingest_intervals(
             session_input.intervals, times, _keys_over_limit(logic, session_input, judged, room)
         )
     if judged.needs_placement:
-        judged = place_late_rows(session_input.intervals, times, judged)
+        judged = assign_rows_behind_watermark(session_input.intervals, times, judged)
     positions, key, run, fragment = judged.positions, judged.key, judged.run, judged.fragment
     touched, has_open, held = session_rules.summarize_keys(session_input.intervals, positions, key)
     touched = session_input.with_shared_units(touched)

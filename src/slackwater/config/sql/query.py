@@ -14,8 +14,8 @@ from slackwater.config.groupable_columns import AGGREGATE
 from slackwater.config.message_format import suggest_word
 from slackwater.config.sql import group_by, lexer, source_usage
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
-from slackwater.config.sql.projection import infer_expression_type, select_item_columns
 from slackwater.config.sql.resolver import NameResolver
+from slackwater.config.sql.select_output import infer_expression_type, output_columns_of_item
 from slackwater.config.sql.select_scope import (
     UNKNOWN,
     ColumnTypes,
@@ -204,7 +204,7 @@ class _QueryResolver:
         for item in node.expressions:
             plain = item.this if isinstance(item, exp.Alias | exp.Aliases) else item
             judge.check(plain)
-            more, complete = select_item_columns(item, scope)
+            more, complete = output_columns_of_item(item, scope)
             types |= more
             closed = closed and complete
             if isinstance(item, exp.Alias):

@@ -339,7 +339,7 @@ def _files_of(commit: Commit) -> frozenset[str]:
     return frozenset([*(m.file for m in commit.metas), *staged, *commit.lists])
 
 
-class InMemoryStore(FilesStore):
+class TemporaryFilesStore(FilesStore):
     """A files store in a temporary directory, which is deleted when the process ends."""
 
     def __init__(self, pipeline: str) -> None:

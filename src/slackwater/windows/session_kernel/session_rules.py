@@ -59,7 +59,7 @@ class IntervalVerdicts(NamedTuple):
     `verdict` has one element per interval. `floor` (NONE for no floor) and `new` have one element per key. The other
     arrays have one element per interval that is part of a session: its position, its `key`, and whether a `run` or a
     `fragment` begins there. `needs_placement` is true if a run spans the cap and contains a row behind the watermark,
-    which `late_row_placement` must handle.
+    which `rows_behind_watermark` must handle.
     """
 
     verdict: Int8s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slackwater.windows.session_kernel.late_row_placement import place_late_rows
+from slackwater.windows.session_kernel.rows_behind_watermark import assign_rows_behind_watermark
 from slackwater.windows.session_kernel.session_rules import (
     SessionTimes,
     SortedIntervals,
@@ -23,7 +23,7 @@ def compile_loops() -> None:
     intervals, times = SortedIntervals(np.zeros(1, np.int64), kinds, none, none, none), SessionTimes(0, 0, 0, 0, 0)
     sort_intervals(none, none, none)
     distinct_hashes(none)
-    place_late_rows(intervals, times, build_runs(intervals, times, bools))
+    assign_rows_behind_watermark(intervals, times, build_runs(intervals, times, bools))
     needed_intervals(intervals, times)
     summarize_keys(intervals, none, none)
     cut_sessions(none, none, none, none, 0)

@@ -21,7 +21,9 @@ from slackwater.windows.session_kernel.sort import merge_sort
 
 
 @compiled
-def place_late_rows(intervals: SortedIntervals, times: SessionTimes, judged: IntervalVerdicts) -> IntervalVerdicts:
+def assign_rows_behind_watermark(
+    intervals: SortedIntervals, times: SessionTimes, judged: IntervalVerdicts
+) -> IntervalVerdicts:
     """Place rows behind the watermark one by one, in every run that reaches the cap: such rows never move a cut.
 
     Also modifies `judged` in place.

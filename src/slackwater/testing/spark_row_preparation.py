@@ -65,7 +65,7 @@ class PreparedRows:
 
 
 @dataclass
-class SqlFrontend:
+class SparkRowPreparer:
     """Runs a pipeline's decoders and SQL on Spark. `columns`: the columns of sources that do not declare a schema."""
 
     base: SparkSession
@@ -237,17 +237,19 @@ class SqlFrontend:
 
 
 _KEPT = 16
-_FRONTS: list[SqlFrontend] = []  # binding a pipeline to Spark is slow, so its tests share a frontend
+_FRONTS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so its tests share a frontend
 
 
-def bind_frontend(base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]) -> SqlFrontend:
+def get_row_preparer(
+    base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]
+) -> SparkRowPreparer:
     """Return the frontend of a pipeline, from the cache if possible. Lookups are reloaded."""
     for front in _FRONTS:
         if front.base is base and front.pipeline == pipeline and front.columns == columns:
             front.lookups.load()
             return front
     del _FRONTS[: max(len(_FRONTS) - _KEPT + 1, 0)]
-    _FRONTS.append(SqlFrontend(base, pipeline, columns))
+    _FRONTS.append(SparkRowPreparer(base, pipeline, columns))
     return _FRONTS[-1]
 
 
@@ -282,4 +284,4 @@ def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
     )
 
 
-__all__ = ["InputRows", "PreparedRows", "SqlFrontend", "bind_frontend"]
+__all__ = ["InputRows", "PreparedRows", "SparkRowPreparer", "get_row_preparer"]

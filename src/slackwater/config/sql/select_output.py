@@ -38,7 +38,7 @@ def infer_expression_type(node: exp.Expr, scope: SelectScope) -> str | None:
     return None
 
 
-def select_item_columns(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, str | None], bool]:
+def output_columns_of_item(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, str | None], bool]:
     """Return the output columns of one SELECT item, and whether these are all of them."""
     from sqlglot import exp
 
@@ -57,7 +57,7 @@ def select_item_columns(item: exp.Expr, scope: SelectScope) -> tuple[dict[str, s
     if isinstance(item, exp.Column):
         return {item.parts[-1].name: infer_expression_type(item, scope)}, True
     if isinstance(item, exp.Cast | exp.TryCast):  # its name is that of the column
-        inner, _ = select_item_columns(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
+        inner, _ = output_columns_of_item(item.this, scope) if isinstance(item.this, exp.Column) else ({}, True)
         return dict.fromkeys(inner, infer_expression_type(item, scope)), False
     name = item.this.lower() if isinstance(item, exp.Anonymous) and isinstance(item.this, str) else type(item).__name__
     own_name = isinstance(item, exp.Dot) or name in GENERATORS

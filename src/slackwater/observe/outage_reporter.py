@@ -7,7 +7,7 @@ from collections.abc import Callable
 from slackwater.secrets import mask_secrets
 
 
-class WarnOnce:
+class OutageReporter:
     """Reports an outage: one warning at the first failure, and one notice when the system works again.
 
     Args:

@@ -12,8 +12,8 @@ from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine import outbox
 from slackwater.engine.driver import DriverCallbacks
+from slackwater.engine.split_deletes import split_deletes
 from slackwater.errors import StartError
 from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.compile import compile_window
@@ -54,7 +54,7 @@ SHARDS = [
 
 
 def test_rows_and_superseded_rows_are_split_in_order() -> None:
-    rows, gone = outbox.split_deletes(LOGIC, SHARDS, upserts=True)
+    rows, gone = split_deletes(LOGIC, SHARDS, upserts=True)
     assert rows.rows() == [("a", at_second(100), at_second(110), 100, 1), ("b", at_second(100), at_second(110), 100, 8)]
     assert rows.columns == [f.name for f in LOGIC.output]
     assert gone.columns == ["user", "window_start", "session_id"]
@@ -62,7 +62,7 @@ def test_rows_and_superseded_rows_are_split_in_order() -> None:
 
 
 def test_an_append_only_target_gets_every_row() -> None:
-    rows, gone = outbox.split_deletes(LOGIC, SHARDS, upserts=False)
+    rows, gone = split_deletes(LOGIC, SHARDS, upserts=False)
     assert [(r[0], r[3], r[4]) for r in rows.rows()] == [
         ("a", 40, None), ("a", 100, 1), ("b", 100, 8), (None, 300, None), ("b", 300, None),
     ]  # fmt: skip
@@ -74,7 +74,7 @@ def test_the_identity_of_a_tumbling_window_has_no_session_id() -> None:
     output = pl.DataFrame(
         {"window_start": [at_second(0)], "window_end": None, "user": ["u"], "n": None, "__reason": "supersede"}
     )
-    rows, gone = outbox.split_deletes(logic, [output], upserts=True)
+    rows, gone = split_deletes(logic, [output], upserts=True)
     assert (rows.height, gone.columns, gone.rows()) == (0, ["user", "window_start"], [("u", at_second(0))])
 
 
@@ -153,8 +153,8 @@ def test_a_target_that_stopped_upserting_waits_until_the_previous_config_publish
 
 def test_a_tombstone_has_the_key_of_its_row_byte_for_byte() -> None:
     for keys in (None, ["session_id", "user"]):
-        rows, gone = outbox.split_deletes(LOGIC, [staged_output((None, 300, 4, "close"))], upserts=True)
-        _, gone = outbox.split_deletes(LOGIC, [staged_output((None, 300, None, "supersede"))], upserts=True)
+        rows, gone = split_deletes(LOGIC, [staged_output((None, 300, 4, "close"))], upserts=True)
+        _, gone = split_deletes(LOGIC, [staged_output((None, 300, None, "supersede"))], upserts=True)
         written = KafkaRows(TargetTable("p", tuple(LOGIC.output), LOGIC.identity), key_columns=keys)
         (key, value, _), (gone_key, nothing, headers) = *written.messages(rows), *written.tombstones(gone)
         assert key == gone_key

@@ -13,7 +13,7 @@ from slackwater.state.commit import Commit
 
 
 @dataclass(frozen=True)
-class RequestCounts:
+class WriteCounts:
     """Mean number of writes over the epochs that are kept.
 
     Args:
@@ -29,7 +29,7 @@ class RequestCounts:
     seconds: float | None
 
 
-def count_requests(commits: Sequence[Commit], files: Collection[str]) -> RequestCounts | None:
+def count_writes(commits: Sequence[Commit], files: Collection[str]) -> WriteCounts | None:
     """Count the writes of the epochs that are kept; None if there are no commits.
 
     Args:
@@ -44,7 +44,7 @@ def count_requests(commits: Sequence[Commit], files: Collection[str]) -> Request
     lists = sum(f.startswith("offsets/") for f in written)
     published = sum(m.staged for m in commits)
     span = (commits[-1].committed_us - commits[0].committed_us) / 1e6
-    return RequestCounts(
+    return WriteCounts(
         epochs,
         per_shard=(len(written) - lists) / epochs / max(commits[-1].shards, 1),
         per_commit=(lists + published) / epochs + 1,
