@@ -167,7 +167,7 @@ class Registered:
         self.__doc__ = function.__doc__
 
     def __call__(self, **settings: Any) -> Status | None:
-        """Run the pipeline with arguments of `slackwater.run`."""
+        """Run the pipeline. The settings are those of `slackwater.run`."""
         from slackwater.runner.run import run
 
         return run(self.pipeline, **settings)

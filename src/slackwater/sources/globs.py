@@ -49,7 +49,7 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """Return one pattern for each choice of its braces. Raises ValueError if a brace is not closed."""
+    """Return one pattern for each combination of alternatives in braces. Raises ValueError if a brace is not closed."""
     depth, cuts, index = 0, list[int](), 0
     while index < len(pattern):
         char = pattern[index]

@@ -199,10 +199,10 @@ def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, wh
 
 
 def gap_end_expression(pipeline: Pipeline, session: SparkSession, input_path: InputPath, frame: DataFrame) -> str:
-    """Return SQL for the end of a row's gap in microseconds, if each row has its own gap. NULL for a bad gap.
+    """Return SQL for the end of a row's gap (µs), for windows in which each row has its own gap.
 
-    The SQL applies to the output of an input path. Raises StartError if `gap` is not a valid expression or not a
-    duration.
+    The SQL applies to the output of an input path, and yields NULL for an invalid gap. Raises StartError if `gap` is not
+    a valid expression or not a duration.
     """
     window = pipeline.transform.window
     assert window is not None

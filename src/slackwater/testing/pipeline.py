@@ -1,4 +1,4 @@
-"""Runs a pipeline in one process with a virtual clock. The test controls when rows arrive and the process crashes.
+"""Runs a pipeline in one process with a virtual clock. The test decides when rows arrive and when the process crashes.
 
 The driver, the state store and the operators are those of a run. Sources are scripted, and targets are in memory.
 """

@@ -1,4 +1,4 @@
-"""A schema registry for tests, on loopback: Apicurio with the API of Confluent, from Maven.
+"""A schema registry for tests: Apicurio, downloaded from Maven. It listens on loopback and offers the API of Confluent.
 
 with SchemaRegistry.started() as registry:
     registry.register("clicks-value", '{"type": "record", …}', "AVRO")

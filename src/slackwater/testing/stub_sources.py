@@ -1,4 +1,4 @@
-"""Decodes the rows of a test like rows of the sources, without needing the sources' systems.
+"""Decodes the rows of a test as the sources would, but without the systems that they read from.
 
 {"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
 "not json"                                       ─▶ a record, unchanged         ─▶ _corrupt_record

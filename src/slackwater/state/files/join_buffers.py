@@ -192,7 +192,7 @@ class JoinWriter:
         return [merge for merge in candidates if merge is not None]
 
     def write(self, side: JoinSide, suffix: str, frame: pl.DataFrame) -> SegmentMeta:
-        """Write a sorted frame: rows by (`__kh`, `__ts`), ids by `__id`."""
+        """Write a frame of rows, sorted by (`__kh`, `__ts`), or of ids, sorted by `__id`. The caller sorts it."""
         name = f"segments/{self.epoch:09d}-{self.shard:03d}-{uuid.uuid4().hex[:12]}.arrow"
         size, digest = self.storage.write(name, frame)
         return describe_segment(side, suffix, frame, name, size, digest)
