@@ -39,7 +39,7 @@ from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.memory_target import MemoryTarget
 from slackwater.testing.pipeline_builder import build_pipeline
 
@@ -66,7 +66,7 @@ class Pipeline:
         logic = compiling.compile_window(pipeline, {"user": Field("user", "string")})
         target = MemoryTarget(logic.output, logic.identity)
         store = FilesStore(home, "watched")
-        engine = LocalEngine(logic, ["a"], False, window.max_future_ms)
+        engine = InProcessEngine(logic, ["a"], False, window.max_future_ms)
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(
             name,

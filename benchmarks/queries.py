@@ -34,7 +34,7 @@ from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.console import ConsoleTarget
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.script import build_pipeline
 
 S = 1_000_000
@@ -57,7 +57,7 @@ def million(directory: str, sessions: int) -> None:
     store, clock = FilesStore(directory, pipeline.name), 4 * 10**15
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     hooks = DriverCallbacks(lambda: clock)
-    stage = StageRunner(name, stage_pipeline, logic, store, LocalEngine(logic, ["a"]), hooks.faults.in_worker)
+    stage = StageRunner(name, stage_pipeline, logic, store, InProcessEngine(logic, ["a"]), hooks.faults.in_worker)
     driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)

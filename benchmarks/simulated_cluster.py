@@ -22,7 +22,7 @@ from slackwater.operators.reports import EmitReport, IngestReport
 from slackwater.sources.base import Batch
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.segment_merge import merge_plan
+from slackwater.state.files.segment_merge import count_segments_to_merge
 
 TOPIC = "events"
 BYTES_PER_ROW, EMITTED = 72, 40  # of a session as it lies in a file; rows that a shard emits per epoch
@@ -92,7 +92,7 @@ def piled_up(keys: int, delta: int) -> list[int]:
 
 def merged(rows: Sequence[int], keys: int) -> list[int]:
     """After the merge that is due, if one is."""
-    count = merge_plan([SimpleNamespace(rows=n) for n in rows])  # type: ignore[misc]
+    count = count_segments_to_merge([SimpleNamespace(rows=n) for n in rows])  # type: ignore[misc]
     return [*rows[: len(rows) - count], min(sum(rows[len(rows) - count :]), keys)] if count else list(rows)
 
 

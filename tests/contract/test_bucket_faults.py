@@ -18,7 +18,7 @@ from tests.support.topics import wait_until
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, PublishError, SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import lease, object_client
+from slackwater.state.files import object_client, object_store_lease
 from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.store import FilesStore
 from slackwater.state.run_history import Run
@@ -78,7 +78,7 @@ def hide(proxy: FaultyProxy, name: str) -> None:
 def test_a_runner_keeps_a_lease_whose_renewal_was_stored_and_got_no_answer(
     make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lease, "RENEW_S", 0.1)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 0.1)
     store = open_runner(make)
     done = add_epoch(store, None, "a")
     store_and_cut(proxy, "/lock")
@@ -94,7 +94,7 @@ def test_a_lease_that_another_runner_took_meanwhile_is_lost(
     make: Make, bucket: str, s3: S3, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A renewal without an answer never makes the lease of another runner look like the runner's own."""
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store = open_runner(make)
     done = add_epoch(store, None, "a")
     store_and_cut(proxy, "/lock")
@@ -115,7 +115,7 @@ def test_a_note_that_was_stored_and_got_no_answer_is_written_over(
     note: str, make: Make, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What follows is other content: of the first, `runs`, the run goes on and notes its end."""
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store = open_runner(make)
     done = add_epoch(store, add_epoch(store, None, "a"), "b")
     writes: dict[str, list[Callable[[], None]]] = {
@@ -163,7 +163,7 @@ def test_a_cleanup_spares_what_a_list_does_not_show(
     behind: int, make: Make, bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that the list omits names files. By the list alone they look like garbage."""
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)
     store, done = open_runner(make), None
     for n in range(12):
         done = add_epoch(store, done, "a", f"u{n}")

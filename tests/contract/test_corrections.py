@@ -35,7 +35,7 @@ from slackwater.targets.base import TargetTable, TargetWriter
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.script import SimulatedCrash, build_pipeline
 
 FIELDS = (
@@ -240,7 +240,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         target.open()
         store = PostgresStore(url, "public", "p")
         run = driver_of(
-            pipeline, logic, store, target, LocalEngine(logic, ["a"]), DriverCallbacks(lambda: 0, faults=faults)
+            pipeline, logic, store, target, InProcessEngine(logic, ["a"]), DriverCallbacks(lambda: 0, faults=faults)
         )
         run.start(store.open(), 1, {}, "s")
         return run

@@ -23,7 +23,7 @@ from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import lease, object_client, object_storage, storage
+from slackwater.state.files import object_client, object_storage, object_store_lease, storage
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.object_store import S3, FaultyProxy
 
@@ -49,8 +49,8 @@ def behind(bucket: str, s3: S3, door: FaultyProxy) -> Make:
 
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the processes of existing leases look as if they ran on another machine."""
-    machine = lease._machine
-    monkeypatch.setattr(lease, "_machine", lambda: machine() | {"boot": "another"})
+    machine = object_store_lease._machine
+    monkeypatch.setattr(object_store_lease, "_machine", lambda: machine() | {"boot": "another"})
 
 
 def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
@@ -72,8 +72,8 @@ def once(fault: str, method: str, part: str) -> Callable[[str, str], Any]:
 def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "RENEW_S", 0.2)
-    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 0.2)
+    monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
     first = make()
     first.open()
     elsewhere(monkeypatch)
@@ -92,10 +92,10 @@ def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
 def test_a_runner_that_is_gone_elsewhere_is_waited_for_as_long_as_its_lease(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE_S", 1.0)
-    monkeypatch.setattr(lease, "SKEW_S", 0.2)
-    monkeypatch.setattr(lease, "LOOK_S", 0.05)
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # it never renews its lease
+    monkeypatch.setattr(object_store_lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(object_store_lease, "SKEW_S", 0.2)
+    monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)  # it never renews its lease
     first, began = make(), time.monotonic()
     add_epoch(first, first.open(), "a")
     elsewhere(monkeypatch)
@@ -121,7 +121,7 @@ def test_clocks_that_differ_only_change_how_long_a_start_waits(make: Make, monke
     done = add_epoch(first, first.open(), "a")
     elsewhere(monkeypatch)
     clock = time.time_ns
-    monkeypatch.setattr(lease.time, "time_ns", lambda: clock() + 3600 * 10**9)
+    monkeypatch.setattr(object_store_lease.time, "time_ns", lambda: clock() + 3600 * 10**9)
     second = make()
     assert second.open() == done
     add_epoch(second, done, "b")
@@ -144,7 +144,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
     def stalls(self: object_storage.ObjectStorage, file: str, content: bytes) -> bool:
         if not second:
             elsewhere(monkeypatch)
-            monkeypatch.setattr(lease, "_is_over", lambda content: True)
+            monkeypatch.setattr(object_store_lease, "_is_over", lambda content: True)
             second.append(make())
             last = second[0].open()
             for _ in range(20):
@@ -167,11 +167,11 @@ def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
 ) -> None:
     """The start does not wait, however long the lease is."""
     code = (
-        "import os, sys\nfrom slackwater.state.files import lease\nfrom slackwater.state.files.store import FilesStore\n"
+        "import os, sys\nfrom slackwater.state.files import object_store_lease\nfrom slackwater.state.files.store import FilesStore\n"
         "lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, bucket]).returncode == -9
-    monkeypatch.setattr(lease, "LEASE_S", 1e6)
+    monkeypatch.setattr(object_store_lease, "LEASE_S", 1e6)
     assert make().runner() is None
     store = make()
     store.open()
@@ -179,7 +179,7 @@ def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
 
 
 def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_S", 0.05)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 0.05)
     store = make()
     store.open()
     seen, end = set(), time.monotonic() + 60
@@ -190,9 +190,9 @@ def test_a_lease_is_renewed_while_nothing_is_committed(make: Make, monkeypatch: 
 
 
 def test_a_damaged_lease_runs_out_like_any_other(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE_S", 0.3)
-    monkeypatch.setattr(lease, "SKEW_S", 0.1)
-    monkeypatch.setattr(lease, "LOOK_S", 0.05)
+    monkeypatch.setattr(object_store_lease, "LEASE_S", 0.3)
+    monkeypatch.setattr(object_store_lease, "SKEW_S", 0.1)
+    monkeypatch.setattr(object_store_lease, "LOOK_S", 0.05)
     store = make()
     store.storage.client.put("lock", b"\xff{")
     assert store.runner() == "another process"
@@ -260,10 +260,10 @@ def test_a_request_that_is_never_answered_is_repeated_by_default(
 def test_a_renewal_that_is_never_answered_is_repeated_while_the_lease_runs(
     bucket: str, s3: S3, door: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert lease.RENEW_S + 2 * lease.ANSWER_S < lease.LEASE_S
+    assert object_store_lease.RENEW_S + 2 * object_store_lease.ANSWER_S < object_store_lease.LEASE_S
     monkeypatch.setattr(object_client, "ANSWER_S", 1e5)
-    monkeypatch.setattr(lease, "ANSWER_S", 0.5)
-    monkeypatch.setattr(lease, "RENEW_S", 0.2)
+    monkeypatch.setattr(object_store_lease, "ANSWER_S", 0.5)
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 0.2)
     store = FilesStore(bucket, "p", s3.options(door.port))
     store.open()
     door.judge = once("hangs", "PUT", "/lock")

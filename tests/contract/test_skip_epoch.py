@@ -21,7 +21,7 @@ from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
 from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.sources.base import Batch
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 
 S = 1_000_000
 
@@ -90,7 +90,7 @@ class Started:
             logic,
             self.store,
             self.target,
-            LocalEngine(logic, ["a"]),
+            InProcessEngine(logic, ["a"]),
             DriverCallbacks(lambda: 4 * 10**15),
             self.letters,
         )

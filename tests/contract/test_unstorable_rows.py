@@ -31,7 +31,7 @@ from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.script import build_pipeline
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
@@ -116,7 +116,7 @@ class Runner:
             if in_files
             else PostgresStore(self.url, self.schema, "law", tempfile.mkdtemp(dir=self.home))
         )
-        engine = LocalEngine(self.logic, self.sources, self.pipeline.tracks_origin, max_future_ms=3 * 10**14)
+        engine = InProcessEngine(self.logic, self.sources, self.pipeline.tracks_origin, max_future_ms=3 * 10**14)
         self.driver = driver_of(
             self.pipeline, self.logic, store, self.target, engine, DriverCallbacks(lambda: 4 * 10**15), self.letters
         )

@@ -17,7 +17,7 @@ from tests.support.case_selection import exhaustive, select_cases
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import lease, object_client, object_storage
+from slackwater.state.files import object_client, object_storage, object_store_lease
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
@@ -111,7 +111,7 @@ def proxy(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[F
     seeds.hide_warnings()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(object_client, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
+    monkeypatch.setattr(object_store_lease, "RENEW_S", 1000.0)  # requests come in the same order in every run
     with FaultyProxy.in_front_of(s3.port) as faulty_proxy:
         yield faulty_proxy
 

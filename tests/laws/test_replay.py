@@ -27,7 +27,7 @@ from slackwater.replay import replay
 from slackwater.replay.attempt_ledger import AttemptLedger
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, build_pipeline, run_local
-from slackwater.windows import late_corrections as windows
+from slackwater.windows import closed_window_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

@@ -27,7 +27,7 @@ from slackwater.sources.streaming_sources import SourceSet
 from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import arrow_files, segments
 from slackwater.state.files.local_storage import LocalStorage
-from slackwater.state.files.segment_merge import merge_plan
+from slackwater.state.files.segment_merge import count_segments_to_merge
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hyperloglog
 from slackwater.windows.state_rows import DueRowFilter
@@ -120,14 +120,14 @@ def test_segments_of_one_size_are_merged_and_a_large_one_is_left_alone() -> None
     def metas(*rows: int) -> list[SegmentMeta]:
         return [SegmentMeta(file="", rows=r, bytes=0, first_due=0, last_due=0, close=0, dead=0) for r in rows]
 
-    assert merge_plan(metas(*[100] * 7)) == 0
-    assert merge_plan(metas(*[100] * 8)) == 8
-    assert merge_plan(metas(1_000_000, *[100] * 8)) == 8
-    assert merge_plan(metas(*[800] * 7, *[100] * 7)) == 0
+    assert count_segments_to_merge(metas(*[100] * 7)) == 0
+    assert count_segments_to_merge(metas(*[100] * 8)) == 8
+    assert count_segments_to_merge(metas(1_000_000, *[100] * 8)) == 8
+    assert count_segments_to_merge(metas(*[800] * 7, *[100] * 7)) == 0
     sizes: list[int] = []
     for _ in range(1000):
         sizes.append(100)
-        count = merge_plan(metas(*sizes))
+        count = count_segments_to_merge(metas(*sizes))
         if count:
             sizes[-count:] = [sum(sizes[-count:])]
     assert len(sizes) < 30

@@ -20,7 +20,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.script import START_US, build_pipeline
 
 COUNT = Aggregation(agg="count", as_="n")
@@ -63,7 +63,7 @@ def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s"
     pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
     hooks = DriverCallbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)
-    opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, LocalEngine(logic, ["a"]), hooks)
+    opened = driver_of(pipeline, logic, FilesStore(home, "law"), target, InProcessEngine(logic, ["a"]), hooks)
     latest = opened.store.open()
     try:
         opened.start(latest, 1, {}, latest.state_id if latest else state_id)

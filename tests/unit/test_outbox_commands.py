@@ -20,7 +20,7 @@ from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
 from slackwater.runner.components import create_letter_writer, create_store
 from slackwater.sources.base import Batch
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 
 S = 1_000_000
 
@@ -66,7 +66,7 @@ def start_driver(file: Path) -> Driver:
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
     latest, state = store.open(), "00ff00ff00ff00ff"
-    parts = (target_of(pipeline, logic, state), LocalEngine(logic, ["a"]), DriverCallbacks(lambda: 4 * 10**15))
+    parts = (target_of(pipeline, logic, state), InProcessEngine(logic, ["a"]), DriverCallbacks(lambda: 4 * 10**15))
     driver = driver_of(pipeline, logic, store, *parts, create_letter_writer(pipeline, state))
     try:
         driver.start(latest, 1, {}, state)

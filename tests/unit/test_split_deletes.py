@@ -24,7 +24,7 @@ from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.script import START_US, build_pipeline
 from slackwater.windows.compiled_window import CompiledWindow
 
@@ -117,7 +117,7 @@ def start(home: Path, target: Any) -> None:
         LOGIC,
         store,
         target,
-        LocalEngine(LOGIC, ["a"]),
+        InProcessEngine(LOGIC, ["a"]),
         DriverCallbacks(lambda: START_US),
     )
     try:

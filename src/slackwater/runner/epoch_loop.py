@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from slackwater.runner import poll_interval
-from slackwater.runner.epoch_runner import EpochRunner
+from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch, PlannedBatch, SourceUnavailableError
 from slackwater.sources.planner_creation import Planners
@@ -34,7 +34,7 @@ _CHECK_S = 1.0
 class EpochLoop:
     """The loop of one run. `available_now`: end when all input that existed at the first poll has been processed."""
 
-    def __init__(self, epochs: EpochRunner, planners: Planners, available_now: bool) -> None:
+    def __init__(self, epochs: EpochExecutor, planners: Planners, available_now: bool) -> None:
         # configuration
         self.epochs, self.planners, self.available_now = epochs, planners, available_now
         self.stop, pipeline = epochs.stop, epochs.pipeline

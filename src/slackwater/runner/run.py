@@ -15,7 +15,7 @@ from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 from slackwater.errors import ConfigError, EpochError, NewColumnsError
 from slackwater.runner import background_run as in_background
-from slackwater.runner import main_loop, previous_name, previous_output, run_history, run_log, starting_offsets
+from slackwater.runner import loop_selection, previous_name, previous_output, run_history, run_log, starting_offsets
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
@@ -222,7 +222,7 @@ def _with_state(
     components = runner.prepare(latest, former_output=former_output)
     if components is None:
         return None
-    main_loop.run_to_end(runner, components, available_now=available_now, offsets_given=bool(rebuild))
+    loop_selection.run_to_end(runner, components, available_now=available_now, offsets_given=bool(rebuild))
     if flush and not runner.stop.is_set():
         components.driver.flush()
     return reporter.last

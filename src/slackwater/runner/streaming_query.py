@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.errors import EpochError
 from slackwater.runner import poll_interval
-from slackwater.runner.epoch_runner import EpochRunner, select_visible_cause
+from slackwater.runner.epoch_execution import EpochExecutor, cause_without_secrets
 from slackwater.sources.base import Batch, spark_error_reason
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-def run_streaming_query(epochs: EpochRunner, available_now: bool) -> None:
+def run_streaming_query(epochs: EpochExecutor, available_now: bool) -> None:
     """Run the batches that Spark plans, until the input ends (`available_now`) or the run is stopped."""
     streaming = _StreamingQuery(epochs, available_now)
     query = streaming.start()
@@ -36,7 +36,7 @@ def run_streaming_query(epochs: EpochRunner, available_now: bool) -> None:
 class _StreamingQuery:
     """One streaming query, from its start to its end."""
 
-    def __init__(self, epochs: EpochRunner, available_now: bool) -> None:
+    def __init__(self, epochs: EpochExecutor, available_now: bool) -> None:
         # configuration
         self.epochs, self.available_now = epochs, available_now
         self.pipeline, self.stop, self.streams = epochs.pipeline, epochs.stop, epochs.components.streams
@@ -131,7 +131,7 @@ class _StreamingQuery:
         if failed is not None and not self.stop.is_set():
             raise EpochError(
                 f"{self.pipeline.name}: the query failed: {spark_error_reason(failed)}"
-            ) from select_visible_cause(failed)
+            ) from cause_without_secrets(failed)
 
 
 def _has_nothing(query: StreamingQuery) -> bool:

@@ -14,7 +14,7 @@ from slackwater.errors import StartError
 from slackwater.operators import registry as operators
 from slackwater.operators.base import Operator
 from slackwater.testing import rows_without_spark
-from slackwater.testing.local_engine import LocalEngine
+from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.stub_sources import Row
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class BoundSteps:
             for s in stage_pipeline.sources
         }
         future_ms = stage_pipeline.transform.step.max_future_ms
-        return LocalEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
+        return InProcessEngine(self.operators[name], list(inputs), stage_pipeline.tracks_origin, future_ms, inputs)
 
     def frame(self, source: str, rows: Sequence[Row], now_us: int) -> pl.DataFrame:
         """Return rows of a source as a frame, without Spark. Raises StartError if a row is a string."""

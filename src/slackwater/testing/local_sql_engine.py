@@ -23,7 +23,7 @@ from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letter
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.sources.base import Batch
-from slackwater.testing.local_engine import NewestSpans, cast_to_declared, lift_inputs
+from slackwater.testing.in_process_engine import NewestSpans, cast_to_declared, lift_inputs
 from slackwater.testing.spark_row_preparation import InputRows, PreparedRows, SparkRowPreparer
 from slackwater.testing.stub_sources import NUMBER, Offsets
 from slackwater.watermark import SourceActivity

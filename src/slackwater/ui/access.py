@@ -28,7 +28,7 @@ HEADERS = {
 }
 
 
-def check_host(host: str, token: str | None) -> None:
+def check_bind_address(host: str, token: str | None) -> None:
     """Raise StartError if the page would be open to other machines without a token, or if the token is too short."""
     if token is not None and len(token) < 8:
         raise StartError("--token: " + mismatch("fewer than 8 characters", "at least 8"))

@@ -43,7 +43,7 @@ from slackwater.query.state_view import StateView
 from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages
-from slackwater.ui.access import Access, check_host
+from slackwater.ui.access import Access, check_bind_address
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_cache import CommitWatcher, PageCache
 from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, load_model, select_window_stage
@@ -82,7 +82,7 @@ def serve_pages(
     watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
     """Serve the pages of these pipelines until `stop`. Raises StartError, also for another host without a token."""
-    check_host(host, token)
+    check_bind_address(host, token)
     if token is not None:
         remember_secret(token)
     ui = UiApplication(watched)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.groupable_columns import AGGREGATE
 from slackwater.config.message_format import suggest_word
-from slackwater.config.sql import group_by, lexer, source_usage
+from slackwater.config.sql import group_by, lexer, row_wise_query_check
 from slackwater.config.sql.parser import DEEP, SqlSyntaxError, UnsupportedSyntax, parse_query
 from slackwater.config.sql.resolver import NameResolver
 from slackwater.config.sql.select_output import infer_expression_type, output_columns_of_item
@@ -47,7 +47,9 @@ def resolve_query(
     readable = {name.casefold(): _Table(columns, set()) for name, columns in tables.items()}
     try:
         if "source" in readable:
-            findings.non_row_wise |= source_usage.find_source_misuse(tree) | set(lexer.find_clock_literals(sql))
+            findings.non_row_wise |= row_wise_query_check.find_row_wise_problems(tree) | set(
+                lexer.find_clock_literals(sql)
+            )
         groups = any(columns.groupable for columns in tables.values())
         return _QueryResolver(findings, tuple(tables), tuple(rows), groups).visit(tree, readable, findings.non_row_wise)
     except RecursionError:

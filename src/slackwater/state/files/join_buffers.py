@@ -24,7 +24,7 @@ from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
 from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.arrow_files import frame_of
-from slackwater.state.files.segment_merge import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.segment_merge import MOST, SegmentMerge, count_segments_to_merge
 from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.watermark import NO_WATERMARK
 
@@ -200,7 +200,7 @@ class JoinWriter:
     def _merge(
         self, side: JoinSide, suffix: str, metas: Sequence[SegmentMeta], watermark: int, fan: int
     ) -> SegmentMerge | None:
-        count = merge_plan(metas, fan)
+        count = count_segments_to_merge(metas, fan)
         if not count:
             return None
         frames = [JoinSegment(self.storage, m, side).all_rows() for m in metas[-count:]]

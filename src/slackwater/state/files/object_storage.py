@@ -23,7 +23,7 @@ import polars as pl
 import xxhash
 
 from slackwater.errors import FencedError, StateError
-from slackwater.state.files import lease
+from slackwater.state.files import object_store_lease
 from slackwater.state.files.arrow_files import encode_frame, file_checksum
 from slackwater.state.files.file_cache import FileCache
 from slackwater.state.files.object_client import ObjectClient
@@ -181,7 +181,9 @@ class ObjectStorage:
 
     def lock(self) -> StorageLock:
         # a client with a short timeout: segments may take long, a lease may not
-        held = lease.Lease(ObjectClient(self.root, {"timeout": f"{lease.ANSWER_S:g}s", **dict(self.options)}), "lock")
+        held = object_store_lease.ObjectStoreLease(
+            ObjectClient(self.root, {"timeout": f"{object_store_lease.ANSWER_S:g}s", **dict(self.options)}), "lock"
+        )
         try:
             held.take()
             if self.has(MOVED):  # a runner was killed while it put the state aside
@@ -192,7 +194,7 @@ class ObjectStorage:
         return held
 
     def holder(self) -> str | None:
-        return lease.lease_holder(self.client, "lock")
+        return object_store_lease.lease_holder(self.client, "lock")
 
     def is_fresh(self) -> bool:
         return not self.client.sizes("")

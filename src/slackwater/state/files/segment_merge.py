@@ -12,7 +12,7 @@ FAN = 8  # number of segments of a size class that are merged into one of the ne
 MOST = 2 * FAN  # segments of a size class at which an epoch merges them itself, because the background merge lags
 
 
-def merge_plan(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
+def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int:
     """Return how many of the newest segments to merge into one; 0 for none.
 
     A size class spans a factor of FAN. Once `fan` segments of a class have piled up, they and the smaller ones after

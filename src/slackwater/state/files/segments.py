@@ -22,7 +22,7 @@ from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow_files import frame_of
 from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
-from slackwater.state.files.segment_merge import MOST, SegmentMerge, merge_plan
+from slackwater.state.files.segment_merge import MOST, SegmentMerge, count_segments_to_merge
 from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK
@@ -219,7 +219,7 @@ class FilesShard:
 
     def merges(self, logic: KeyedStateLayout, watermark: int, fan: int) -> list[SegmentMerge]:
         """Merge the newest segments, once `fan` segments of a size class have piled up."""
-        count = merge_plan(self.metas, fan)
+        count = count_segments_to_merge(self.metas, fan)
         if not count:
             return []
         merged = self._merge(logic, self.metas[-count:], oldest=count == len(self.metas), watermark=watermark)

@@ -26,7 +26,7 @@ LOOKUP_JOINS = {  # messages for a lookup to the left of source, by join type
 }
 
 
-def find_source_misuse(tree: exp.Expr) -> set[str]:
+def find_row_wise_problems(tree: exp.Expr) -> set[str]:
     """Return the reasons to reject a query because of what it reads; empty if that cannot be decided."""
     refused = set[str]()
     if _SourceReferences(refused).query(tree, {}) is False and not refused:

@@ -16,7 +16,7 @@ from slackwater.secrets import has_secrets
 from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
 
-class EpochRunner:
+class EpochExecutor:
     """Runs epochs. `run` and `tick` must be called from one thread at a time."""
 
     def __init__(self, runner: Runner, components: RunComponents, files: InputFileWatcher) -> None:
@@ -80,9 +80,9 @@ class EpochRunner:
         )
         raise EpochError(
             f"{self.pipeline.name}: epoch {self._epoch} {outcome}: {spark_error_reason(failure)}"
-        ) from select_visible_cause(failure)
+        ) from cause_without_secrets(failure)
 
 
-def select_visible_cause(cause: BaseException) -> BaseException | None:
+def cause_without_secrets(cause: BaseException) -> BaseException | None:
     """Return the cause to attach to an error; None if any secret is registered, because Spark's errors quote the SQL."""
     return None if has_secrets() else cause

@@ -39,7 +39,7 @@ log = logging.getLogger("slackwater")
 _held: set[str] = set()  # tokens of the leases that this process holds
 
 
-class Lease:
+class ObjectStoreLease:
     """A `StorageLock`, from `take` on. A thread renews it until it is closed or garbage-collected."""
 
     def __init__(self, client: ObjectClient, file: str) -> None:
@@ -147,7 +147,7 @@ def _end_lease(ended: threading.Event, token: str) -> None:
     _held.discard(token)
 
 
-def _renew_on(lease: weakref.ref[Lease], ended: threading.Event) -> None:
+def _renew_on(lease: weakref.ref[ObjectStoreLease], ended: threading.Event) -> None:
     """Renew a lease until it is closed or garbage-collected."""
     while not ended.wait(RENEW_S):
         held = lease()

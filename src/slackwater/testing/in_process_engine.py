@@ -40,7 +40,7 @@ from slackwater.windows.state_rows import FAR, Int64s
 
 
 @dataclass(frozen=True)
-class LocalEngine:
+class InProcessEngine:
     """Runs shard tasks one at a time.
 
     Args:
@@ -239,7 +239,7 @@ def _prepare_rows(operator: Operator, source: str, rows: pl.DataFrame, tag: Int6
 
     On Spark, `spark.operator_rows` does this in SQL.
     """
-    raise_unregistered(operator, "slackwater.testing.local_engine._prepare_rows")
+    raise_unregistered(operator, "slackwater.testing.in_process_engine._prepare_rows")
 
 
 @_prepare_rows.register(WindowOperator)
@@ -250,7 +250,7 @@ def _(operator: WindowOperator, source: str, rows: pl.DataFrame, tag: Int64s | N
 @singledispatch
 def cast_to_declared(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Cast the columns selected by an epoch's SQL to the types that the step was bound to."""
-    raise_unregistered(operator, "slackwater.testing.local_engine.cast_to_declared")
+    raise_unregistered(operator, "slackwater.testing.in_process_engine.cast_to_declared")
 
 
 @cast_to_declared.register(WindowOperator)
@@ -267,7 +267,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
     """Convert selected columns (`spark.operator_rows`) for `operator.ingest`: windows lift their rows."""
-    raise_unregistered(operator, "slackwater.testing.local_engine.lift_inputs")
+    raise_unregistered(operator, "slackwater.testing.in_process_engine.lift_inputs")
 
 
 @lift_inputs.register(IntervalJoinOperator)
@@ -344,7 +344,7 @@ def _lift_letters(operator: Operator, source: str, rows: pl.DataFrame) -> pl.Dat
 
     Windows lift each row into accumulators and drop rows without a usable gap.
     """
-    raise_unregistered(operator, "slackwater.testing.local_engine._lift_letters")
+    raise_unregistered(operator, "slackwater.testing.in_process_engine._lift_letters")
 
 
 @_lift_letters.register(WindowOperator)

@@ -6,8 +6,8 @@ import shutil
 
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query
+from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.runner.epoch_loop import EpochLoop
-from slackwater.runner.epoch_runner import EpochRunner
 from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.runner import RunComponents, Runner
 from slackwater.sources.base import Seekable
@@ -23,7 +23,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
     """
     _commit_start_offsets(components, offsets_given)
     files = InputFileWatcher(runner.pipeline.name, components, runner.reporter)
-    epochs = EpochRunner(runner, components, files)
+    epochs = EpochExecutor(runner, components, files)
     planners = create_planners(components.streams, components.driver.state, files.read)
     if available_now:
         if planners is not None:
