@@ -38,6 +38,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert not dead, f"{page}: these links lead nowhere: {dead}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_module_that_a_page_names_exists(page: Path) -> None:
+    """A page names a module by its path or by the end of its path, such as `state/commit.py`."""
+    paths = re.findall(r"`([a-z_]+(?:/[a-z_0-9]+)+\.py)`", (ROOT / page).read_text())
+    folders = ("src/slackwater", "tests", "benchmarks", "docgen", "deploy", "examples", "tools")
+    files = ["/" + f.relative_to(ROOT).as_posix() for folder in folders for f in (ROOT / folder).rglob("*.py")]
+    assert [path for path in paths if not any(file.endswith(f"/{path}") for file in files)] == []
+
+
 def test_dead_links_are_found() -> None:
     text = "see [a](b.md#c-d) and [two\nlines](e.md)\n```\n[no](code.md)\n```\n`[no](code.md)`\n[ref]: f.md\n"
     assert list(links(text)) == ["b.md#c-d", "e.md", "f.md"]
