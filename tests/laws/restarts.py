@@ -47,7 +47,7 @@ CAUSES = (
     "another history",
     "holds no epoch of it",
     "but the state wrote epoch",
-    "Was it renamed",
+    "Was the pipeline renamed",
     "another state of",
     "the state was removed or emptied",
 )
@@ -227,7 +227,7 @@ class RestartSequence:
 
     def take_way_out(self, refused: str) -> None:
         self.settled = False
-        if "Was it renamed" in refused:
+        if "Was the pipeline renamed" in refused:
             if self.stored_as is None:  # the state is gone: nothing can be taken over
                 self.empty_target()
                 self.settled = self.start(rebuild=True) is None
