@@ -168,7 +168,7 @@ def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
     """The start does not wait, however long the lease is."""
     code = (
         "import os, sys\nfrom slackwater.state.files import object_store_lease\nfrom slackwater.state.files.store import FilesStore\n"
-        "lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
+        "object_store_lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, bucket]).returncode == -9
     monkeypatch.setattr(object_store_lease, "LEASE_S", 1e6)
