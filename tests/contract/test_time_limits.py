@@ -125,7 +125,7 @@ def test_limits_epochs_and_conditions(view: Any) -> None:
         with pytest.raises(StartError, match=r"^epoch: found "):
             view.as_of(epoch)
     for where in (5, True, ["n > 1"]):
-        with pytest.raises(StartError, match=r"^where: found "):
+        with pytest.raises(StartError, match=r"^where: found .*, expected SQL or a Polars expression"):
             view.scan(where)
 
 

@@ -1,4 +1,4 @@
-"""Build a pipeline around a single step, for tests that provide sources, target and store."""
+"""Build the pipeline of a `LocalPipeline` around a single step, and accept former names of its options."""
 
 from __future__ import annotations
 
