@@ -35,6 +35,14 @@ def other():
             time.sleep(0.1)
 
 
+def runs(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it ended, also between open and read
+        return False
+
+
 def end_all():
     with other() as connection:
         query = "SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
@@ -43,7 +51,7 @@ def end_all():
             with suppress(ProcessLookupError):  # a killed backend makes the server end the others
                 os.kill(pid, how)
     while left:  # until the client notices it
-        left = [pid for pid in left if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]]
+        left = [pid for pid in left if runs(pid)]
         time.sleep(0.05)
     other().close()
 

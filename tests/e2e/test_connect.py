@@ -160,7 +160,7 @@ def test_settings_that_change_what_a_batch_means_are_refused(server: connect_ser
     session = SparkSession(server.address)
     session.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     events = session.createDataFrame([("a", iso(0))], "user STRING, ts STRING")
-    with pytest.raises(StartError, match=r'timeZone is "Europe/Berlin", expected "UTC"; spark.conf.set'):
+    with pytest.raises(StartError, match=r'timeZone = "Europe/Berlin", expected "UTC"; run spark.conf.set'):
         sw.batch(events, COUNTS)
     session.stop()
 

@@ -51,7 +51,7 @@ def test_the_known_answer_comes_out(
 
 @pytest.mark.usefixtures("spark")
 @exhaustive(beside="test_cli_run.py::test_a_wrong_clock_is_suspected_when_most_rows_are_late")
-def test_a_poisoned_clock_is_told_plainly(
+def test_a_wrong_clock_in_the_input_is_reported(
     shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first 45 rows are up to 50 days off. Nearly everything after them is late, and the run says so."""
@@ -64,7 +64,7 @@ def test_a_poisoned_clock_is_told_plainly(
     assert "a clock in the input may be wrong" in said.out
     log = " ".join(said.err.split())
     assert "epoch 1: most rows are late" in log
-    assert 'source "events" has 2015-' in log
+    assert 'newest event time of source "events" is 2015-' in log
     assert f"read from {tmp_path}/in/" in log
 
 
