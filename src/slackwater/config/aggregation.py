@@ -1,4 +1,4 @@
-"""The spec of an aggregation: built-in functions, user-defined ones, and the keys of each."""
+"""The spec of an aggregation (a built-in function or a user-defined one), and the keys that each function takes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ _NEEDS = {
     enum=[*AGGREGATES, "count_col"], otherwise={"type": "string", "pattern": f"^{custom.PATH.pattern}$"}
 )
 def _agg(value: Any) -> Any:
-    """Parse the name of a built-in or an import path; in Python, also an `Aggregator` class or instance."""
+    """Parse `agg`: the name of a built-in, an import path or, in Python, an `Aggregator` class or instance."""
     if value == "count_col" or isinstance(value, Aggregator):
         return value
     if isinstance(value, type) and issubclass(value, Aggregator):
@@ -127,11 +127,14 @@ def _options(value: Any) -> dict[str, Any]:
 class Aggregation(Spec):
     """One aggregation: `Aggregation(agg="sum", column="amount", as_="total")`.
 
-    - `agg`: a built-in (docs/aggregations.md; `count` without a column counts rows), or the import path of an `Aggregator`,
-      as in "mypackage.mymodule:WeightedAverage". In Python also such a class or an instance of it.
-    - `columns`, `options` (user-defined ones): its inputs with their columns, and arguments of the class.
-    - `mode` (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs max_distinct_values_per_group).
-    - `on_overflow` (sum, avg): "fail" stops the pipeline if the result does not fit its type, "null" returns NULL.
+    - `agg`: a built-in (see docs/aggregations.md), or the import path of an `Aggregator`, as in
+      "mypackage.mymodule:WeightedAverage". In Python, `agg` may also be such a class or an instance of it. The built-in
+      `count` counts rows if there is no `column`.
+    - `columns`: for a user-defined aggregation, the column that each of its inputs reads.
+    - `options`: for a user-defined aggregation, the arguments with which its class is instantiated.
+    - `mode` (count_distinct): "approximate" (HLL, `hll_precision` 4 to 18) or "exact" (needs
+      `max_distinct_values_per_group`).
+    - `on_overflow` (sum, avg): "fail" stops the pipeline if the result does not fit its type; "null" returns NULL.
     """
 
     agg: Any
@@ -218,7 +221,7 @@ class Aggregation(Spec):
 
     @property
     def call(self) -> str:
-        """The aggregation as people write it: `sum(amount)`."""
+        """The aggregation in the form of a function call, such as `sum(amount)`."""
         if not self.builtin:
             name = self.agg.rpartition(":")[2] if isinstance(self.agg, str) else _class(self.agg).__name__
             return f"{name}({', '.join(self.columns.values())})"
@@ -230,14 +233,15 @@ class Aggregation(Spec):
     def aggregator(self) -> Aggregator:
         """Load the user-defined aggregation that `agg` names.
 
-        Raises `custom_aggregator.AggregatorError`: the class may have changed since this spec was validated.
+        Raises `custom_aggregator.AggregatorError` if its class has changed since this spec was validated and can no
+        longer be used.
         """
         return custom.load_aggregator(self.agg, self.options)
 
     def further_columns(self) -> tuple[str, ...]:
         """Return the columns other than `column` that the aggregation reads.
 
-        User-defined ones keep the order of their inputs.
+        For a user-defined aggregation, the columns are in the order of its inputs.
         """
         if self.builtin:
             return (self.by,) if self.by else ()

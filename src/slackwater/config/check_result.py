@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class CheckResult:
-    """Problems, as lines `key: problem`, and skipped checks (`unchecked`), as lines `key: reason`."""
+    """The problems of a config as lines `key: problem`, and the skipped checks (`unchecked`) as lines `key: reason`."""
 
     problems: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)

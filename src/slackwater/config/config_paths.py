@@ -39,7 +39,7 @@ class InterpolatedPath(EnvString):
 
 
 def restore_written_path(path: str) -> str:
-    """Return a path as the config writes it."""
+    """Return a path as it is written in the config."""
     return path.written if isinstance(path, ResolvedPath | InterpolatedPath) else path
 
 

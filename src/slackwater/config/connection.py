@@ -31,7 +31,7 @@ _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" }
 
 
 class Connection(Spec):
-    """Base class of connections. `READS`: sources can use it; `WRITES`: targets can use it."""
+    """Base class of connections. `READS`: whether sources can use it. `WRITES`: whether targets can use it."""
 
     def __init__(self, **data: Any) -> None:
         _register_secrets(data)
@@ -45,7 +45,7 @@ class Connection(Spec):
 class FilesConnection(Connection):
     """Files on a local disk, or at any path that Spark reads.
 
-    `options`: access to targets in an object store, under obstore names.
+    `options`: settings for access to targets in an object store, under the names that obstore uses.
     """
 
     kind: Literal["files"] = "files"
@@ -182,7 +182,7 @@ class RabbitMQConnection(Connection):
 
 
 class KinesisConnection(Connection):
-    """AWS Kinesis, through the Spark connector that you install; a source only."""
+    """AWS Kinesis, read through a Spark connector that the user installs; a source only."""
 
     kind: Literal["kinesis"] = "kinesis"
     region: str
@@ -204,7 +204,7 @@ class KinesisConnection(Connection):
 
 
 class PubSubConnection(Connection):
-    """Google Pub/Sub, through the Spark connector that you install; a source only."""
+    """Google Pub/Sub, read through a Spark connector that the user installs; a source only."""
 
     kind: Literal["pubsub"] = "pubsub"
     project: str

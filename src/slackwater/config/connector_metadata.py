@@ -1,6 +1,6 @@
 """Static metadata of each kind of connection: everything that is known without connecting.
 
-`runner.connectors` connects.
+The package `runner.connectors` contains the code that connects.
 
 kind ─┬─ as a source      columns of each row, whether rows can be read again, where reading begins, descriptions
       └─ as a target      descriptions of the location and of writing, delivery guarantee
@@ -215,6 +215,6 @@ def metadata_columns(kind: str | None) -> tuple[str, ...]:
 
 
 def kinds_supporting_keys(*keys: str) -> dict[str, tuple[str, ...]]:
-    """Return, for keys of a source, the kinds of connection that support them. Keys that fit any kind are omitted."""
+    """Return the kinds of connection that support each of these keys of a source, without keys that fit every kind."""
     kinds_by_key = {key: tuple(kind for kind, connector in CONNECTORS.items() if key in connector.keys) for key in keys}
     return {key: kinds for key, kinds in kinds_by_key.items() if kinds}

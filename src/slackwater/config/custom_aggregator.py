@@ -1,6 +1,9 @@
-"""Base class of user-defined aggregations: initializer, aggregator and merger of KIP-94 as expressions over columns.
+"""Base class of user-defined aggregations, which consist of three functions over column expressions.
 
     rows ── lift ──▶ accumulators ── merge ──▶ accumulators ── finish ──▶ one output column
+
+`lift` corresponds to the initializer and the aggregator of a session window in Kafka Streams (KIP-94), and `merge` to
+its merger.
 
 This module also loads aggregators by import path and tries them on rows of NULLs, so that `slackwater check` can report
 problems. Polars is imported only for that.
@@ -28,16 +31,17 @@ PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 class Aggregator:
     """A user-defined aggregation.
 
-    Derive from it, declare the columns, and implement three functions over Polars expressions.
+    To define one, derive a class, declare the columns, and implement three functions over Polars expressions.
 
     - `inputs`: its input columns, as name -> Spark type. A column of another numeric type is cast if it fits.
     - `accumulators`: the state of a group, as name -> Spark type: scalars and arrays of scalars.
     - `output`: the Spark type of the result; may be `array<…>` and `struct<…>`.
     - `wants_keys`: whether `merge` takes the group's keys as its first argument (a mapping from names to expressions).
 
-    `lift` gets one expression per input (by name), evaluated per row, and returns one per accumulator. `merge` gets one
-    per accumulator, over all rows of a group, and returns one value each. It must be associative and commutative, so
-    that neither order nor batching matters. `finish` gets the accumulators and returns the result.
+    `lift` gets one expression per input, by name, and returns a mapping with one row-wise expression per accumulator.
+    `merge` gets one expression per accumulator over all rows of a group, and returns a mapping with one aggregate of
+    each. `merge` must be associative and commutative, so that neither order nor batching matters. `finish` gets the
+    accumulators and returns the result.
 
             class Mean(Aggregator):
                 inputs = {"value": "double"}
@@ -79,7 +83,7 @@ class AggregatorError(Exception):
 
 @contextmanager
 def forbid_imports() -> Iterator[None]:
-    """Within the block, only load classes from modules that are already imported, since a state is not trusted."""
+    """Within the block, load classes only from modules that are already imported, because a state is not trusted."""
     before = _MAY_IMPORT.set(False)
     try:
         yield
@@ -88,7 +92,7 @@ def forbid_imports() -> Iterator[None]:
 
 
 def load_aggregator(reference: Any, options: Mapping[str, Any]) -> Aggregator:
-    """Return the aggregator of an import path, a class or an instance. Raises AggregatorError."""
+    """Return the aggregator that an import path, a class or an instance refers to. Raises AggregatorError."""
     if isinstance(reference, Aggregator):
         if options:
             raise AggregatorError(
@@ -213,10 +217,10 @@ def build_accumulator_expressions(
     """Call `lift` or `merge` and return one expression per accumulator, with its name.
 
     Args:
-        aggregator: the aggregator.
+        aggregator: The aggregator.
         step: "lift" or "merge".
-        columns: the arguments by name.
-        leading_arguments: the keys of the group, if `merge` wants them.
+        columns: The arguments by name.
+        leading_arguments: The keys of the group, if `merge` wants them.
 
     Raises AggregatorError if the result is not a mapping of the accumulators.
     """

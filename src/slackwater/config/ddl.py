@@ -128,7 +128,7 @@ class _DdlParser:
         return f'after "{self.tokens[self.position - 1].text}"' if self.position else "at the beginning"
 
     def take(self, *texts: str) -> bool:
-        """Consume the next token if it is one of these tokens. Return whether one was consumed."""
+        """Consume the next token if it is one of `texts`, and return whether it was consumed."""
         token = self.peek()
         if token.kind in ("word", "mark") and token.text.lower() in texts:
             self.position += 1

@@ -1,4 +1,4 @@
-"""Find names that a target or store cannot accept. Only the config is needed. Each system has its own rules."""
+"""Find names that a target or store cannot accept, by the rules of each system and without connecting to it."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class Join(StepSpec):
 
     @property
     def join_type(self) -> str:
-        """inner, left, right or full, regardless of how `kind` spells it."""
+        """The type of the join: "inner", "left", "right" or "full", regardless of how `kind` spells it."""
         return JOIN_TYPES[self.kind]
 
     @property
@@ -276,10 +276,10 @@ def joined_column_names(
     """Return, for each side, the emitted columns and their names in the output, in order. `_event_ts` follows them.
 
     Args:
-        join: the join.
-        left_columns: the columns of the left side's SQL, or of its source.
-        right_columns: the columns of the right side's SQL, or of its source.
-        injected: for each side, the columns that the connector adds. They are only emitted if SQL or a list selects
+        join: The join.
+        left_columns: The columns of the left side's SQL, or of its source.
+        right_columns: The columns of the right side's SQL, or of its source.
+        injected: For each side, the columns that the connector adds. They are only emitted if SQL or a list selects
             them.
 
     Raises StartError with one line per column that does not exist or whose name is taken.

@@ -49,7 +49,7 @@ def check_join(values: Values) -> Iterator[Problem]:
 
 
 def check_append_only(values: Values, path: str = "target") -> Iterator[Problem]:
-    """Yield a problem for mode = "merge" with joined rows or rows of SQL alone.
+    """Yield a problem for each target with mode = "merge" that receives joined rows, or rows of a stage with only SQL.
 
     Such rows have no identity and cannot replace others.
     """

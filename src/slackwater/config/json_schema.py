@@ -3,8 +3,8 @@
     PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `key_docs`)
     rules between keys (`_rules`)                               ──▶ its `allOf`
 
-It accepts everything that `check` accepts. Only `check` can verify what the structure of the file does not show:
-references between names, SQL, and comparisons of durations.
+The schema accepts everything that `slackwater check` accepts. Only `slackwater check` can verify what the structure of
+the file does not show: references between names, SQL, and comparisons of durations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Documentation of each config key: one sentence, and the page and heading with the details.
 
-The JSON Schema (`json_schema`) uses the sentences, `slackwater check` the links.
+The JSON Schema (`json_schema`) uses the sentences, and `slackwater check` prints the links.
 """
 
 from __future__ import annotations
@@ -205,7 +205,10 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
 
 
 def key_sentence(spec: type[Spec], key: str) -> str:
-    """Return the sentence for a key. A stage inherits those of a transform; specs in other modules define their own."""
+    """Return the sentence that describes a key of a spec; "" if there is none.
+
+    A stage inherits the sentences of a transform. A spec outside this module defines its own in `TEXTS`.
+    """
     for cls in spec.__mro__:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
         if key in sentences:
@@ -217,12 +220,12 @@ def key_sentence(spec: type[Spec], key: str) -> str:
 
 
 def doc_link(spec: type[Spec]) -> DocLink:
-    """Return where the keys of a table are documented."""
+    """Return the link to the documentation of the keys of a table."""
     return getattr(spec, "DOC_LINK", None) or next(_DOC_LINKS[c] for c in spec.__mro__ if c in _DOC_LINKS)
 
 
 def find_doc_link(key: str) -> DocLink:
-    """Return where a key is documented. The key is spelled as in errors: `stage.window.aggregations[0].as`.
+    """Return the link to the documentation of a key, spelled as in errors: `stage.window.aggregations[0].as`.
 
     For an unknown key, this is the link of its table.
     """

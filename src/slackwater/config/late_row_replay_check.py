@@ -1,4 +1,4 @@
-"""Checks whether dead letters of late rows can be replayed, which corrects windows in the target."""
+"""Checks whether `dlq replay` can apply the dead letters of late rows, which means to correct windows in the target."""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ class InputPath:
         return stage is None or any(s.name == stage for s in self.through)
 
     def upstream_of(self, stage: str | None) -> tuple[str, ...]:
-        """Return the names of the origin and the stages that rows pass before they reach a stage on this path."""
+        """Return the names of the origin and of the stages that rows pass through before a stage on this path.
+
+        None for `stage` means the step itself.
+        """
         names = [s.name for s in self.through]
         return (self.origin, *(names if stage is None else names[: names.index(stage)]))
 
@@ -46,7 +49,7 @@ class InputPath:
 def stage_inputs(stages: Sequence[Stage], sources: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the inputs of each stage, by name.
 
-    The default is the stage above it, or for the first stage, all sources.
+    By default, a join reads its two sides, the first stage reads all sources, and any other stage reads the one above.
     """
     inputs: dict[str, tuple[str, ...]] = {}
     before = tuple(sources)

@@ -34,7 +34,7 @@ class EnvString(str):
 
 
 class MissingEnvString(EnvString):
-    """A string whose environment variable is missing. The problem is reported once, where the variable was read."""
+    """A string whose environment variable is missing. The problem is reported once, where the variable is read."""
 
 
 class EnvDuration(int):
@@ -84,12 +84,12 @@ def format_value(value: object) -> str:
 
 
 def value_mismatch(value: object, expected: object) -> str:
-    """Format a wrong value with `format_value`, and what the message expects; see `mismatch`."""
+    """Describe a value that is not as expected: `found VALUE, expected …`. `format_value` formats the value."""
     return mismatch(format_value(value), expected)
 
 
 def quote_text(value: str) -> str:
-    """Quote a text, shortened if it is long."""
+    """Quote a string, and shorten it if it is long."""
     return json.dumps(value if len(value) <= 80 else f"{value[:77]}...", ensure_ascii=False)
 
 
@@ -104,7 +104,7 @@ def format_config_duration(ms: int) -> str:
 
 
 def suggest_word(word: str, candidates: Iterable[str]) -> str:
-    """Return `; did you mean "x"?` with the most similar candidate, ignoring case, or "" if none is similar."""
+    """Return `; did you mean "x"?` with the most similar candidate, ignoring case; "" if none is similar."""
     words = {name.casefold(): name for name in reversed(list(candidates))}
     matches = difflib.get_close_matches(word.casefold(), words, n=1)
     return f'; did you mean "{words[matches[0]]}"?' if matches else ""

@@ -159,11 +159,11 @@ class Pipeline(Spec, NotebookRepr):
         return tuple(w for w in self.input_paths if w.origin == origin)
 
     def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """Return the SQL that rows on a path pass through, in order: the config key, and the text."""
+        """Return the SQL that rows on a path pass through, in order, as (config key, SQL)."""
         return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
     def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
-        """Return the SQL on a path like `sql_chain`, each text with the columns by which it may group."""
+        """Return the SQL on a path, in order, as (config key, SQL, columns by which it may group)."""
         upstream = [(f'stage "{s.name}": sql', s.sql, self.groupable_columns(way, s)) for s in way.through]
         transform = self.transform
         every = (*upstream, (transform.sql_key(way.name), transform.sql_of(way.name), self.groupable_columns(way)))
@@ -187,7 +187,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def lookups(self) -> dict[str, Lookup]:
-        """The lookups of all stages by name. Lookups with equal names are equal."""
+        """The lookups of all stages by name. Lookups that share a name are identical."""
         return {n: x for t in (*self.stages, self.transform) for n, x in t.lookups.items()}
 
     @property
@@ -201,7 +201,7 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def per_target(self) -> dict[str, Pipeline]:
-        """The pipeline once per target, by name, in order, as if it had no other target."""
+        """For each target by name, in order, the pipeline with only that target."""
         pipelines: dict[str, Pipeline] = {}
         taken = {t.name for t in self.targets}
         for target in self.targets or (self.target,):
@@ -229,7 +229,7 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """Return the writer name in a target's marker: the pipeline's name for [target], otherwise one name per target."""
+        """Return the writer name in a target's marker: the pipeline's name for [target], or one per target."""
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hash(target)
@@ -243,16 +243,13 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def writers(self) -> tuple[str, ...]:
-        """The writers whose rows the target may contain: the current name, and the one before the pipeline was renamed."""
+        """The writers whose rows the target may contain: the current one, and the one before the pipeline was renamed."""
         former = () if self.formerly is None else (self.model_copy(update={"name": self.formerly}).writer,)
         return (self.writer, *former)
 
     @property
     def watermark_delay_ms(self) -> int:
-        """The maximum time (ms) by which results can be behind this stage's watermark.
-
-        It delays the stages that read it.
-        """
+        """The maximum time (ms) by which this stage's results can be behind its watermark, which delays readers."""
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def derived(self) -> Values:

@@ -204,7 +204,7 @@ def check_corrections(values: Values) -> Iterator[Problem]:
 def check_standalone_results(values: Values) -> Iterator[Problem]:
     """Yield a problem for late_data = "standalone" if the target replaces rows.
 
-    Late rows would have the identity of their window.
+    The result of a late row would replace the result of its window, because both have the same identity.
     """
     window = values["transform"].window if "transform" in values else None
     target: Target | None = values.get("target")

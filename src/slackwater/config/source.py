@@ -107,9 +107,10 @@ class StageOutputRef:
 class Source(Spec):
     """A stream of rows from a connection, or any streaming DataFrame (`dataframe=`, Python only).
 
-    `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the
-    directory of a Delta table; the name of an Iceberg table. `name` defaults to the query. `lateness` overrides the
-    window's for this source.
+    - `query`: a path or glob; a Kafka topic, several with commas, or "pattern:…"; a queue, stream or subscription; the
+      directory of a Delta table; the name of an Iceberg table.
+    - `name`: the name of the source; the query by default.
+    - `lateness`: the lateness of this source, if it differs from that of the step.
     """
 
     name: str = ""

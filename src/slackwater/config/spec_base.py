@@ -1,6 +1,6 @@
 """Base class of all specs: immutable values that validate themselves and report each mistake on one line.
 
-A line is `<file or class>: <key>: <problem>; <what to do>`. All problems of a config are collected before any is
+A line is `<file or class>: <key>: <problem>; <what to do>`. All problems of a config are collected before an error is
 raised.
 """
 
@@ -80,16 +80,16 @@ class Spec(BaseModel):
 
     @classmethod
     def parse(cls, data: Any, file: str, path: str, problems: list[str]) -> Self | None:
-        """Parse a table of a config. If anything is wrong, returns None and appends lines to `problems`."""
+        """Parse a table of a config. If it has problems, append one line for each to `problems` and return None."""
         count = len(problems)
         draft = cls.parse_partial(data, file, path, problems)
         return draft if len(problems) == count else None
 
     @classmethod
     def parse_partial(cls, data: Any, file: str, path: str, problems: list[str]) -> Self:
-        """Parse a table as `parse` does, but also return the readable parts of an invalid one.
+        """Parse a table of a config, but return its readable parts even if it has problems.
 
-        Missing attributes are None.
+        Missing attributes are None. One line for each problem is appended to `problems`.
         """
         if isinstance(data, cls):
             return data
@@ -193,7 +193,7 @@ class Spec(BaseModel):
         return {}
 
     def non_defaults(self) -> Values:
-        """Return the keys whose value is not the default, or comes from the environment, with their values."""
+        """Return the keys whose value differs from the default or comes from the environment, with their values."""
         cls, implied = type(self), self.derived()
         changed: Values = {}
         for key in cls.PARSERS:

@@ -2,8 +2,8 @@
 
     declared schema ──▶ event time ──▶ SQL (`sql.query`) ──▶ gap, keys, aggregations, sides of a join ──▶ next stage
 
-It is conservative: every problem that it reports would also fail a start. Whatever it cannot decide is listed as not
-checked, with the reason.
+The check is conservative: every problem that it reports would also make a start fail. Whatever it cannot decide is
+listed as not checked, with the reason.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 class Transform(Spec):
     """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the window or the join.
 
-    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: its name in the state, if it was
-    renamed.
+    With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: the previous name of a renamed
+    stage, under which its state is stored.
     """
 
     sql: str | None = None
@@ -106,7 +106,7 @@ class Transform(Spec):
         return self.stateful is None and not {*self.STEPS} & self._wrong and self.sql is not None
 
     def sql_of(self, source: str) -> str | None:
-        """Return the SQL for the rows of a source: one text for all sources of a window, or one per side of a join."""
+        """Return the SQL for the rows of a source. A window has one SQL text for all sources, a join has one per side."""
         if self.join is None:
             return self.sql
         return self.join.left_sql if source == self.join.left_source else self.join.right_sql

@@ -19,7 +19,10 @@ VERSIONS = 2  # segments keep old versions until they are merged
 
 
 def estimate_bytes(window: Window) -> int:
-    """Return the size (bytes) of the state at `max_groups_per_window`, given the assumed sizes of keys and sets above."""
+    """Return the estimated size (bytes) of a window's state when it has `max_groups_per_window` groups.
+
+    The sizes of keys, sketches and sets are assumptions, which the constants of this module define.
+    """
     accumulators = sum(map(_accumulator_bytes, window.aggregations))
     row = ROW_BYTES + KEY_BYTES * len(window.group_by) + accumulators
     panes = 1

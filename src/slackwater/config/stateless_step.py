@@ -10,9 +10,10 @@ _FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any 
 
 
 class StatelessStep(StepSpec):
-    """Rows emitted by the SQL one at a time. Nothing waits for a time, so no time is too far in the future.
+    """A step that emits what the SQL selects for each row, in the epoch that reads the row.
 
-    Event time is `_event_ts` if the source provides it, otherwise the epoch's clock. It only advances the watermark.
+    Nothing waits for the watermark, so no event time is rejected as too far in the future. The event time is
+    `_event_ts` if the source provides it, otherwise the time of the epoch. It is only used to advance the watermark.
     """
 
     kind: str = "rows"

@@ -32,7 +32,8 @@ OBJECTS = ("s3", "gs", "abfss")  # URL schemes of object stores
 class Target(Spec):
     """Where rows go: files or a Delta table (`path`), a Postgres or Iceberg `table`, a Kafka `topic`, or the console.
 
-    `from_`: the stage whose results it receives; the last one by default. `name`: defaults to the name of that stage.
+    - `from_`: the stage whose results the target receives; the last one by default.
+    - `name`: the name of the target; by default, the name of that stage.
     """
 
     name: str | None = None
@@ -118,7 +119,7 @@ class Target(Spec):
     def upserts(self, kind: str, step: StepSpec | None) -> bool:
         """Return whether a target on a connection of this kind replaces the rows of a window.
 
-        Others are append-only, as is every target of a join.
+        Other targets are append-only. Every target of a join is append-only too.
         """
         if not isinstance(step, Window):
             return False
@@ -156,12 +157,12 @@ class StateStore(Spec):
 
     - `kind`: `files` (a directory, or a URL of an object store), `postgres` (a database) or `in_memory` (lost when the
       process ends).
-    - `shards`: the number of parts that the state is divided into; one per core by default. It may change between runs.
+    - `shards`: the number of shards of the state; one per core by default. It may change between runs.
     - `schema` (postgres): the schema of its tables.
     - `path` (postgres): the directory for Spark's checkpoints, which only sources that cannot seek need; a temporary
-    directory by default.
-    - `options` (a URL): access to the object store, under obstore names (`region`, `endpoint`, …). Missing options
-    come from the environment or the role of the machine.
+      directory by default.
+    - `options` (a URL): settings for access to the object store, under the names that obstore uses (`region`,
+      `endpoint`, …). Missing options come from the environment or the role of the machine.
     """
 
     kind: str

@@ -101,7 +101,10 @@ def _shared_locations(placed: Sequence[tuple[str, Target]], connections: Mapping
 
 
 def iterate_targets(values: Values) -> Iterator[tuple[str, Values]]:
-    """Yield the draft once per target, as if it had no other target. `transform` is the stage whose results go there."""
+    """Yield, for each target, its key in the config and the draft with only that target.
+
+    In the draft, `transform` is the stage whose results the target receives.
+    """
     stages = {s.name: s for s in values.get("stages") or ()}
     for path, target in list_targets_with_keys(values):
         named_stage = stages.get(target.from_) if target.from_ is not None else None

@@ -163,7 +163,7 @@ def _interpolate(value: Any, env: Mapping[str, str], file: str, path: str, probl
 
 
 def to_toml(pipeline: Pipeline) -> str:
-    """Write a pipeline as TOML; `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
+    """Write a pipeline as TOML, so that `loads(to_toml(p)) == p`. Interpolated strings keep their `${ENV}` spelling.
 
     Raises ConfigError for anything that exists only in Python: a source over a DataFrame, or an aggregation that is a
     class.
@@ -203,7 +203,7 @@ def _plain(spec: Spec) -> dict[str, Any]:
 
 
 def _duration(value: Any) -> Any:
-    """Format a duration as text with its unit. A gap may also be SQL."""
+    """Format a duration as a string with its unit. The gap of a session may also be a SQL expression."""
     is_number = isinstance(value, int) and not isinstance(value, EnvDuration)
     return format_ms(value) if is_number else _value(value)
 

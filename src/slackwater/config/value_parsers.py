@@ -29,7 +29,7 @@ class InvalidValueError(Exception):
 
 
 class InvalidTableError(ConfigError):
-    """A nested table is invalid. `draft` holds its readable parts, for checks that do not need the others."""
+    """A nested table is invalid. `draft` holds its readable parts, so that checks of those parts can still run."""
 
     def __init__(self, problems: list[str], draft: Any) -> None:
         super().__init__(problems)

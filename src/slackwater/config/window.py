@@ -43,7 +43,10 @@ _fixed_gap = duration_parser(1)
 
 @attach_json_schema(duration=1, otherwise={"type": "string", "pattern": "^[^0-9+. -]"})
 def _gap(value: Any) -> int | str:
-    """Parse a duration, or a SQL expression over the row: any text that does not begin like a number."""
+    """Parse the gap of a session: a duration, or a SQL expression over the row.
+
+    Any text that does not begin like a number is a SQL expression.
+    """
     if isinstance(value, str) and not isinstance(value, EnvString) and value[:1] not in (*"0123456789-+. ", ""):
         return value
     gap_ms: int = _fixed_gap(value)

@@ -77,7 +77,7 @@ def strip_semicolon(sql: str) -> str:
 
 
 def find_clock_literals(sql: str) -> list[str]:
-    """Return time literals that depend on the clock (`DATE 'today'`), or nothing if the text cannot be split."""
+    """Return the time literals that depend on the clock (`DATE 'today'`); an empty list if the text cannot be split."""
     try:
         parts = tokenize(sql)
     except UnreadableError:

@@ -1,4 +1,4 @@
-"""Parses SQL. If that fails, says whether Spark would certainly reject it, or this parser just cannot read it."""
+"""Parser for SQL that distinguishes text that Spark would certainly reject from text that only this parser rejects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ STATEMENTS = frozenset(
 
 
 class SqlSyntaxError(Exception):
-    """Raised for a text that Spark would certainly reject as a query. The message is meant to end a sentence."""
+    """Raised for a text that Spark would certainly reject as a query.
+
+    The message is a predicate, such as "is empty".
+    """
 
 
 class UnsupportedSyntax(Exception):  # noqa: N818

@@ -1,7 +1,8 @@
 """Resolves SQL against its input columns, without Spark: missing names, non-row-wise constructs, output columns.
 
-It only reports what is certain. An unknown table, type or construct makes columns unknown, never wrong. Names are
-resolved as in Spark: case-insensitive, with lateral aliases; output columns keep their spelling.
+Only certain problems are reported. A column that depends on an unknown table, type or construct counts as unknown, not
+as wrong. Names are resolved as in Spark: case is ignored, and lateral aliases are supported. Output columns keep their
+spelling.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class _QueryResolver:
     may_group: bool = False  # some of the rows may be grouped by a window bound
 
     def visit(self, node: exp.Expr, readable: Mapping[str, _Table], beyond: set[str]) -> ColumnTypes:
-        """Return the output columns of a query, and add its mistakes to the findings."""
+        """Return the output columns of a query, and add its problems to the findings."""
         from sqlglot import exp
 
         with_: Any = node.args.get("with_")

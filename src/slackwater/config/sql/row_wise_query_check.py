@@ -1,4 +1,4 @@
-"""Checks on the syntax tree that a query passes on each row of `source`, exactly once.
+"""Checks the syntax tree of a query: its result must consist of rows of `source`, each in the epoch that reads it.
 
 source                                   rows: each is emitted in the epoch that reads it
 users, range(3), VALUES (1)              fixed: the same in every epoch
@@ -35,7 +35,7 @@ def find_row_wise_problems(tree: exp.Expr) -> set[str]:
 
 
 class _SourceReferences:
-    """Classifies parts of a query. True: rows of `source`; False: fixed rows; None: unknown."""
+    """Classifies parts of a query: True for rows of `source`, False for fixed rows, and None for unknown ones."""
 
     def __init__(self, refused: set[str]) -> None:
         self.refused = refused
