@@ -78,9 +78,9 @@ bench-peers: $(READY) ## Slackwater beside Flink and Kafka Streams, which are fe
 
 faults: $(READY) ## kill -9 at every named step and at random, for every store and target, on one machine and a cluster; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py tests/e2e/test_iceberg_kill.py
-	@$(BIN)/python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md
-	@$(BIN)/python -m tests.e2e.cluster_matrix --kills 5 --write docs/faults.md
-	@$(BIN)/python -m tests.e2e.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
+	@$(BIN)/python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md
+	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md
+	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
 docs: $(READY)   ## the docs as a site, in site/: open site/index.html
 	@$(BIN)/python -m zensical build --strict --clean

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import join_scenarios
+from tests.laws.generators import join_scenarios
 from tests.support import why_states as states
 from tests.support.case_selection import select_cases
 from tests.support.store_commits import LOGIC, Make, add_epoch, open_runner, users

@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import config_changes
-from tests.laws.config_changes import MS, SCHEMA, Config
+from tests.laws.generators import config_changes
+from tests.laws.generators.config_changes import MS, SCHEMA, Config
 from tests.support.case_selection import select_cases
 
 from slackwater.errors import EpochError

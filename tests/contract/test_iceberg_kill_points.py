@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.laws import seeds
+from tests.laws.generators import seeds
 from tests.support.iceberg_tables import IcebergLake
 from tests.support.real_target_pipeline import RealTargetPipeline
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws import keyed_operator
+from tests.laws.generators import keyed_operator
 from tests.support import nth_row_operator
 from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
 

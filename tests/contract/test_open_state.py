@@ -15,7 +15,7 @@ from urllib.parse import quote
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.laws import state_views
+from tests.laws.generators import state_views
 from tests.support.case_selection import exhaustive, select_cases
 
 import slackwater as sw

@@ -9,8 +9,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import final_results, join_then_window, joins, random_graphs, replays, revisions, updates, window_chain
-from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode
+from tests.laws.generators import (
+    final_results,
+    join_then_window,
+    joins,
+    random_graphs,
+    replays,
+    revisions,
+    updates,
+    window_chain,
+)
+from tests.laws.generators.emission_modes import EMISSION_MODES, run_every_emission_mode
 from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.window import Aggregation, Window
@@ -98,7 +107,7 @@ def test_the_answer_is_that_of_the_files_store(kind: str, crashes: bool, url: st
 
 @pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
 def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> None:
-    """Seeds of `tests.laws.revisions` with their crashes and restarts, on the state tables."""
+    """Seeds of `tests.laws.generators.revisions` with their crashes and restarts, on the state tables."""
     for seed in range(first, first + 12):
         for cap_binds in (False, True)[: 2 if seed % 4 == 0 else 1]:
             revisions.check(seed, cap_binds, lambda name=f"law {seed} {cap_binds}": PostgresStore(url, "public", name))
@@ -107,7 +116,7 @@ def test_windows_are_revised_in_postgres_as_in_files(first: int, url: str) -> No
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @exhaustive(beside="test_postgres_laws.py::test_windows_are_revised_in_postgres_as_in_files")
 def test_after_each_epoch_the_target_is_what_the_definition_says(first: int, url: str) -> None:
-    """Seeds of `tests.laws.updates` and `tests.laws.final_results` with their crashes and reshards, on the state tables."""
+    """Seeds of `tests.laws.generators.updates` and `tests.laws.generators.final_results` with their crashes and reshards, on the state tables."""
     for seed in range(first, first + 12):
         for name, run in (("updates", updates.plan_run(seed)), ("final", final_results.plan_run(seed))):
             updates.check(run, lambda name=f"{name} {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
@@ -183,7 +192,7 @@ def test_letters_applied_once_more(url: str) -> None:
 
 @pytest.mark.parametrize("first", select_cases(range(0, REVISED_SEEDS, 12)))
 def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
-    """Seeds of `tests.laws.joins` with their crashes and restarts."""
+    """Seeds of `tests.laws.generators.joins` with their crashes and restarts."""
     for seed in range(first, first + 12):
         joins.check(seed, lambda name=f"join {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
@@ -191,14 +200,14 @@ def test_joins_keep_their_rows_in_tables(first: int, url: str) -> None:
 @pytest.mark.parametrize("first", range(0, REVISED_SEEDS, 12))
 @exhaustive(beside="test_postgres_laws.py::test_three_windows_in_a_row")
 def test_stages_keep_their_state_in_tables_of_their_own(first: int, url: str) -> None:
-    """Seeds of `tests.laws.join_then_window`: a window over the results of a join, in one transaction."""
+    """Seeds of `tests.laws.generators.join_then_window`: a window over the results of a join, in one transaction."""
     for seed in range(first, first + 12):
         join_then_window.check(seed, lambda name=f"chain {seed}": PostgresStore(url, "public", name))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("seed", select_cases([25, 79, 3, 4], 2))
 def test_stages_hold_their_results_back(seed: int, url: str) -> None:
-    """Seeds of `tests.laws.random_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
+    """Seeds of `tests.laws.generators.random_graphs`. The first two have sessions that are cut behind the watermark, and a join that is flushed."""
     random_graphs.check(seed, store=lambda: PostgresStore(url, "public", "law"))
 
 

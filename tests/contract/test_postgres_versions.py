@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.laws import revisions, updates
+from tests.laws.generators import revisions, updates
 from tests.support.case_selection import select_cases
 from tests.support.store_commits import LOGIC, add_epoch, open_runner, rows, users
 

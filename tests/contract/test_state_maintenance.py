@@ -13,7 +13,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws import seeds, state_corruption
+from tests.laws.fuzzers import state_corruption
+from tests.laws.generators import seeds
 from tests.support.case_selection import select_cases
 from tests.support.states import with_stage
 from typer.testing import CliRunner

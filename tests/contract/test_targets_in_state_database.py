@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws import seeds
-from tests.laws.several_targets import SeveralTargetsRun
+from tests.laws.generators import seeds
+from tests.laws.generators.several_targets import SeveralTargetsRun
 from tests.support.case_selection import select_cases
 from tests.support.real_target_pipeline import RealTargetPipeline
 

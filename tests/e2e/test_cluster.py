@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.cluster_matrix import in_a_bucket
-from tests.e2e.matrix import Services
+from tests.e2e.matrices.cluster_matrix import in_a_bucket
+from tests.e2e.matrices.kill_matrix import Services
 from tests.support import cluster as clusters
 from tests.support.case_selection import exhaustive
 from tests.support.cluster_faults import DrivenPipeline, kill_driver, run_through

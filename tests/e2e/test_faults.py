@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.matrix import Pair, Services
+from tests.e2e.matrices.kill_matrix import Pair, Services
 from tests.support.case_selection import exhaustive, select_cases
 
 EVENTS, PER_EPOCH = 15_000, 2_500

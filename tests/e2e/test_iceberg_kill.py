@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from tests.e2e.matrix import sweep
+from tests.e2e.matrices.kill_matrix import sweep
 from tests.support.case_selection import exhaustive
 from tests.support.iceberg_tables import IcebergLake
 from tests.support.run_process import read_log, start_run

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.e2e.matrix import Pair, Services
+from tests.e2e.matrices.kill_matrix import Pair, Services
 from tests.support.case_selection import exhaustive
 
 EVENTS, PER_EPOCH = 20_000, 1_600

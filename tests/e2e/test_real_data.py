@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
-from tests.laws import naive_oracle
+from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.command import command
 from tests.support.real_data import IBIS, PARTS, PIPELINES, check_result, config, read_result, split_file

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.row_strategies import KINDS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.generators.row_strategies import KINDS, NAN, SHAPES, ordered_rows, script, splits
 from tests.support.case_selection import select_cases
 
 from slackwater.config.custom_aggregator import Aggregator

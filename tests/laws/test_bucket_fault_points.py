@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws import seeds
+from tests.laws.generators import seeds
 from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.window import Aggregation, Window

@@ -10,8 +10,8 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.random_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
+from tests.laws.generators import seeds
+from tests.laws.generators.random_graphs import SCHEMA, SOURCES, content, emitted, graph, pipeline
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from tests.laws import final_results, joins, revisions, updates
+from tests.laws.generators import final_results, joins, revisions, updates
 from tests.support.case_selection import select_cases
 
 from slackwater.state.files import background_merge, join_buffers, segments

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from tests.laws import config_changes
-from tests.laws.config_changes import MS, SCHEMA, Config
+from tests.laws.generators import config_changes
+from tests.laws.generators.config_changes import MS, SCHEMA, Config
 from tests.support.case_selection import select_cases
 
 from slackwater.config.custom_aggregator import Aggregator

@@ -12,10 +12,10 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-import naive_oracle
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import naive_oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_contract import IDLE, LAW, MS, PANES, ascending, cut, rows_inputs, spec_of, two_sources, window_of
 from test_goldens import SCHEMA, SCRIPTS, SHAPES
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local

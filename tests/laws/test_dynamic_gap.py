@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.laws import revisions
-from tests.laws.naive_oracle import hashable_value
-from tests.laws.revisions import GAP, MS
+from tests.laws.generators import revisions
+from tests.laws.generators.revisions import GAP, MS
+from tests.laws.oracles.naive_oracle import hashable_value
 from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.laws import seeds
-from tests.laws.fixed_graphs import SCHEMA, check, counting_stage, pipeline_of_stages
+from tests.laws.generators import seeds
+from tests.laws.generators.fixed_graphs import SCHEMA, check, counting_stage, pipeline_of_stages
 from tests.support.case_selection import select_cases
 
 from slackwater.errors import StateError

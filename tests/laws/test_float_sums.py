@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from tests.laws.row_strategies import KINDS, MS, SHAPES
+from tests.laws.generators.row_strategies import KINDS, MS, SHAPES
 from tests.support.exact_sums import bits, expected
 
 import slackwater as sw

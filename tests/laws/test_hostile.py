@@ -1,4 +1,4 @@
-"""Some cases of `tests.laws.hostile`; the twenty thousand are run from the command line."""
+"""Some cases of `tests.laws.fuzzers.hostile`; the twenty thousand are run from the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws import hostile
+from tests.laws.fuzzers import hostile
 
 from slackwater.query.windows import STATE_COLUMNS
 
@@ -47,7 +47,12 @@ BROKEN: tuple[
     ),
     ("values", "slackwater.operators.storability.usable_times", lambda logic: ANY, range(40)),
     ("toml", "slackwater.config.toml._too_deep", lambda data: None, range(120)),
-    ("where", "tests.laws.hostile_where.filter_frame", lambda frame, condition: [frame.filter(~condition)], range(40)),
+    (
+        "where",
+        "tests.laws.fuzzers.hostile_where.filter_frame",
+        lambda frame, condition: [frame.filter(~condition)],
+        range(40),
+    ),
 )
 
 

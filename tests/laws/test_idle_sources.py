@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import naive_oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_contract import LAW, SCHEMA, ascending, check_row_count, spec_of, table, two_sources, window_of
+from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pytest
-from tests.laws import joins
-from tests.laws.joins import IDLE_MS, MS, SCHEMA
+from tests.laws.generators import joins
+from tests.laws.generators.joins import IDLE_MS, MS, SCHEMA
 from tests.support.case_selection import select_cases
 
 from slackwater.config.join import Join

@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.join_then_window import check, join, rows, window
-from tests.laws.joins import MS, SCHEMA, plan_run
+from tests.laws.generators import seeds
+from tests.laws.generators.join_then_window import check, join, rows, window
+from tests.laws.generators.joins import MS, SCHEMA, plan_run
 from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.laws import keyed_operator
+from tests.laws.generators import keyed_operator
 from tests.support import nth_row_operator
 from tests.support.case_selection import exhaustive, select_cases
 

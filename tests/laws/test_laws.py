@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.laws.row_strategies import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.generators.row_strategies import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, script, splits
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import oracle

@@ -7,8 +7,8 @@ import os
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.random_graphs import check
+from tests.laws.generators import seeds
+from tests.laws.generators.random_graphs import check
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws.replays import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
+from tests.laws.generators.replays import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
 from tests.support.case_selection import exhaustive, select_cases
 
 from slackwater.config.join import Join

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.laws.restarts import check_seed
+from tests.laws.generators.restarts import check_seed
 
 EXAMPLES = int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "12"))
 

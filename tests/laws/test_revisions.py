@@ -7,9 +7,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.laws import naive_oracle, revisions
-from tests.laws.emission_modes import EMISSION_MODES, run_every_emission_mode, run_window, sessions, tumbling
-from tests.laws.revisions import MS, SCHEMA
+from tests.laws.generators import revisions
+from tests.laws.generators.emission_modes import EMISSION_MODES, run_every_emission_mode, run_window, sessions, tumbling
+from tests.laws.generators.revisions import MS, SCHEMA
+from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
 
 from slackwater.testing.script import Crash, LocalResult, run_local

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.laws import session_steps
+from tests.laws.generators import session_steps
 from tests.support.case_selection import select_cases
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.laws import seeds
-from tests.laws.several_targets import FIXED, SCHEMA, SeveralTargetsRun, pipeline
+from tests.laws.generators import seeds
+from tests.laws.generators.several_targets import FIXED, SCHEMA, SeveralTargetsRun, pipeline
 from tests.support.case_selection import select_cases
 
 from slackwater.engine.kill_points import KILL_POINTS

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.laws import seeds
+from tests.laws.generators import seeds
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

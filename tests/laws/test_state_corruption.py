@@ -1,4 +1,4 @@
-"""Some damages of `tests.laws.state_corruption`; the thousand seeds are run from the command line."""
+"""Some damages of `tests.laws.fuzzers.state_corruption`; the thousand seeds are run from the command line."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from tests.laws import seeds, state_corruption
-from tests.laws.state_corruption import CASES
+from tests.laws.fuzzers import state_corruption
+from tests.laws.fuzzers.state_corruption import CASES
+from tests.laws.generators import seeds
 
 DAMAGES = (
     state_corruption.flip,

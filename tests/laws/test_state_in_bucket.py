@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.row_strategies import SHAPES
+from tests.laws.generators import seeds
+from tests.laws.generators.row_strategies import SHAPES
 from tests.support.case_selection import select_cases
 from tests.support.dependencies import require_dependency
 

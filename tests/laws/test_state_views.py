@@ -1,11 +1,11 @@
-"""What a view shows of a state is what comes out of it: a few seeds of `state_views.py`, more by `python -m tests.laws.state_views`."""
+"""What a view shows of a state is what comes out of it: a few seeds of `state_views.py`, more by `python -m tests.laws.generators.state_views`."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
-from tests.laws import state_views
+from tests.laws.generators import state_views
 from tests.support.case_selection import select_cases
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from tests.laws import seeds
-from tests.laws.unfinished_runs import run_unfinished
+from tests.laws.generators import seeds
+from tests.laws.generators.unfinished_runs import run_unfinished
 from tests.support.case_selection import select_cases
 
 from slackwater.cli.ui import load_page_sources

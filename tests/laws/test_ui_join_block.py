@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.laws.join_scenarios import AROUND, KINDS, SOURCES, S, expected_rows, open_page, story
+from tests.laws.generators.join_scenarios import AROUND, KINDS, SOURCES, S, expected_rows, open_page, story
 from tests.support.case_selection import select_cases
 
 from slackwater.testing.script import RowsInput

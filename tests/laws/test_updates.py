@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.laws import final_results, updates
-from tests.laws.updates import MS, SCHEMA, Table
+from tests.laws.generators import final_results, updates
+from tests.laws.generators.updates import MS, SCHEMA, Table
 from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Aggregation, Window

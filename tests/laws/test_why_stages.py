@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.fixed_graphs import MS, SCHEMA, counting_stage
-from tests.laws.unfinished_runs import run_unfinished
+from tests.laws.generators import seeds
+from tests.laws.generators.fixed_graphs import MS, SCHEMA, counting_stage
+from tests.laws.generators.unfinished_runs import run_unfinished
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from tests.laws import seeds
-from tests.laws.window_chain import check, pipeline
+from tests.laws.generators import seeds
+from tests.laws.generators.window_chain import check, pipeline
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

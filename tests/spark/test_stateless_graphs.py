@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from tests.laws import random_graphs
-from tests.laws.fixed_graphs import _us
-from tests.laws.random_graphs import COUNTED, MS, Row
+from tests.laws.generators import random_graphs
+from tests.laws.generators.fixed_graphs import _us
+from tests.laws.generators.random_graphs import COUNTED, MS, Row
 from tests.support.case_selection import select_cases
 
 import slackwater as sw

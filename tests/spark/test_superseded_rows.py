@@ -15,7 +15,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.laws import naive_oracle
+from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import iso
 from tests.support.runner import Runner

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from tests.laws.fixed_graphs import counting_stage, pipeline_of_stages
+from tests.laws.generators.fixed_graphs import counting_stage, pipeline_of_stages
 
 import slackwater as sw
 from slackwater.config import json_schema

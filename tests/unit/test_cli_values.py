@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.laws import hostile_commands
+from tests.laws.fuzzers import hostile_commands
 from tests.support.config_mistakes import BASE, problems, swap
 
 HUGE = "0x" + "f" * 5000

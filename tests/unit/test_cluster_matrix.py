@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.cluster_matrix import FAULTS, KINDS, STORES, in_turn, per, requests_of
-from tests.e2e.results_table import Table
+from tests.e2e.matrices.cluster_matrix import FAULTS, KINDS, STORES, in_turn, per, requests_of
+from tests.e2e.matrices.results_table import Table
 
 
 def test_each_cell_appears_once_and_the_first_ones_have_each_fault_of_each_kind() -> None:

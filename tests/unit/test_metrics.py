@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import pytest
 from prometheus_client import generate_latest
-from tests.laws.fixed_graphs import counting_stage
+from tests.laws.generators.fixed_graphs import counting_stage
 from tests.support.command import GOOD
 from tests.support.statuses import COUNTERS, STATUS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.fixtures.states.write_states import HERE, KINDS
-from tests.laws.hostile_states import LIES, MISSING, NodePath, last_manifest, nodes, value_at, with_value
+from tests.laws.fuzzers.hostile_states import LIES, MISSING, NodePath, last_manifest, nodes, value_at, with_value
 from tests.support.case_selection import select_cases
 
 from slackwater.core.schema import Field, parse_field

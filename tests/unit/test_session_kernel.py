@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from numba.core.registry import CPUDispatcher
-from tests.laws import session_steps
+from tests.laws.generators import session_steps
 from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.laws import seeds
+from tests.laws.generators import seeds
 
 import slackwater as sw
 from slackwater.errors import PublishError, StartError

@@ -46,7 +46,7 @@ def test_test_file_names_are_unique() -> None:
 
 
 def test_every_support_module_has_a_docstring() -> None:
-    for path in (TESTS / "support").glob("*.py"):
+    for path in (TESTS / "support").rglob("*.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.laws import hostile_texts as words
+from tests.laws.fuzzers import hostile_texts as words
 
 from slackwater import explain
 from slackwater.config.toml import loads, to_toml

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tests.laws.window_chain import MS, batch_answer, content, draw_window
+from tests.laws.generators.window_chain import MS, batch_answer, content, draw_window
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS

@@ -1,7 +1,7 @@
 """Seeded runs of windows that are revised: reopen, final, updates; judged by the plain loops of `naive_oracle.py`.
 
-    python -m tests.laws.revisions --runs 10000 --seed 1        # prints the seed of a run that fails
-    python -m tests.laws.revisions --only 4711                  # one run again
+    python -m tests.laws.generators.revisions --runs 10000 --seed 1        # prints the seed of a run that fails
+    python -m tests.laws.generators.revisions --only 4711                  # one run again
 
 Each seed makes a window, rows with as much disorder as it likes, micro-batches, deaths at named steps, shards, and a
 restart. The stream with metadata is folded as an upsert target would; the table must be the oracle's over the rows that
@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.laws import naive_oracle, seeds
+from tests.laws.generators import seeds
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore

@@ -1,6 +1,6 @@
 """Runs that are stopped, changed and started again, against a naive oracle of the mixed run.
 
-    python -m tests.laws.config_changes --runs 2000                    # prints the seed of a run that fails
+    python -m tests.laws.generators.config_changes --runs 2000                    # prints the seed of a run that fails
 
 The oracle follows rows one by one: before a change by the former config, after it by the new one. An aggregation that was
 added counts the rows from then on. It shares the plain aggregations with `naive_oracle.py`, and nothing with `slackwater`.
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.laws import naive_oracle, seeds
+from tests.laws.generators import seeds
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local

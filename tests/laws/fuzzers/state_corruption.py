@@ -1,7 +1,7 @@
 """Seeded corruptions of a state directory: each is told with the file's name, or does no harm. None gives a wrong row.
 
-    python -m tests.laws.state_corruption --runs 1000 --seed 1         # prints the seed of a run that fails
-    python -m tests.laws.state_corruption --only 4711                  # one run again
+    python -m tests.laws.fuzzers.state_corruption --runs 1000 --seed 1         # prints the seed of a run that fails
+    python -m tests.laws.fuzzers.state_corruption --only 4711                  # one run again
 
 A pipeline runs for some thirty epochs and stops, in half of the seeds with its last epoch committed and not published. Then
 a seed damages one or two files of its state: bits, ends, ranges, whole files, files in each other's places. `verify` looks at
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.laws import seeds
+from tests.laws.generators import seeds
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window

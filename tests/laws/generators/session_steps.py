@@ -1,7 +1,7 @@
 """The step of sessions by the walk against the former one by whole arrays: the same state, counts and late rows, seed by seed.
 
-    python -m tests.laws.session_steps --runs 100000 --seed 1        # prints the seed of a run that fails
-    python -m tests.laws.session_steps --only 4711                   # one run again
+    python -m tests.laws.generators.session_steps --runs 100000 --seed 1        # prints the seed of a run that fails
+    python -m tests.laws.generators.session_steps --only 4711                   # one run again
 
 Each seed makes a window (mostly with a cap barely above its gap; every way to emit and to treat late rows; gaps of rows' own),
 keys with hashes of their own, a few shared ones or one for all, and epochs of rows on the edges, some far behind. Both steps get
@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import polars as pl
-from tests.laws import seeds
+from tests.laws.generators import seeds
 from tests.support import whole_array_step
 
 from slackwater.config.window import Aggregation, Window

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import polars as pl
-from tests.laws import hostile_texts as words
+from tests.laws.fuzzers import hostile_texts as words
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.laws import hostile_texts as words
+from tests.laws.fuzzers import hostile_texts as words
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.laws import hostile_http
-from tests.laws import hostile_texts as words
+from tests.laws.fuzzers import hostile_http
+from tests.laws.fuzzers import hostile_texts as words
 from tests.support import three_stage_pipeline
 from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import open_page_source

@@ -1,7 +1,7 @@
 """Seeded runs of joins against brute force over the rows that were not late.
 
-    python -m tests.laws.joins --runs 5000 --seed 1             # prints the seed of a run that fails
-    python -m tests.laws.joins --only 4711                      # one run again
+    python -m tests.laws.generators.joins --runs 5000 --seed 1             # prints the seed of a run that fails
+    python -m tests.laws.generators.joins --only 4711                      # one run again
 
 Each seed makes a join, rows of both sides with as much disorder as it likes, micro-batches, silent sources, deaths at
 named steps, shards, and a restart with others.
@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.laws import naive_oracle, seeds
+from tests.laws.generators import seeds
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.join import Join
 from slackwater.state.protocol import StateStore

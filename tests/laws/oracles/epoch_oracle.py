@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.laws.naive_oracle import Row, Spec, aggregate, hashable_value, starts_of
+from tests.laws.oracles.naive_oracle import Row, Spec, aggregate, hashable_value, starts_of
 
 BEFORE_ALL, AFTER_ALL = -(1 << 61), 1 << 61
 Key = tuple[Any, ...]

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from tests.laws import joins, naive_oracle
-from tests.laws.joins import MS, SCHEMA, JoinOracle, plan_run
+from tests.laws.generators import joins
+from tests.laws.generators.joins import MS, SCHEMA, JoinOracle, plan_run
+from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore

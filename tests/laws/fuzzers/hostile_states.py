@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from tests.fixtures.states import write_states
-from tests.laws import hostile_texts as words
-from tests.laws import state_corruption
+from tests.laws.fuzzers import hostile_texts as words
+from tests.laws.fuzzers import state_corruption
 
 from slackwater.cli import state_show
 from slackwater.config.pipeline import Pipeline

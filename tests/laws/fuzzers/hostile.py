@@ -1,7 +1,7 @@
 """Hostile input of every kind, by the thousand: it is answered rightly, or refused in one line by an error of ours.
 
-    python -m tests.laws.hostile --cases 20000 --seed 1          # prints each kind's finds with the seed
-    python -m tests.laws.hostile --kind where --only 4711        # one case again
+    python -m tests.laws.fuzzers.hostile --cases 20000 --seed 1          # prints each kind's finds with the seed
+    python -m tests.laws.fuzzers.hostile --kind where --only 4711        # one case again
 
 A kind draws one case from a seed and judges it: no foreign exception, no panic, no hang, no wrong row, no silence.
 """
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.laws import (
+from tests.laws.fuzzers import (
     hostile_commands,
     hostile_http,
     hostile_names,
@@ -29,8 +29,8 @@ from tests.laws import (
     hostile_toml,
     hostile_values,
     hostile_where,
-    seeds,
 )
+from tests.laws.generators import seeds
 
 HANG_S = 60.0
 Kind = Callable[

@@ -1,7 +1,7 @@
 """The fault matrix: a pipeline from Kafka is killed at named steps and at random, and must end with the batch answer.
 In between its state is restored from an older copy, which must be refused.
 
-    python -m tests.e2e.matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
+    python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md        (`make faults`)
 
 The answer is computed in SQL from what the topics hold, by Postgres, and compared row by row. Joins: see `join_matrix`.
 """
@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.e2e import join_matrix, window_matrix
-from tests.e2e.results_table import Table
-from tests.e2e.window_matrix import BROKEN, LATENESS_S
+from tests.e2e.matrices import join_matrix, window_matrix
+from tests.e2e.matrices.results_table import Table
+from tests.e2e.matrices.window_matrix import BROKEN, LATENESS_S
 from tests.support.topics import read_messages
 
 from slackwater.engine.kill_points import KILL_POINTS

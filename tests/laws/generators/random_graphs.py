@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.laws.fixed_graphs import _us, join_rows
+from tests.laws.generators.fixed_graphs import _us, join_rows
 
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs

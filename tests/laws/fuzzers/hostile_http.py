@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable
 from urllib.parse import quote
 
-from tests.laws import hostile_texts as words
-from tests.laws import hostile_where
+from tests.laws.fuzzers import hostile_texts as words
+from tests.laws.fuzzers import hostile_where
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.query.server import serve_state

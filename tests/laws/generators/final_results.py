@@ -1,11 +1,11 @@
 """The law of `updates.py` for `emit = "final"` and `"on_close"`, of sessions near the cap: what has come out after each epoch.
 
-python -m tests.laws.final_results --runs 5000 --seed 1          # prints the seed of a run that fails
+python -m tests.laws.generators.final_results --runs 5000 --seed 1          # prints the seed of a run that fails
 """
 
 from __future__ import annotations
 
-from tests.laws import seeds, updates
+from tests.laws.generators import seeds, updates
 
 
 def plan_run(seed: int) -> updates.Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.laws.revisions import GAP, MS, SCHEMA
+from tests.laws.generators.revisions import GAP, MS, SCHEMA
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing.script import LocalResult, RowsInput, run_local

@@ -5,7 +5,7 @@
 Rows are minutes in order, one window each. The oracle is the list of minutes. A start either leads to exactly these rows in the
 target, or it is refused with a cause; then one of the ways out that the refusal names is taken. `plan` has to say the same before.
 
-    python -m tests.laws.restarts --runs 300
+    python -m tests.laws.generators.restarts --runs 300
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.laws import seeds
+from tests.laws.generators import seeds
 from tests.support.iceberg_tables import options
 
 import slackwater as sw

@@ -19,8 +19,8 @@ from typing import Any
 
 import polars as pl
 import typer
-from tests.laws import hostile_texts as words
-from tests.laws.hostile_states import short
+from tests.laws.fuzzers import hostile_texts as words
+from tests.laws.fuzzers.hostile_states import short
 
 from slackwater.cli.main import app, main
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.laws.fixed_graphs import MS, SCHEMA, pipeline
+from tests.laws.generators.fixed_graphs import MS, SCHEMA, pipeline
 
 from slackwater.testing.pipeline import LocalPipeline
 

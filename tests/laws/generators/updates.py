@@ -1,8 +1,8 @@
 """After each epoch the target is what the definition says of that commit: seeded runs, judged by the loops of `epoch_oracle.py`.
 
-    python -m tests.laws.updates --runs 5000 --seed 1        # emit = "updates"; prints the seed of a run that fails
-    python -m tests.laws.updates --only 4711                 # one run again
-    python -m tests.laws.final_results --runs 5000                   # the same law for emit = "final" and "on_close"
+    python -m tests.laws.generators.updates --runs 5000 --seed 1        # emit = "updates"; prints the seed of a run that fails
+    python -m tests.laws.generators.updates --only 4711                 # one run again
+    python -m tests.laws.generators.final_results --runs 5000                   # the same law for emit = "final" and "on_close"
 
 Each seed makes a window (mostly sessions whose cap is barely above their gap), rows on the edges, several keys and epochs,
 deaths at named steps, other numbers of shards after a death or a stop, and a target that replaces rows or only adds them.
@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.laws import naive_oracle, seeds
-from tests.laws.epoch_oracle import EmittedRow, EpochOracle, PaneOracle, SessionOracle
+from tests.laws.generators import seeds
+from tests.laws.oracles import naive_oracle
+from tests.laws.oracles.epoch_oracle import EmittedRow, EpochOracle, PaneOracle, SessionOracle
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore

@@ -1,7 +1,7 @@
 """Seeded looks into states: what a view shows of a state is what comes out of it if no row comes any more.
 
-    python -m tests.laws.state_views --runs 2000 --seed 1          # prints the seed of a run that fails
-    python -m tests.laws.state_views --only 4711                   # one run again
+    python -m tests.laws.generators.state_views --runs 2000 --seed 1          # prints the seed of a run that fails
+    python -m tests.laws.generators.state_views --only 4711                   # one run again
 
 The runs are those of `revisions`. Each is made twice: once to the end with a flush, which gives the table that everything
 ends in, and once without, whose state is looked at.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
-from tests.laws import revisions, seeds
+from tests.laws.generators import revisions, seeds
 
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore

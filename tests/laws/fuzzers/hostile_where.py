@@ -6,7 +6,7 @@ import datetime as dt
 import random
 
 import polars as pl
-from tests.laws import hostile_texts as words
+from tests.laws.fuzzers import hostile_texts as words
 
 from slackwater.errors import StartError
 from slackwater.query.condition import filter_frame, parse_condition

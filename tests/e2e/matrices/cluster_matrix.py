@@ -1,7 +1,7 @@
 """The fault matrix of a cluster: a master, two workers on loopback, and a pipeline from Kafka, each with faults.
 
-    python -m tests.e2e.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
-    python -m tests.e2e.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
+    python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md                          (`make faults`)
+    python -m tests.e2e.matrices.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
 fault         executor, worker  killed by SIGKILL, the worker with its executors
               driver            killed by SIGKILL, and started again in an empty directory
@@ -11,7 +11,7 @@ fault         executor, worker  killed by SIGKILL, the worker with its executors
 
 The state and the target of a cell are both in shared files, in one database, or in one bucket. `--bucket-only` is one long run with
 sessions, results and dead letters in the bucket. Executors and drivers are killed under all storage faults at once. Then its requests
-are counted. Tables are compared as in `tests.e2e.matrix`.
+are counted. Tables are compared as in `tests.e2e.matrices.kill_matrix`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from typing import Any
 
 import polars as pl
 import psycopg
-from tests.e2e.matrix import Pair, Services
-from tests.e2e.results_table import Table
-from tests.e2e.window_matrix import BROKEN
+from tests.e2e.matrices.kill_matrix import Pair, Services
+from tests.e2e.matrices.results_table import Table
+from tests.e2e.matrices.window_matrix import BROKEN
 from tests.support import cluster as clusters
 from tests.support import cluster_faults
 from tests.support.cluster import Cluster
