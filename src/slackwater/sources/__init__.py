@@ -1,1 +1,1 @@
-"""The systems that rows come from: listing, reading and decoding. This package knows nothing about windows or commits."""
+"""Sources: list, read and decode the input of a pipeline."""

@@ -1,4 +1,4 @@
-"""Find the value that makes a row bad, and the line of its file, as far as the text of the row shows them.
+"""Find the value that makes a row bad, and the line of the file that contains the row.
 
     user,ts,amount
     ann,soon,3      undecodable: column "ts" holds "soon", expected TIMESTAMP; line 2
@@ -138,9 +138,9 @@ def _format_value(value: object) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A record to search for: its text, or the row that was read from it, without NULLs.
+    """A record to search for in a file: its text, or the row that was read from it, without NULLs.
 
-    If the text was reformatted, such as `{"a":1}` for `{"a": 1}`, the values are compared instead.
+    A line with different text also matches if its values are equal, such as `{"a":1}` and `{"a": 1}`.
     """
 
     text: str | None = None
@@ -196,7 +196,7 @@ def _is_same_text(first: Any, second: Any) -> bool:
 
 
 def _is_read_as(written: Any, read: Any, type_: str) -> bool:
-    """Return whether this value in a file would be read as that value. False if they cannot be compared, such as lists."""
+    """Return whether the value `written` in a file would be read as `read`. False for types such as arrays."""
     if written in (None, "") or read is None:
         return written in (None, "") and read is None
     base = type_.partition("(")[0].casefold()
@@ -211,10 +211,10 @@ def _is_read_as(written: Any, read: Any, type_: str) -> bool:
 def find_line_numbers(
     places: Sequence[tuple[Source | None, str | None, Record]], max_bytes: int = MOST_BYTES
 ) -> list[int | None]:
-    """Return the line of each record in its file, see `find_lines_in_file`. Each file is read once.
+    """Return the line number of each record in its file. Each file is read once; see `find_lines_in_file`.
 
     Args:
-        places: The source, the file and the record of each search. The line is None without a source or file.
+        places: The source, the file and the record of each search. Without a source or a file, the result is None.
         max_bytes: How many bytes of each file to search.
     """
     lines: list[int | None] = [None] * len(places)

@@ -1,4 +1,4 @@
-"""Definitions that all sources share: batches for an engine, protocols, and short texts for Spark errors."""
+"""Definitions that all sources share: batches for an engine, protocols, and short messages for Spark errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CORRUPT = "_corrupt_record"
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """The rows that one source contributes to a batch, the offsets after them, and counts for progress and clocks."""
+    """The rows that one source contributes to a batch, the offsets after these rows, and their counts."""
 
     frame: Any
     offsets: Offsets | None
@@ -45,10 +45,10 @@ class ReplayRecord:
     """The replayed dead letters of an epoch.
 
     Args:
-        record: The stored list of applied letters; None if none was applied.
+        record: The name of the stored list of applied letters; None if no letter was applied.
         count: The number of applied letters.
-        tried: The stored list of the remaining letters, with the number of attempts of each.
-        late: The number of applied letters that are late rows, and so correct windows.
+        tried: The name of the stored list of remaining letters and their attempts; None if there is no such list.
+        late: The number of applied letters that are late rows and therefore correct windows.
     """
 
     record: str | None
@@ -59,7 +59,10 @@ class ReplayRecord:
 
 @dataclass(frozen=True)
 class Batch:
-    """One micro-batch: its identity (None for a tick), the offsets after it by source, and its payload for the engine."""
+    """One micro-batch: its id, the offsets after it by source, and its payload for the engine.
+
+    `id` is None if no new input was planned, such as in an epoch without rows.
+    """
 
     id: BatchId | None
     offsets: Mapping[str, Offsets | None]
@@ -102,10 +105,10 @@ class SourceUnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Seekable(ABC):
-    """A source that can resume from the offsets in the state store, so a lost checkpoint costs nothing.
+    """A source that can resume from the offsets in the state store, so it does not depend on Spark's checkpoint.
 
-    It is planned by the run (`SelfPlannedSource`), by a Spark streaming query (`SparkPlannedSource`), or by either.
-    Sources that are not seekable can only resume from Spark's checkpoint.
+    Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`); some
+    sources support both. Sources that are not seekable can only resume from Spark's checkpoint.
     """
 
     spec: Source
@@ -152,7 +155,7 @@ class PlannedBatch(Protocol):
 
 
 class Planner(Protocol):
-    """The position of a run in one source.
+    """Plans the next input of one source, and tracks the run's position in it.
 
     Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
     """
@@ -212,7 +215,7 @@ class SparkPlannedSource(Seekable):
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
         """Prepare a new checkpoint to continue after `record`.
 
-        Returns the offset line of its batch 0; "-" means from the start.
+        Return the offset line of the checkpoint's batch 0. The line "-" stands for the start of the input.
         """
 
     @abstractmethod
@@ -226,7 +229,7 @@ class SparkPlannedSource(Seekable):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return this source's rows in a planned batch; None if it has none."""
+        """Return this source's rows in a planned batch; None if the batch has no rows of this source."""
 
 
 def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
@@ -240,7 +243,7 @@ def declared_schema(session: SparkSession, source: str, text: str) -> StructType
 
 
 def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
-    """Return a source's offset in Spark's checkpoint after a batch; None if it did not have one yet.
+    """Return a source's offset in Spark's checkpoint after a batch; None if the source did not have an offset yet.
 
     Raises EpochError if the checkpoint file is missing or damaged.
     """

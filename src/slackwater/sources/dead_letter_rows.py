@@ -24,7 +24,7 @@ _HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
 def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
     """Return dead letters in the form in which Spark reads records from a topic.
 
-    A record's timestamp is its letter's event time.
+    The timestamp of each record is the event time of its dead letter.
     """
     return letters.selectExpr(
         "key",

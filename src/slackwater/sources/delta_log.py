@@ -134,7 +134,7 @@ class DeltaLog:
             ) from None
 
     def _check_newest(self, version: int) -> None:
-        """Verify that `version` is the newest version of the same table, because the log has no later one.
+        """Check whether the next version's log file is missing only because `version` is the newest version.
 
         Raises StartError if the table was replaced, and VersionGoneError if the next version's log file is gone.
         """
@@ -231,7 +231,7 @@ def _rows(add: Mapping[str, Any]) -> int:
 
 
 def _text(value: Any) -> str | None:
-    """Return a partition value as the log writes it. An empty string means NULL."""
+    """Return a partition value as text, in the format of the log. An empty string means NULL."""
     if value is None or value == "":
         return None
     if isinstance(value, bool):

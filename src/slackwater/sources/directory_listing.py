@@ -2,7 +2,7 @@
 
 pattern ─▶ roots ─▶ visible files below them ─▶ those directly in a root, or all if the folders are `column=value`
 
-A folder that a Spark stream writes to contains a log of committed files. In such a folder, only those are listed.
+A folder that a Spark stream writes to contains a log of committed files. In such a folder, only these files are listed.
 """
 
 from __future__ import annotations

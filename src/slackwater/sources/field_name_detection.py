@@ -1,4 +1,4 @@
-"""Find the field names that the data of a source really has, from the first rows of a batch, ignoring the schema."""
+"""Detect the actual field names in the data of a source, from the first rows of a batch and without the schema."""
 
 from __future__ import annotations
 

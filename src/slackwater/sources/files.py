@@ -3,7 +3,7 @@
 `files_planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
 (`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
 pruned and each source is read once. It keeps the file names in the state store. `seek` writes them into a new
-checkpoint for Spark, so a lost checkpoint costs nothing.
+checkpoint for Spark, so a source can resume even if its checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class FileEntry:
 class FilesSource(SparkPlannedSource):
     """A file source with its schema, planned by Spark. `PlannedFilesSource` is its counterpart that the run plans.
 
-    `zone`: the time zone of times without one, unless a reader option sets it.
+    `zone`: the time zone for timestamps that do not state one, unless a reader option sets it.
     """
 
     schema: StructType
@@ -113,7 +113,7 @@ class FilesSource(SparkPlannedSource):
         return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
 
     def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
-        """List all files in the state as files of batch 0."""
+        """Write a new checkpoint whose batch 0 contains all files in the state, and return its offset line."""
         log = checkpoint / "sources" / str(index)
         log.mkdir(parents=True)
         entries = load_file_list(store, FileOffsets.coerce(record.offsets))
@@ -225,7 +225,7 @@ def absolute_query(query: str) -> str:
 
 
 def _existing_prefix(path: Path) -> Path:
-    """Return the longest existing prefix of a path. A component with a star is always a pattern."""
+    """Return the longest prefix of a path that exists and contains no star."""
     existing = Path(path.anchor)
     for part in path.parts[1:]:
         if "*" in part or not (existing / part).exists():
@@ -358,7 +358,7 @@ def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: S
 
 
 def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
-    """Return a function that lists the files that match a fingerprint."""
+    """Return a function that names the files that match a fingerprint, for messages."""
 
     def name_files(fingerprint: int) -> str | None:
         return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None

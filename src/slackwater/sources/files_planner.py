@@ -52,9 +52,9 @@ def create_listing(source: FilesSource) -> DirectoryListing | None:
 
 
 def _create_listing_from_spec(spec: Source) -> DirectoryListing | None:
-    """Return how to list a source's files without Spark.
+    """Return a listing of a source's files that needs no Spark.
 
-    None if only Spark can list them: in another file system, or with options of Spark's file stream.
+    None if only Spark can list them, because they are not on a local disk or an option of Spark's file stream is set.
     """
     options = {name.lower(): value for name, value in spec.options.items()}
     pattern = _LOCAL.sub("", files.absolute_query(spec.query or ""), count=1)

@@ -96,13 +96,14 @@ class IcebergLog:
         return snapshot
 
     def _snapshots_after(self, table: Table, offsets: TableOffsets, until: int | None = None) -> list[Snapshot]:
-        """Return the snapshots after these offsets, the oldest first.
+        """Return the snapshots after these offsets, oldest first.
 
-        `until`: stop at the snapshot with this id, or at the first one whose parent is unknown.
+        The search goes from the current snapshot back to the offsets. With `until`, it stops earlier: at the snapshot
+        with this id, or at the first one whose parent is unknown.
 
         Raises:
             StartError: The table was rolled back or replaced, so the offsets are not on its main branch.
-            VersionGoneError: Snapshots in between were expired.
+            VersionGoneError: Snapshots after the offsets have expired.
         """
         snapshots: list[Snapshot] = []
         snapshot = table.current_snapshot()

@@ -1,6 +1,6 @@
 """Kafka sources as streams: the engine reads each batch by offsets, which the state stores.
 
-`kafka_planner` or Spark plans it.
+`kafka_planner` or Spark plans the batches.
 
     checkpoint/offsets/7   {"orders": {"0": 1200, "1": 1180}}      the end of batch 7, and the start of batch 8
     state store            the same, as part of the commit          `seek` writes it into a new checkpoint
@@ -57,7 +57,7 @@ def sample_records(session: SparkSession, spec: Source, connection: KafkaConnect
 class KafkaSource(SparkPlannedSource):
     """A Kafka source with its payload, planned by Spark. `kafka_planner` has its counterpart that the run plans.
 
-    `group`: the consumer group that it reads with.
+    `group`: the consumer group with which the source reads.
     """
 
     broker: KafkaBroker
@@ -157,7 +157,7 @@ class KafkaSource(SparkPlannedSource):
         return KafkaOffsets({t: {str(p): bounds[t, p][1] for p in parts} for t, parts in topics.items()}, ids)
 
     def configured_start(self) -> KafkaOffsets:
-        """Return the offsets meant by `starting_offsets`, unless that is "latest"."""
+        """Return the offsets that the setting `starting_offsets` specifies, unless it is "latest"."""
         start, topics = self.spec.starting_offsets, self.broker.partitions(self.spec.query or "", self._where)
         named = start if isinstance(start, Mapping) else {}
         ids, bounds = (
@@ -241,7 +241,7 @@ class KafkaSource(SparkPlannedSource):
         epoch: int,
         record: SourceRecord,
     ) -> SourceBatch | None:
-        """Return this source's records in a planned batch; None if it has none."""
+        """Return this source's records in a planned batch; None if the batch has no records of this source."""
         end = self._planned_end(checkpoint, index, number)
         if end is None:
             return None
@@ -346,7 +346,7 @@ class KafkaSource(SparkPlannedSource):
     # -- for external tools ----------------------------------------------------------------------------------------
 
     def advertise(self, offsets: Offsets) -> None:
-        """Commit offsets to `commit_group` for tools that show lag. Nothing in this project reads them."""
+        """Commit offsets to the consumer group `commit_group`, for tools that show lag. This project never reads them."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         kafka_offsets = KafkaOffsets.coerce(offsets)

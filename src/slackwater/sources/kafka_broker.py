@@ -145,11 +145,10 @@ class KafkaBroker:
         return offsets
 
     def offsets_at_us(self, partitions: Sequence[tuple[str, int]], time_us: int) -> dict[tuple[str, int], int]:
-        """Return, for each partition, the first offset at or after a time in microseconds, with retries.
+        """Return, for each partition, the offset of the first record at or after a time in microseconds.
 
-        Raises EpochError.
-
-        If no record is that recent, this is the offset of the next record to be written.
+        If no record is that recent, this is the offset of the next record to be written. The request is retried until
+        the timeout. Raises EpochError.
         """
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 

@@ -102,7 +102,7 @@ class KafkaPlanner:
 def limit_offsets(start: Offsets, end: Offsets, max_records: int | None) -> Offsets:
     """Return the end of an epoch with about `max_records` records.
 
-    Each partition that has records advances in proportion, and by at least one record.
+    Each partition with new records advances in proportion to their number, and by at least one record.
     """
     sizes = {p: until - start.get(p, until) for p, until in end.items()}
     total = sum(size for size in sizes.values() if size > 0)

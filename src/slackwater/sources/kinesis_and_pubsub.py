@@ -71,14 +71,14 @@ def kinesis_options(
         stream: The name of the stream.
         region: The AWS region, such as "eu-west-1".
         starting_position: "latest", "earliest" or an instant with a time zone ("2024-03-01T09:00:00Z").
-        endpoint: An endpoint other than the region's.
-        consumer_name: Use enhanced fan-out, which pushes the stream, costs extra and needs a name per pipeline. If
-            None, the stream is polled.
+        endpoint: An endpoint that replaces the region's default endpoint.
+        consumer_name: The consumer name for enhanced fan-out, which pushes the stream and costs extra. Each pipeline
+            needs its own name. If None, the stream is polled.
         max_records_per_shard: The maximum number of records per fetch and shard.
-        on_data_loss: "skip" continues if a shard was deleted or has expired; "fail" does not.
+        on_data_loss: "skip" continues if a shard was deleted or has expired; "fail" stops with an error.
 
     Raises:
-        ConfigError: One or more settings are wrong; it lists all of them.
+        ConfigError: One or more settings are wrong. The message lists all of them.
     """
     problems: list[str] = []
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
@@ -121,7 +121,7 @@ def pubsub_options(
 
     Pub/Sub Lite takes a full path (projects/…/locations/…/subscriptions/…), or `project` and `location` with the
     name. Its event time is `publish_timestamp`. Pub/Sub itself, on Databricks only, takes `project` and `topic` with
-    the name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises ConfigError that lists every
+    the name. Its event time is `publishTimestampInMillis`, in milliseconds. Raises a ConfigError that lists every
     mistake.
     """
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Plan the next epoch without Spark: list files, request offsets from brokers, request versions from tables.
+"""Plan the next epoch without Spark: list files, and request offsets from brokers and versions from tables.
 
     offsets of the state ─▶ planner ─▶ next(): new input, within the limits ─▶ planned batch ─▶ rows, new offsets
                               its position, in memory; only a commit makes it durable
@@ -45,7 +45,7 @@ class Planners:
         return planned
 
     def batch(self, id_: BatchId, parts: Mapping[str, PlannedBatch], state: Commit) -> Batch:
-        """Build the batch of these planned parts, which continues from `state`."""
+        """Read the planned parts and combine them into one batch, which continues from `state`."""
         session, store = self.streams.session, self.streams.store
         batches = {n: part.read(session, store, state.epoch + 1, state.sources[n]) for n, part in parts.items()}
         return combine_batches(id_, {name: batch for name, batch in batches.items() if batch is not None})

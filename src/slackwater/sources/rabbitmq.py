@@ -7,12 +7,12 @@ A queue has no offsets: an acknowledged message is gone, so acknowledgement come
          └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
 Delivery is at least once. After a crash between the epoch's commit and its acknowledgement, the queue delivers the
-messages of that epoch again. Messages with the property `message_id` are then recognised and dropped: the batch's end
+messages of that epoch again. Messages with the property `message_id` are then recognized and dropped: the batch's end
 offset, in Spark's checkpoint, contains a short hash of each. The latest 100,000 hashes are kept in memory. Messages
-without `message_id` cannot be recognised and count twice.
+without `message_id` cannot be recognized, so they count twice.
 
-A batch that Spark planned but did not finish is read again from the queue, by the same hashes. Use one pipeline per
-queue, as another consumer may hold a part of the batch.
+A batch that Spark planned but did not finish is read from the queue again, and the same hashes identify its messages.
+Use one pipeline per queue: another consumer could hold some of these messages.
 
 The reader relies on the call order of PySpark 4.3: it calls `read` after a batch only once that batch is finished.
 
@@ -248,7 +248,7 @@ def stream(session: SparkSession, url: str, queue: str, **options: str | int) ->
 def _register(session: SparkSession) -> None:
     """Register the format with this session.
 
-    Spark looks for the name in the active session, which may be a different one, and rejects it if it is taken there.
+    Spark looks the name up in the active session, which may be another one, and rejects a name that is taken there.
     """
     sessions: Any = session._get_j_spark_session_class(session._jvm)
     former = sessions.getActiveSession()

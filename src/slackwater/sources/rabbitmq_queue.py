@@ -74,7 +74,10 @@ def import_client() -> Any:
 
 
 def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, int]:
-    """Return a connection, a channel, and the number of ready messages. Raises StartError, without the password."""
+    """Return a connection, a channel, and the number of ready messages.
+
+    Raises StartError. Its message does not contain the password.
+    """
     address, pika = broker_address(url), import_client()
     try:
         parameters = pika.URLParameters(url)
@@ -159,7 +162,7 @@ class RabbitQueue:
     """Takes messages from one queue in numbered batches, and acknowledges batches when `ack` is called.
 
     After a lost connection, the broker redelivers unacknowledged messages. Redelivered messages with a `message_id` are
-    not handed out twice: they rejoin their batch, or are acknowledged immediately if it is done. A thread answers the
+    not handed out twice: they rejoin their batch, or are acknowledged at once if that batch is done. A thread answers the
     broker's heartbeats while a batch is processed.
     """
 
@@ -178,7 +181,7 @@ class RabbitQueue:
         threading.Thread(target=self._keep_alive, daemon=True, name="slackwater-rabbitmq").start()
 
     def remember(self, identities: Iterable[bytes], through: int) -> None:
-        """Record messages of finished batches up to `through`, which may predate this process."""
+        """Record messages of finished batches up to batch `through`. An earlier process may have read them."""
         with self._lock:
             self._acknowledged_through = max(self._acknowledged_through, through)
             for identity in identities:
@@ -270,7 +273,7 @@ class RabbitQueue:
                 self._connection.process_data_events(0)
 
     def close(self) -> None:
-        """Close the connection. The broker requeues what is not acknowledged."""
+        """Close the connection. The broker requeues unacknowledged messages."""
         self._closed.set()
         with self._lock:
             close_connection(self._connection)

@@ -1,4 +1,4 @@
-"""A client for schema registries with Confluent's API, which reads all versions of the topics' subjects."""
+"""A client for schema registries with Confluent's API. It reads all versions of the subjects of a source's topics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class SchemaVersion:
 
 
 def read_schema_versions(spec: Source, registry: str, topics: Sequence[str]) -> Iterator[SchemaVersion]:
-    """Yield every version of each subject `<topic>-value`, oldest first. Raises StartError if the registry lacks one."""
+    """Yield every version of each subject `<topic>-value`, oldest first.
+
+    Raises StartError if the registry does not respond or lacks a subject.
+    """
     for topic in topics:
         subject = f"{topic}-value"
         for number in _get(spec, registry, f"/subjects/{quote(subject, safe='')}/versions"):

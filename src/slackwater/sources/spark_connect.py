@@ -165,7 +165,7 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
 class ConnectTables:
     """A Connect session, plus DataFrames that its SQL can refer to by name, like tables of the catalog.
 
-    Used by `sw.batch`, which runs in the caller's session.
+    `sw.batch` uses it, because it runs in the caller's session.
     """
 
     session: Any
@@ -214,6 +214,6 @@ def _sql_class() -> Any:
 
 
 def analyzed_plan(frame: Any) -> str:
-    """Return the analysed plan as text, one node per line."""
+    """Return the analyzed plan as text, one node per line."""
     text: str = frame._explain_string(extended=True)
     return text.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0].strip()

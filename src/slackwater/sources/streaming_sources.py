@@ -53,8 +53,7 @@ class SourceSet:
     def plan(self) -> DataFrame:
         """Return one streaming DataFrame over all sources.
 
-        For most sources it only plans batches. Only a `DataFrameSource` is also read through it, as one struct per
-        source.
+        It plans the batches of all sources. Only the rows of a `DataFrameSource` are also read through it, as a struct.
         """
         if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
             return self.sources[0].frame
@@ -78,8 +77,8 @@ class SourceSet:
     def checkpoint(self, state: Commit) -> Path:
         """Return the checkpoint that continues the state, and remove all others.
 
-        If all sources can seek, it is a new checkpoint that begins after the stored offsets. Otherwise it is the one of
-        the latest batch. Raises StartError if the checkpoint of a source that cannot seek is lost.
+        If all sources can seek, this is a new checkpoint that begins after the stored offsets. Otherwise, it is the
+        checkpoint of the latest batch. Raises StartError if that checkpoint is lost.
         """
         chosen = self._checkpoint(state)
         for other in chosen.parent.iterdir():

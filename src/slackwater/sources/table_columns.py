@@ -36,7 +36,7 @@ def check_column_changes(
         earlier: The expected columns.
         now: The current columns.
         choice: The setting `schema_changes`.
-        since: What changed them, for messages.
+        since: The versions in which the columns changed, for messages.
         running: Whether a run is in progress, whose SQL, state and target are bound to the earlier columns. New
             columns then end the run with NewColumnsError, and the next start accepts them.
     """

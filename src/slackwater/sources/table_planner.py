@@ -1,6 +1,6 @@
 """Plan table sources without Spark: the files of the versions, in order, up to a limit per epoch.
 
-A version that cannot be read ends the run, after everything before it was committed. Examples are versions that rewrite
+A version that cannot be read ends the run, once everything before it is committed. Examples are versions that rewrite
 rows and versions that no longer exist.
 """
 

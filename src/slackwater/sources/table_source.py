@@ -5,8 +5,8 @@
     first start ▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓         │         │        the content of the table at version 12
     later                          ▒▒▒▒▒▒▒▒▒ ▒▒▒▒▒▒▒▒▒         the files that each version adds, in a fixed order
 
-The offset is a version and the number of its files that were read. The library of the table's format lists versions and
-files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files themselves. `table_planner` plans the epochs.
+An offset is a version and the number of its files that were read. The library of the table's format lists versions and
+files (`TableLog`: `delta_log`, `iceberg_log`). Spark reads the files. `table_planner` plans the epochs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DataFile:
     Args:
         path: The path as Spark expects it, without escapes.
         size: The size in bytes.
-        values: The values of the partition columns, which the file does not contain, as text.
+        values: The values of the partition columns as text. The file itself does not contain these columns.
     """
 
     path: str
@@ -279,7 +279,7 @@ class TableSource(Seekable):
 
 @dataclass(frozen=True)
 class TableFileBatch:
-    """The files of one epoch and the offsets after them. `lost`: the number of rows in versions skipped before them."""
+    """The files of one epoch and the offsets after them. `lost`: the number of rows in skipped versions."""
 
     source: TableSource
     files: Sequence[DataFile]
@@ -292,7 +292,7 @@ class TableFileBatch:
 
 
 def make_file_namer(files: Sequence[DataFile]) -> Callable[[int], str | None]:
-    """Return a function that lists the files that match a fingerprint, which is their size."""
+    """Return a function that names the files that match a fingerprint, for messages. It compares their sizes."""
 
     def name_files(fingerprint: int) -> str | None:
         paths = [f.path for f in files if f.size % SIZE_MODULUS == fingerprint % SIZE_MODULUS]
@@ -309,7 +309,7 @@ def _without_ids(columns: StructType) -> StructType:
 
 
 def _path_without_scheme(path: str) -> str:
-    """Return a path without its scheme, for comparison with Spark's paths: schemes have several spellings."""
+    """Return a path without its scheme, to compare it with a path from Spark: schemes have several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
 

@@ -1,4 +1,4 @@
-"""The rule for texts that are timestamps or dates, as Spark SQL. It applies equally to text columns, JSON and CSV.
+"""The rule, as Spark SQL, for which texts are timestamps or dates. It applies equally to text columns, JSON and CSV.
 
 A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
 the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore readers
@@ -31,8 +31,8 @@ _SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column i
 def has_date_sql(text: str) -> str:
     """Return SQL that is true if a text begins with a four-digit year, a month and a day, given that Spark can cast it.
 
-    Casts also accept `y`, `y-m` and times without a date. Those have a colon, or nothing, where the first dash should
-    be.
+    Spark's casts also accept `y`, `y-m` and times without a date. Such texts are short, or have a colon in place of the
+    first dash.
     """
     return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
 
@@ -71,7 +71,7 @@ class TextTimestampSchema:
     Args:
         schema: The schema of the result.
         form: "json" or "csv".
-        zone: The time zone of times without one.
+        zone: The time zone for timestamps that do not state one.
         options: The options of the reader.
     """
 

@@ -2,7 +2,7 @@
 
 A record of ten bytes can announce a string of 2 GB or an array of two billion items. Avro's decoder allocates that much
 memory before it reads on. This kills Spark's process, so one record would stop the pipeline on every start. With these
-limits, it is a bad row instead. Avro reads them as Java system properties when its decoder is loaded.
+limits, such a record is a bad row. Avro reads the limits from Java system properties when its decoder is loaded.
 """
 
 from __future__ import annotations

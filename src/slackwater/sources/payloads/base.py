@@ -1,4 +1,4 @@
-"""Definitions that all payload formats share. For a record that cannot be decoded, `_corrupt_record` has its text.
+"""Definitions that all payload formats share. For an undecodable record, the column `_corrupt_record` has its text.
 
 records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RawRecords:
-    """The records of a source, described before any record is read.
+    """A description of a source's records, from which its decoder is created before the first epoch.
 
     Args:
         session: The Spark session.
@@ -34,7 +34,7 @@ class RawRecords:
         topics: The topics that the query lists by name.
         stored_schema: The schema of the first start, as Spark's JSON.
         sample: Returns some records as strings.
-        zone: The time zone of times without one.
+        zone: The time zone for timestamps that do not state one.
     """
 
     session: SparkSession

@@ -38,7 +38,12 @@ _INJECTED = frozenset(
 
 @dataclass(frozen=True)
 class JsonPayload(Payload):
-    """Decodes JSON. `zone`: the time zone of times without one; `in_frame`: a registry frame precedes the text."""
+    """Decodes JSON.
+
+    Args:
+        zone: The time zone for timestamps that do not state one.
+        in_frame: Whether a registry frame precedes the text.
+    """
 
     zone: str = UTC
     in_frame: bool = False
@@ -46,12 +51,15 @@ class JsonPayload(Payload):
 
     @classmethod
     def from_records(cls, records: RawRecords) -> JsonPayload:
-        """Use the declared schema, the one stored with the state, or one inferred from a sample. Raises StartError."""
+        """Return a decoder for the declared schema, or the one stored with the state, or one inferred from a sample.
+
+        Raises StartError if the schema is not valid or cannot be inferred.
+        """
         return cls(_schema(records), records.body, records.zone)
 
     @classmethod
     def from_registry(cls, records: RawRecords) -> JsonPayload:
-        """Use the columns of the newest version of the subject `<topic>-value` in a registry. Raises StartError."""
+        """Return a decoder for the newest version of the subject `<topic>-value` in a registry. Raises StartError."""
         *_, latest = records.versions(file=None)
         try:
             ddl = json_schema.schema_columns(latest.text, latest.references)

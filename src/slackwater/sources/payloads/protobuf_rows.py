@@ -24,7 +24,7 @@ class ProtobufDecoder:
     """The decoder of one message type, in the form that is sent to workers.
 
     Args:
-        files: A serialised FileDescriptorSet.
+        files: A serialized FileDescriptorSet.
         message: The full name of the message.
         prefixes: The byte prefixes that may precede a message: a frame with a schema id and the message indexes.
             None if there is no prefix.
@@ -80,7 +80,7 @@ def decode_batches(decoder: ProtobufDecoder, batches: Iterator[pa.RecordBatch]) 
 
 
 def _decode_pieces(decoder: Any, messages: pa.Array, kind: pa.DataType) -> Iterator[pa.Array]:
-    """Yield decoded structs in order. A batch that contains an undecodable record is split in halves."""
+    """Yield decoded structs in order. A batch that contains an undecodable record is split in half."""
     import pyarrow as pa
 
     if messages.null_count == len(messages):

@@ -41,7 +41,7 @@ _READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13
 
 @dataclass(frozen=True)
 class ProtoFiles:
-    """A serialised FileDescriptorSet: a file, preceded by all files that it imports."""
+    """A serialized FileDescriptorSet: a file, preceded by all files that it imports."""
 
     data: bytes
 
