@@ -31,7 +31,10 @@ _options = settings_parser('a table of settings ({ "security.protocol" = "SSL" }
 
 
 class Connection(Spec):
-    """Base class of connections. `READS`: whether sources can use it. `WRITES`: whether targets can use it."""
+    """A connection to an external system: the base class of all kinds of connection.
+
+    `READS`: whether sources can use it. `WRITES`: whether targets can use it.
+    """
 
     def __init__(self, **data: Any) -> None:
         _register_secrets(data)

@@ -213,7 +213,7 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sum and rest of these groups to `total_of` and `rest_of`; return their limbs, and the end of each group's.
+    """Write sum and rest of these groups to `total_of` and `rest_of`; return all limbs, and where each group's end.
 
     The limbs of total `i` begin at `offsets[i]`; there may be none. `offsets` is empty if no total has limbs.
     """
@@ -251,7 +251,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write the squares to `sums` and `rests`; return the values that need limbs, the limbs, and the end of each one's."""
+    """Write squares to `sums` and `rests`; return the positions that need limbs, the limbs, and where these end."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
@@ -317,9 +317,9 @@ def grid_totals(
 def write_variances(
     n: Int64s, sums: Floats, rests: Floats, squares_of: Floats, square_rests: Floats, variances: Floats
 ) -> Int64s:
-    """Write the sample variance of each group: (n * squares - sum^2) / (n * (n - 1)), with an exact difference.
+    """Write the sample variances of groups: (n * squares - sum^2) / (n * (n - 1)). Return the undecided groups.
 
-    Returns the groups for which doubles do not suffice: their values, or the differences between them, are extreme.
+    Doubles cannot decide a group if its values, or the differences between them, are extreme.
     """
     undecided, count = np.empty(len(n), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
@@ -369,7 +369,7 @@ def write_variances(
 def wide_variances(
     groups: Int64s, n: Int64s, sums: Floats, rests: Floats, offsets: Int64s, limbs: Int64s, variances: Floats
 ) -> Int64s:
-    """Write variances of groups whose squares have limbs, from `offsets[i]` on; return the groups still undecided."""
+    """Write variances of groups whose squares have limbs, from `offsets[i]` on. Return the groups still undecided."""
     undecided, count = np.empty(len(groups), np.int64), 0
     work = np.zeros(LIMBS, np.int64)
     for i in range(len(groups)):

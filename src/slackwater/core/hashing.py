@@ -1,8 +1,8 @@
 """Key hashes and session ids.
 
-`key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged. So a key
-has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical text below, read
-as a signed 64-bit integer. It never changes.
+`key_hash` is Spark's `xxhash64(keys…)`: seed 42, chained over the columns, and NULL leaves the seed unchanged.
+Therefore a key has the same shard and state with and without Spark. `session_id` is xxhash64 (seed 0) of the canonical
+text below, read as a signed 64-bit integer. Its definition must never change.
 
 Canonical text of a session: for each key column `<name>=<value>` followed by U+001F, then the window start in
 microseconds. `<value>` is `N` for NULL, otherwise `V` followed by the value as Polars casts it to a string (timestamps
@@ -80,7 +80,7 @@ def key_hash(frame: pl.DataFrame, keys: Sequence[Field]) -> pl.Series:
 
 
 def mix_bits(hashes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Combine the hash of a key and the start of a pane into one int64 hash (splitmix64 finaliser)."""
+    """Combine the hash of a key and the start of a pane into one int64 hash (splitmix64 finalizer)."""
     x = hashes.view(np.uint64) ^ (starts.view(np.uint64) * _MIX_1)
     x = (x ^ (x >> np.uint64(30))) * _MIX_2
     x = (x ^ (x >> np.uint64(27))) * _MIX_3

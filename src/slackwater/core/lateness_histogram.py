@@ -42,10 +42,10 @@ def update_histogram(
     """Return the counts of a commit after an epoch. They restart from zero if the lateness of any source changed.
 
     Args:
-        before: the counts of the previous commit.
-        judged: rows that were compared with the watermark since then.
-        late: histograms of the late rows among them.
-        of_us: the lateness of each source (µs).
+        before: The counts of the previous commit.
+        judged: The number of rows that were compared with the watermark since then.
+        late: Histograms of the late rows among them.
+        of_us: The lateness of each source (µs).
     """
     same = before.get("of_us") == of_us
     totals: Counter[str] = Counter(before.get("late", {}) if same else {})
@@ -88,7 +88,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Compute statistics from a commit's counts, as written by `update_histogram`. Empty counts give NOTHING's values.
+    """Compute statistics from a commit's counts, as written by `update_histogram`. Without counts, they are NOTHING.
 
     `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
     """

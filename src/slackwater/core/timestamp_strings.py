@@ -34,7 +34,10 @@ def _zone(name: str) -> dt.tzinfo | None:
 
 
 def parse_timestamp_us(text: str) -> int | None:
-    """Parse a string that is a time to microseconds since 1970; None for other strings. Without a zone, it is in UTC."""
+    """Parse a string that is a time to microseconds since 1970 (UTC); return None for other strings.
+
+    A time without a zone is in UTC.
+    """
     match = _TEXT.fullmatch(text)
     if match is None:
         return None

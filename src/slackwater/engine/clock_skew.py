@@ -25,9 +25,9 @@ ADVICE = "a clock in the input may be wrong: set max_jump to hold such rows back
 
 @dataclass
 class ClockSkewWarnings:
-    """Observations since the watermark last moved, and the warnings that were already logged.
+    """Row counts since the watermark last moved, and the warnings that were already logged.
 
-    They are not stored: after a restart, warnings are logged again.
+    Neither is stored, so warnings are logged again after a restart.
     """
 
     pipeline: Pipeline

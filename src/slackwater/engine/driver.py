@@ -75,7 +75,7 @@ class Driver:
 
     @property
     def stage(self) -> StageRunner:
-        """Return the first stage; dead letters contain its rows."""
+        """Return the first stage, which reads the rows that dead letters contain."""
         return self.stages[0]
 
     # -- start ---------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Driver:
         self._epoch(self._context(batch, quiet_us if batch.replayed is None else None))
 
     def tick(self, quiet_us: int) -> bool:
-        """Run an idle tick: all sources were polled for `quiet_us` and had no rows. Return whether it committed.
+        """Run an idle tick: for `quiet_us` (µs), all sources were polled and had no rows. Return whether it committed.
 
         If the watermark advances only because the input is silent (`idle_close_ms`), it is committed when something
         becomes due, and otherwise once per checkpoint interval. Only committed watermarks decide whether rows are late,

@@ -17,7 +17,7 @@ from slackwater.watermark import SourceActivity, Span
 
 @dataclass(frozen=True)
 class SourceStats:
-    """Statistics of one source's rows: the numbers of all rows, usable times and bad rows, and the largest time."""
+    """Statistics of one source's rows: the numbers of rows, usable times and bad rows, and the largest event time."""
 
     rows: int = 0
     usable: int = 0
@@ -84,10 +84,10 @@ class Engine(Protocol):
         ...
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
-        """Pass the rows of dead letters through event-time extraction and SQL; `__letter` numbers the letters.
+        """Extract the event times of the rows of dead letters, and run the SQL over these rows.
 
-        Returns `__letter`, `__kh`, `__ts`, and for windows keys and accumulators, for each resulting row. Bad rows and
-        rows that exceed `capacity` are omitted.
+        Returns one row per result: `__letter`, the number of its dead letter; `__kh` and `__ts`; for a window, also its
+        keys and accumulators. Bad rows and rows that exceed `capacity` are omitted.
         """
         ...
 
@@ -98,5 +98,5 @@ class Engine(Protocol):
     def emit(self, tasks: Sequence[ShardTask]) -> Sequence[EmitReport]: ...
 
     def count(self, tasks: Sequence[ShardTask], question: Question) -> Mapping[int, int]:
-        """Run `question` on each shard, and return the sums of the results."""
+        """Run `question` on each shard, and add up the results."""
         ...

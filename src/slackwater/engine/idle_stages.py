@@ -61,7 +61,7 @@ def limit_idle_watermarks(stages: Sequence[StageInputs], clocks: Clocks, promise
 def _active_minimum(
     reader: StageInputs, clocks: Mapping[str, SourceClock], idle: Mapping[str, bool], promised: Mapping[str, int]
 ) -> int:
-    """Return the minimum over the active inputs of a stage, which has at least one."""
+    """Return the minimum watermark of a stage's active inputs. The stage must have at least one."""
     of_stages = [promised[n] for n in reader.inputs if n in idle and not idle[n]]
     source_stages = [clocks[n].watermark_us for n in reader.inputs if n not in idle and not clocks[n].idle]
     return min(of_stages + source_stages)

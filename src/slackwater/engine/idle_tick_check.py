@@ -14,12 +14,12 @@ from slackwater.watermark import global_watermark
 
 @dataclass(frozen=True)
 class IdleTickCheck:
-    """The changes since the last commit, during which the sources were polled and returned no rows.
+    """Decides whether an idle tick needs a commit, from the clocks now and at the last commit.
 
     Args:
         clocks: The current clocks.
         committed: The clocks in the last commit.
-        quiet_us: How long (µs) the sources have been silent.
+        quiet_us: How long (µs) the sources have been polled without returning rows.
         clock_us: Wall clock, in µs UTC.
     """
 

@@ -20,7 +20,7 @@ KILL_POINTS = tuple(f"{phase}.{side}" for phase in _PHASES for side in ("before"
 
 class FaultInjector(Protocol):
     def hit(self, step: str, epoch: int) -> None:
-        """Called at every step; does not return if the process is to be killed there."""
+        """Called at every step of an epoch. Does not return if the process is to be killed at this step."""
         ...
 
     def in_worker(self, epoch: int) -> Callable[[str], None] | None:

@@ -2,7 +2,7 @@
 
 They are notified when the run starts, at every commit, and when it ends.
 
-begun ─▶ waiting? ─▶ described ─▶ reading ─▶ ( waiting ─▶ status )* ─▶ ended
+on_start ─▶ on_pending? ─▶ on_schema ─▶ on_commit? ─▶ on_running ─▶ ( on_pending* ─▶ on_commit )* ─▶ on_end
 """
 
 from __future__ import annotations

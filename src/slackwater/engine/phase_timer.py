@@ -8,7 +8,10 @@ from slackwater.engine.kill_points import FaultInjector
 
 
 class PhaseTimer:
-    """Use as `with timer.phase("ingest"): …`. The times that several stages spend in the same phase add up."""
+    """Measures the seconds of each phase: `with timer.phase("ingest"): …`.
+
+    If several stages go through the same phase, their times are added up.
+    """
 
     def __init__(self, faults: FaultInjector, epoch: int, began: float | None = None) -> None:
         """Start the timer. `began` is when planning of the epoch began, on the monotonic clock."""

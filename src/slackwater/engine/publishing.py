@@ -64,11 +64,10 @@ def bind_targets(
 
 @dataclass(frozen=True)
 class Publisher:
-    """Publishes to the targets of a pipeline, and its dead letters.
+    """Publishes the output and the dead letters of a pipeline to its targets.
 
-    `unavailable`: targets that could not be opened, with the error.
-
-    `held_markers`: see `target_locations.with_targets`.
+    `unavailable`: targets that could not be opened, with the error. `held_markers`: see
+    `target_locations.with_targets`.
     """
 
     pipeline: Pipeline

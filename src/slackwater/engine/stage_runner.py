@@ -38,9 +38,9 @@ NO_ROWS = Batch(None, {}, {})
 
 @dataclass(frozen=True)
 class StageOutput:
-    """The output of a stage in an epoch, for the stages that read it. `idle`: all its sources are idle.
+    """The output of a stage in an epoch, for the stages that read it. `idle`: all sources of the stage are idle.
 
-    `watermark_us`: no later result is earlier. `emits_late_rows`: rows behind the watermark keep their event time.
+    `watermark_us`: no later result has an earlier event time. `emits_late_rows`: rows behind it keep their event time.
     """
 
     rows: pl.DataFrame | None
@@ -51,9 +51,9 @@ class StageOutput:
 
 @dataclass(frozen=True)
 class EpochContext:
-    """An epoch as all its stages see it. `quiet_us`: how long (µs) the sources have been silent; None if not polled.
+    """An epoch as all its stages see it. `quiet_us`: how long (µs) polled sources were silent; None if not polled.
 
-    `carried`: how far idle stages are carried, see `engine.idle_stages`.
+    `carried`: the watermarks to which idle stages are carried (see `engine.idle_stages`).
     """
 
     epoch: int
@@ -83,7 +83,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class StageRunner:
-    """A stage of a pipeline and what it runs on. `number`: its position in the pipeline, from 0.
+    """A stage of a pipeline, with what it runs on. `number`: its position in the pipeline, from 0.
 
     `pipeline` describes only this stage: its sources are the inputs of the stage, which may be other stages. `is_read`:
     other stages read it.
@@ -119,10 +119,10 @@ class StageRunner:
     ) -> StageResult:
         """Add an epoch's rows, advance the watermark and stage what is due.
 
-        Raises SlackwaterError if it may not be committed.
-
         `clocks`: the input clocks before the rows, including uncommitted quiet times. `upstream`: the output of earlier
         stages.
+
+        Raises SlackwaterError if the epoch must not be committed.
         """
         batch, late = self._rows(before, context, upstream)
         outcome, tasks = None, list[ShardTask]()
@@ -147,7 +147,7 @@ class StageRunner:
         return replace(done, idle=self._is_idle(clocks, upstream))
 
     def raise_watermark(self, done: StageResult, watermark: int, context: EpochContext) -> StageResult:
-        """Raise the watermark of an epoch's result to the one that --flush sets, and stage what becomes due."""
+        """Raise the watermark of an epoch's result to the one that a flush sets, and stage what becomes due."""
         before = done.state
         if before.watermark_us < watermark:
             more = self._emit(before, before.model_copy(update={"watermark_us": watermark}), context, None)
@@ -160,7 +160,7 @@ class StageRunner:
     def _rows(
         self, before: StageState, context: EpochContext, upstream: Mapping[str, StageOutput]
     ) -> tuple[Batch, int]:
-        """Return the rows for the stage's inputs, and the number of results of other stages that came late."""
+        """Return the rows for the stage's inputs, and the number of late results among the rows of other stages."""
         payload, late = {n: rows for n, rows in context.batch.payload.items() if n in self.inputs}, 0
         for name, results in upstream.items():
             rows = results.rows
@@ -199,7 +199,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         outcome: IngestOutcome | None,
     ) -> tuple[Mapping[str, SourceClock], IngestOutcome | None]:
-        """Return the clocks after the rows, and the rows' statistics, with more event times if a clock needs them."""
+        """Return the clocks after an epoch's rows, and its outcome with the event times that the clocks needed."""
         if outcome is None or not context.moves_clocks:
             return self._clocks_after(clocks, context, upstream, None), outcome
         outcome = next_commit.add_time_spans(outcome, clocks)
@@ -215,7 +215,7 @@ class StageRunner:
         upstream: Mapping[str, StageOutput],
         rows: Mapping[str, SourceStats] | None,
     ) -> Mapping[str, SourceClock]:
-        """Return the clocks after these rows (None: no rows), or after silence."""
+        """Return the clocks after rows with these statistics, or after silence if `rows` is None."""
         if rows is None or not context.moves_clocks:
             if context.quiet_us is None:
                 return clocks
@@ -262,9 +262,9 @@ class StageRunner:
         return all(upstream[n].idle if n in upstream else c.idle for n, c in clocks.items())
 
     def output_watermark_at(self, before: StageState, watermark: int, since: int | None = None) -> int:
-        """Return the output watermark at a watermark that no row moved.
+        """Return the output watermark at this watermark if no row changes the holds.
 
-        `since`: the previous watermark, by default the committed one.
+        `since`: the previous output watermark, by default the committed one.
         """
         hold = self.operator.hold_us(watermark, (h for of_shard in before.holds or () for h in of_shard))
         return output_watermark(before.promised_us if since is None else since, watermark, hold)
@@ -277,9 +277,9 @@ class StageRunner:
         batch: Batch,
         upstream: Mapping[str, StageOutput],
     ) -> EpochWatermark | None:
-        """Return the new watermark if it is known before the rows are read, else None.
+        """Return the watermark after the rows if their statistics already determine it, else None.
 
-        Results of other stages do not move it.
+        Results of other stages do not move this watermark.
         """
         read = batch.payload.keys() - upstream.keys()
         stats = self.engine.statistics_before_read(batch, context.clock_us) if read else {}

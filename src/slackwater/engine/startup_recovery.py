@@ -24,7 +24,7 @@ from slackwater.watermark import NO_WATERMARK
 
 @dataclass(frozen=True)
 class StartupRecovery:
-    """The start of this pipeline on this store."""
+    """Starts one pipeline on one state store."""
 
     pipeline: Pipeline
     store: StateStore
@@ -42,7 +42,7 @@ class StartupRecovery:
     ) -> tuple[list[StageRunner], Commit]:
         """Return the stages and the state to continue from.
 
-        The stages include what the state remembers of earlier configs.
+        The operators of the stages include the effects of earlier configs that the state stores.
 
         Raises StateError if the state cannot be used with this config, StartError, or PublishError.
         """
@@ -85,9 +85,9 @@ class StartupRecovery:
         return stages, commit_from_config.with_sources(state, sources, {s.name: s.inputs for s in stages}, schemas)
 
     def _add_holds(self, stages: Sequence[StageRunner], state: Commit) -> Commit:
-        """Add holds for stages that other stages read.
+        """Add watermark holds to stages that other stages read.
 
-        If a stage was not read before, its holds are computed from its state rows.
+        If no stage has read a stage before, its holds are computed from its state rows.
         """
         updated = []
         for stage, before in zip(stages, state.stages, strict=True):

@@ -33,12 +33,12 @@ class Counters:
 
     Conservation: `rows_sql + rows_bad == rows_used + rows_late + rows_refused + rows_bad`, where `rows_sql` is the
     number of rows after the SQL. `emitted` is by reason (`close`, `cap`, `flush`), `late` by cause (`lateness`, `idle`,
-    `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). `late` letters
-    are `rows_late + rows_partly_late`.
+    `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). The number of
+    `late` letters is `rows_late + rows_partly_late`.
 
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
-    `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (those of them that are neither emitted nor
-    used), `matched` (rows that got their first partner), `unmatched` (rows emitted without a partner) and `evicted`
+    `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (rows with a NULL key that are neither emitted
+    nor used), `matched` (rows that got their first partner), `unmatched` (rows emitted without a partner) and `evicted`
     (by on_state_cap).
     """
 
@@ -79,7 +79,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class BufferCounts:
-    """One side of a join: the number of rows in the state, and a key with very many rows as (their number, its values)."""
+    """One side of a join: the number of rows in the state, and a key with very many rows.
+
+    `hot_key`: the number of rows of that key, and the key as text; None if no key has very many rows.
+    """
 
     rows: int
     hot_key: tuple[int, str] | None = None

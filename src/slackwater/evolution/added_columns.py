@@ -3,8 +3,9 @@
     source ──▶ SQL ──▶ join: buffered rows have NULL ──▶ results ──▶ target: gets the column, NULL in its rows
                schema_changes = "add" allows all of it
 
-Columns are only added, never removed or changed in type. A target gets the columns that the latest commit did not write
-to it, if rows of such a source reach it. Tables that this state has not written to are not changed.
+Columns are only added, never removed or changed in type. If rows of a source with `schema_changes = "add"` reach a
+target, the target gets the columns that the latest commit did not write to it. Tables that this state has not written
+to are not changed.
 """
 
 from __future__ import annotations

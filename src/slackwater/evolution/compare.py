@@ -1,9 +1,9 @@
 """Compare a config with a state: each difference and its verdict.
 
-Pure: it only uses the state's description and the config.
+The comparison is a pure function of the config and of the state's description of itself.
 
-`slackwater plan` prints the result; a start applies or rejects it with the same messages. Only a start knows the types
-of the SQL's output columns. Without them (`steps` is None), the types in the state are used.
+`slackwater plan` prints the result; a start applies or rejects the differences with the same messages. Only a start
+knows the types of the SQL's output columns. Without them (`steps` is None), the types in the state are used.
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ from slackwater.windows.compiled_window import allowed_lateness_us
 
 @dataclass(frozen=True)
 class StageComparison:
-    """One step in the state (`state`, of `commit`) and in the config (`step`). `operator` has all types, if known."""
+    """Compares one step in the config (`step`) with the stage of a commit that holds its state (`state`).
+
+    `operator`: the operator of the step, with all types; None if they are unknown.
+    """
 
     step: Spec
     commit: Commit
@@ -178,7 +181,7 @@ class StageComparison:
     def _settings(self, new: Spec, old: Spec | None) -> Iterator[KeyChange]:
         """Yield the changes of settings outside the fingerprint.
 
-        The state is only rewritten if its emission changes.
+        A change of the emission settings requires rewriting the state; no other change does.
         """
         was, now = commit_from_config.stored_emission(self.state), _emission(new)
         rewrites, is_explained = was != now, False
@@ -318,7 +321,7 @@ def _fingerprint(spec: Aggregation, columns: Mapping[str, Field], is_former: boo
 
 
 def _neutral_problem(spec: Aggregation) -> str | None:
-    """Return why an aggregation has no accumulators for zero rows; None if it has."""
+    """Return why an aggregation has no accumulators for zero rows; None if it has them."""
     if spec.builtin:
         return None
     aggregator = spec.aggregator()

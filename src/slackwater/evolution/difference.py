@@ -18,7 +18,7 @@ COMPATIBLE, MIGRATED, REBUILD = "compatible", "migrated", "rebuild"
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One difference. `before` and `after` are the values in the state and in the config; None for nothing.
+    """One difference. `before` and `after`: the value in the state and in the config; None if there is no value.
 
     `how`: what a start does, or why it cannot. `level`: the log level of a start's message. `location`: where the new
     value is, for messages.
@@ -45,7 +45,7 @@ class KeyChange:
 
 @dataclass(frozen=True)
 class ConfigComparison:
-    """All differences between a state and a config. `kind`: "window", "join", "stage", ….
+    """All differences between a state and a config. `kind`: what the state is for, such as a "window" or a "join".
 
     `waits`: why the start must be postponed. `unknown`: what could not be compared, one line each.
     """

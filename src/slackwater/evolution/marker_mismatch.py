@@ -22,8 +22,9 @@ AHEAD, FOREIGN, BEHIND = "ahead", "foreign", "behind"
 class ExpectedMarkers:
     """The markers of one target that fit a commit.
 
-    `is_exact`: the target holds one of these, or nothing if `may_be_empty`. Otherwise the commit has no marker, because
-    an earlier version wrote the commit or the target has moved. `was_target`: the commit records this location.
+    `is_exact`: the target must hold one of `markers`, or nothing if `may_be_empty`. It is False if the commit has no
+    marker for this target, because an earlier version wrote the commit or because the target has moved. `was_target`:
+    the commit records this location.
     """
 
     rollback: TargetMarker  # what the target holds after the rollback of everything newer than the state and of its missing part
@@ -36,9 +37,9 @@ class ExpectedMarkers:
 def expected_markers(
     commit: Commit, name: str, location: TargetLocation | None, writer: str, missing: bool
 ) -> ExpectedMarkers:
-    """Return the markers that a target, or LETTERS, may hold.
+    """Return the markers that the target `name` may hold. LETTERS is the target of dead letters.
 
-    `missing`: whether its part of this commit may not have reached it.
+    `missing`: the target's part of this commit may not have reached it.
     """
     if name == LETTERS:
         same, markers = commit.letters_to == location, commit.letters_marks
@@ -77,7 +78,7 @@ def find_mismatch(commit: Commit, expected: ExpectedMarkers, held: TargetMarker 
 
 
 def _is_same(one: TargetMarker, other: TargetMarker) -> bool:
-    """Compare state and epoch, and also the commit if both have one: earlier versions did not store it."""
+    """Compare state and epoch, and also the commit if both markers have one: earlier versions did not store it."""
     commits = one.commit, other.commit
     return (one.state, one.epoch) == (other.state, other.epoch) and ("" in commits or one.commit == other.commit)
 
@@ -87,9 +88,7 @@ def start_branch(
 ) -> Commit:
     """Return the commit as the first one of a branch, which is a different state for the targets.
 
-    `held`: the current marker of each target.
-
-    The branch publishes the parts that are `missing`.
+    `held`: the current marker of each target. `missing`: the targets whose parts the branch publishes.
     """
     reached = {name for name in missing if held.get(name) == commit.marker}
     branched = commit.model_copy(update={"branch": branch, "reached": (*commit.reached, *reached)})
@@ -103,7 +102,10 @@ def start_branch(
 
 
 def with_skipped_targets(commit: Commit, names: Collection[str]) -> Commit:
-    """Return the commit for targets that will never receive their part of it. They keep their previous markers."""
+    """Return the commit without the parts of these targets, which will never be published.
+
+    The targets keep their previous markers.
+    """
     commit_markers = (commit.marker,)
 
     def markers(name: str, current: tuple[TargetMarker, ...]) -> tuple[TargetMarker, ...]:

@@ -53,8 +53,8 @@ def find_contradiction(operator: Operator, state: StageState) -> str:
 def restore_window(commit: Commit, number: int = 0, *, trusting: bool = False) -> WindowOperator:
     """Restore the window of a state from its description. Raises StateError if there is none or it contradicts itself.
 
-    The description may name aggregation classes. They are not imported for that reason alone (ConfigError): a config
-    has to name them.
+    If the description names an aggregation class whose module is not imported yet, raises ConfigError: a state must not
+    cause imports, only a config may.
     """
     stage = commit.stages[number]
     if "window" not in stage.described:

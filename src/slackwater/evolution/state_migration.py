@@ -3,8 +3,8 @@
     commit n        former rows ── read with the former window ─▶ converted ─▶ staged per new shard ─▶ commit n + 1
     old fingerprint                                                                                    new fingerprint
 
-Before that commit, the old state is not touched. After it, the old state is not needed. If a start dies in between, the
-next one repeats the migration, or finds it done. `evolution.compare` decides what may change.
+Before commit n + 1, the old state is not touched. After it, the old state is not needed. If a start dies in between,
+the next start repeats the migration, or finds it complete. `evolution.compare` decides what may change.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _write_buffers(
 
 @singledispatch
 def read_stage(operator: Operator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
-    """Read the entire state of a stage, for this operator to continue. Nothing is changed."""
+    """Read the entire state of a stage without changing it, so that this operator can continue it."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.read_stage")
 
 

@@ -55,8 +55,8 @@ def with_targets(
     """Return the commit with these targets. Each has its current marker and the marker after its part of the commit.
 
     `held_markers`: markers that the start read from targets for which the commit has none with this writer and
-    destination. A target with a new writer keeps the old one until it receives rows, since its marker is the old
-    writer's.
+    destination. If a target has a new writer, the commit keeps the previous writer until the target receives rows,
+    because the target's current marker belongs to the previous writer.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to
@@ -162,9 +162,10 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
 
 
 def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
-    """Return why the previous config must start again: its output is pending, and the new config would redirect it.
+    """Return why the previous config must start once more; None if it need not.
 
-    `missing`: targets that lack their part.
+    The previous config must publish its pending output if the new config would send that output elsewhere. `missing`:
+    targets that lack their part.
     """
     if not missing or not commit.targets:
         return None

@@ -93,7 +93,7 @@ class CompiledJoin:
         return [*columns, Field(EVENT_TIME, "timestamp")]
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Sort by event time, keys, left columns and right columns; NULL first, NaN last."""
+        """Sort output rows by event time, keys, left columns and right columns; NULL first, NaN last."""
         if frame.height < 2:
             return frame
         keys = [name for side in self.sides for name, f in side.output if f in side.keys]

@@ -40,7 +40,7 @@ def row_references(kh: Int64s = NONE, ts: Int64s = NONE, id_: Int64s = NONE) -> 
 
 
 class Buffers(Protocol):
-    """The buffered rows of both sides in one shard, as of a commit or a stage of the current epoch."""
+    """The buffered rows of both sides in one shard, as of a commit or of the current epoch's staged changes."""
 
     def runs(self, which: int, hashes: Int64s, low: int, high: int) -> Sequence[SortedRows]:
         """Return sorted runs with all rows of a side with these hashes (sorted, unique) and times from `low` to `high`.

@@ -1,4 +1,4 @@
-"""Rows of both sides in one frame, so that they need one shuffle: columns of the same type share a slot.
+"""Rows of both sides in one frame, so that they need one shuffle: columns of the same type share a shuffled column.
 
 left   user STRING, amount BIGINT, note STRING        c0 STRING   c1 BIGINT   c2 STRING
 right  id STRING, paid BIGINT                         id          paid        NULL
@@ -17,14 +17,14 @@ from slackwater.joins.compiled_join import CompiledJoin
 
 @dataclass(frozen=True)
 class ShuffleColumns:
-    """The shared columns of a join, and for each side the shared column that holds each of its own columns."""
+    """The shuffled columns of a join, and for each side, which of them holds which column of the side."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]
 
     @classmethod
     def from_logic(cls, logic: CompiledJoin) -> ShuffleColumns:
-        """Assign the columns of both sides to shared columns."""
+        """Assign a shuffled column to each column of both sides."""
         columns: list[Field] = []
         by_side = []
         for side in logic.sides:

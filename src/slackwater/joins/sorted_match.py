@@ -1,4 +1,4 @@
-"""Find partners in runs sorted by (key hash, time), with one vectorised binary search for all rows.
+"""Find partners in runs sorted by (key hash, time), with one vectorized binary search for all rows.
 
 run      kh   3   3   3   7   9        query (3, low = 4, high = 8)
          ts   1   5   8   2   6               └───┴─▶ begin and end of the range of its partners

@@ -95,7 +95,7 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Return the keys with the latest rows, because every key has one state row."""
+    """Yield the keys with the latest rows, because each key has exactly one state row."""
     rows = snapshot.reader(shard, logic, number).scan()
     for row in rows.top_k(count, by="__last").iter_rows(named=True):
         yield HotKey(number, "", to_plain_key(row, logic.key_names), 1, None)

@@ -108,7 +108,10 @@ def _parse_position(name: str, value: Any) -> str | int:
 
 
 def _resolve(commit: Commit, name: str, position: Position, pipeline: Pipeline | None) -> Offsets:
-    """Resolve a position to offsets of the kind that the config reads, or without a config, of the kind in the state."""
+    """Resolve a position to offsets of the kind that the config reads.
+
+    Without a config, the kind is that of the offsets in the state.
+    """
     where, before = f'--offsets: source "{name}"', commit.sources[name].offsets
     spec = next((s for s in pipeline.sources if s.name == name), None) if pipeline else None
     connection = resolve_connection(spec.connection, pipeline.connections) if spec and pipeline else None

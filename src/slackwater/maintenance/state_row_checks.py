@@ -51,10 +51,10 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 def check_segment_rows(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems of one shard's rows, in the order of their file. `kind`: the kind of the segment.
+    """Describe the problems of one shard's rows, which are in their stored order. `kind`: the kind of the segment.
 
-    `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these are
-    skipped.
+    `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these settings
+    are skipped.
     """
     raise_unregistered(operator, "slackwater.maintenance.state_row_checks.check_segment_rows")
 

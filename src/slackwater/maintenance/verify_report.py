@@ -11,9 +11,9 @@ class Problem:
     """One problem of a state.
 
     Args:
-        place: the file or table with the problem.
-        epochs: the commits that it affects.
-        remedy: what to do.
+        place: The file or table with the problem.
+        epochs: The commits that it affects.
+        remedy: What to do.
     """
 
     place: str

@@ -1,9 +1,10 @@
 """Families of messages: what they mean and what to do.
 
-The pages in `docs/messages/` are generated from them and from the sources.
+The pages in `docs/messages/` are generated from these families and from the sources.
 
 A message belongs to the first family of its class (or of a base class) with a pattern that matches its text. A family
-without patterns takes all remaining messages of its class. So a new message only needs a new family if no family fits.
+without patterns takes all remaining messages of its class. Therefore, a new message only needs a new family if no
+existing family fits.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ class MessageFamily:
     """Messages with the same meaning.
 
     Args:
-        title: the heading on the page.
-        kinds: names of error classes, or `WARNING`.
-        means: what the messages mean.
-        do: what to do.
-        patterns: regular expressions, one of which matches the text of each message.
+        title: The heading on the page.
+        kinds: Names of error classes, or `WARNING`.
+        means: What the messages mean.
+        do: What to do.
+        patterns: Regular expressions, one of which matches the text of each message.
     """
 
     title: str

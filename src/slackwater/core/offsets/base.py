@@ -38,7 +38,10 @@ NEEDS_FILE = "pass the pipeline's TOML file as WHERE"
 
 
 class Offsets(ABC):
-    """The position up to which one source was read. Immutable. Without arguments, nothing has been read."""
+    """The position up to which one source was read, as an immutable value.
+
+    A new instance without arguments means that nothing has been read.
+    """
 
     @classmethod
     @abstractmethod
@@ -62,7 +65,7 @@ class Offsets(ABC):
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
-        """Return names and positions, for tables shown to users."""
+        """Return the position in each part of the source, such as a partition, for tables shown to users."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -70,16 +73,16 @@ class Offsets(ABC):
 
     @abstractmethod
     def changes(self, before: Offsets | None) -> Sequence[OffsetChange]:
-        """Return the effects of continuing here rather than at `before`."""
+        """Return the effects of continuing to read at these offsets instead of at `before`."""
 
     @abstractmethod
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         """Return the offsets for a start at "earliest", "latest" or a time.
 
         Args:
-            prefix: the prefix of error messages, which names the option.
+            prefix: The prefix of error messages, which names the option.
             start: "earliest", "latest" or a time (µs).
-            lookup: requests offsets from the source's system; None if its config is missing.
+            lookup: Requests offsets from the source's system; None if its config is missing.
 
         Raises StartError, also if this kind does not support `start`.
         """
@@ -107,7 +110,7 @@ def is_valid_count(value: Any) -> bool:
 
 
 def parse_file_count(value: Any) -> int:
-    """Parse a stored number of files. Raises ValueError if it is not a count."""
+    """Parse a stored number of files. Raises ValueError if the value is not a number of files."""
     if not is_valid_count(value):
         raise ValueError(f"{str(value)[:100]!r} is not a number of files")
     return int(value)
