@@ -1,1 +1,1 @@
-"""The engine on Spark. Only this package and `sources` run Spark jobs. It knows nothing about commits."""
+"""The engine on Spark. It runs the shard tasks of each epoch as Spark jobs."""

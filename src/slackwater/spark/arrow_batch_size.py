@@ -33,7 +33,7 @@ class ArrowBatchSizer:
 
     @contextmanager
     def limit_batches(self, rows: DataFrame) -> Iterator[None]:
-        """Set the batch limit for the job over these rows that runs within this context."""
+        """Set the batch limit for the job over `rows` that runs within this context."""
         if not self._are_narrow:
             yield
             return

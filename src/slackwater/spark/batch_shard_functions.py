@@ -1,4 +1,4 @@
-"""Process all rows of a shard at once, as one epoch without late rows, for `sw.batch` in the workers."""
+"""The functions that `sw.batch` runs in workers. Each processes all rows of a shard, as one epoch without late rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_window_shard_function(operator: Operator) -> ShardFunction:
 
 @singledispatch
 def _compute_windows(operator: Operator, rows: pl.DataFrame, end_watermark: int) -> pl.DataFrame:
-    """Compute the windows of a shard that close up to the watermark `end_watermark`."""
+    """Compute the windows of a shard that have closed by the watermark `end_watermark`."""
     raise_unregistered(operator, "slackwater.spark.batch_shard_functions.make_window_shard_function")
 
 

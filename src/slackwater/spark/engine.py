@@ -1,10 +1,10 @@
 """The engine that runs the shard tasks of an epoch as Spark jobs.
 
-rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ preaggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
+rows of the batch ─▶ event time ─▶ SQL, lookups ─▶ pre-aggregation, if chosen ─▶ shuffle by key ─▶ a task per shard
         ╰─▶ statistics per source: from file footers, a separate job, or an observation of the main job
 
 A batch with an event time in the far future is processed a second time, with such rows as bad rows. Bad rows, rows that
-cannot be stored, and late rows of preaggregated windows are read again for samples and dead letters.
+cannot be stored, and late rows of pre-aggregated windows are read again for samples and dead letters.
 
 If the new watermark is known before the rows are read, the tasks also emit. Otherwise `emit` runs a second set of
 tasks: in threads of this process if Spark runs in local mode, else as another job.
@@ -115,9 +115,9 @@ class SparkEngine:
     ) -> IngestOutcome:
         """Run the epoch's job. If an event time is in the far future, run it again without such rows.
 
-        The first run has no upper bound in its plan. The bound changes with every epoch, and Spark compiles literals
-        into generated code, so every epoch would be compiled again. Files that the discarded run wrote are not in any
-        commit.
+        The plan of the first run has no upper bound for event times. Such a bound changes with every epoch, and Spark
+        compiles literals into generated code, so each epoch would be compiled again. No commit references the files of
+        a discarded run.
         """
         self.refresh()
         self.hints.begin_sources(batch.payload)
@@ -201,7 +201,7 @@ class SparkEngine:
         )
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
-        """Return the statistics of sources that can provide them without reading any row.
+        """Return the statistics of the sources whose rows need not be read for this.
 
         Such a source has Parquet footers, and its event time is a plain column.
         """
@@ -236,7 +236,7 @@ class SparkEngine:
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:
         """Return the rows of dead letters, which must fit into the memory of this process.
 
-        The number of a letter passes through the SQL as part of `_origin`. Raises EpochError.
+        The number of each dead letter passes through the SQL as part of `_origin`. Raises EpochError.
         """
         import polars as pl
 

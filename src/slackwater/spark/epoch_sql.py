@@ -79,7 +79,7 @@ def row_columns(
     Args:
         logic: The window.
         source: The tag of the source; None if rows do not need one.
-        before: Rows before this time (in microseconds) keep `_origin`; None: no row does.
+        before: Rows before this time (in microseconds) keep `_origin`. If None, no row keeps it.
         end: SQL for the end of a row's gap. Rows for which it is NULL also keep `_origin`.
     """
     keys = ", ".join(normalization_sql(k) for k in logic.keys)
@@ -102,7 +102,7 @@ def row_columns(
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
     """Return the columns that are sent to the shards with each row of one side of a join, over the output of its SQL.
 
-    Equal integer keys get equal hashes, whatever their widths. `before`: as in `row_columns`.
+    Equal integer keys get equal hashes, whatever their widths. `before`: see `row_columns`.
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
@@ -126,7 +126,7 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
     """Return the columns that are sent to the shards for a keyed step: whole rows, with the hash of their key.
 
-    They apply to the output of the SQL. `before`: as in `row_columns`.
+    The columns are SQL over the output of the step's SQL. `before`: see `row_columns`.
     """
     columns = {
         "__kh": f"xxhash64({', '.join(map(normalization_sql, operator.keys))})",
@@ -145,8 +145,8 @@ def is_earlier_sql(than: int) -> str:
     """Return SQL that is true if a row's event time is before `than` (in microseconds).
 
     The bound changes with every epoch. Spark compiles literals into generated code, so each new one would cost a
-    compilation (0.3 s). Elements of an array are passed to the generated code instead. The index is always 1, but the
-    optimiser cannot see that.
+    compilation (0.3 s). Elements of an array are passed to the generated code as data. The index is always 1, but the
+    optimizer cannot see that.
     """
     return f"unix_micros(_event_ts) < element_at(array({than}L), CAST(pmod(unix_micros(_event_ts), 1L) AS INT) + 1)"
 
@@ -175,7 +175,7 @@ def pane_columns(logic: CompiledPaneWindow) -> list[str]:
 def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
     """Return SQL for the partial accumulators per key and pane, by name, plus the row count and the first event time.
 
-    Only for aggregations that have a SQL form. `windows.pane_windows.lift_rows` computes the same for all others.
+    All aggregations must have a SQL form. For others, `windows.pane_windows.lift_rows` computes these columns.
     """
     lifted = {name: sql for agg in logic.aggs for name, sql in (agg.lift_sql("__ts") or {}).items()}
     shared = {name: sql for agg in logic.aggs for name, sql in agg.sql_sums.items()}

@@ -1,6 +1,6 @@
 """A cache of Spark expressions and schemas that are the same in every epoch, which saves calls to the JVM.
 
-Without it, each expression costs one call per part, and reading a schema costs two.
+Without the cache, each part of an expression costs one call to the JVM, and each schema costs two.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class ExpressionCache:
     def select(self, frame: DataFrame, exprs: Sequence[str], schema_key: Hashable = None) -> DataFrame:
         """Return `frame.selectExpr(*exprs)` with cached expressions.
 
-        `schema_key`: frames with equal keys and equal expressions have equal schemas. None if the schema is never read.
+        `schema_key`: a key of the input. Frames with equal keys and expressions must have equal schemas. None if the
+        schema is never read.
         """
         from pyspark.sql import DataFrame as AnyFrame
         from pyspark.sql.classic.dataframe import DataFrame as Classic
@@ -52,7 +53,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Give a DataFrame the schema that all frames with this key share."""
+        """Set the cached schema of a DataFrame to the schema that all frames with this key share, and return it."""
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
             schema  # PySpark's own cache of the schema

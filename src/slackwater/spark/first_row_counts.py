@@ -1,4 +1,4 @@
-"""Check the first rows of a source: do they fit its schema and its unit of event time? If not, give a hint.
+"""Check whether the first rows of a source fit its schema and its unit of event time, and give hints if they do not.
 
 Hints do not change how rows are processed. They are not stored, so every start checks again.
 """
@@ -60,12 +60,12 @@ def describe_empty_column(source: str, column: str, rows: int, names: Iterable[s
 
 
 def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us: int) -> str | None:
-    """Return a hint about the unit if the median of the first event times only makes sense in another unit.
+    """Return a hint about the unit of event time if the first event times only make sense in another unit.
 
     A time makes sense if it is between 1990 and tomorrow.
 
     Args:
-        number: The median, as a number.
+        number: The median of the first event times, as a number.
         unit: The configured unit.
         kind: The type of the event time: "integer", "string" (of digits, without a unit) or "timestamp" (then
             `number` is in epoch seconds).

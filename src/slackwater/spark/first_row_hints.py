@@ -1,4 +1,4 @@
-"""Check the first rows of each source, within the epoch's job, for empty columns and wrong time units.
+"""Check the first rows of each source for empty columns and wrong time units, as part of the epoch's job.
 
 begin_sources ─▶ aggregates (part of the epoch's) ─▶ add_statistics ─▶ with_unit_hints: a warning, or part of the
                                                                        outcome

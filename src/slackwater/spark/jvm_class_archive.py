@@ -1,4 +1,4 @@
-"""An archive of Spark's classes, loaded and verified, which makes later JVM starts faster.
+"""An archive of Spark's classes in loaded and verified form, which makes later JVM starts faster.
 
     ~/.cache/slackwater/classes/<hash of this Java and this PySpark>.jsa     about 160 MB
 

@@ -72,12 +72,15 @@ def fetch_jar(organisation: str, name: str, version: str) -> list[Path]:
 
 
 def modules_from_ivy(name: str, modules: str) -> list[Path]:
-    """Return the jars of modules listed in an `ivy.xml`, and of their dependencies. It can also list other artifacts."""
+    """Return the jars of the modules that an `ivy.xml` lists, and of their dependencies.
+
+    `modules`: the content of the `ivy.xml`, which can also list other artifacts.
+    """
     return _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_modules(name, modules, folder))
 
 
 def fetch_program(name: str, modules: str) -> Path:
-    """Return the folder of a program that is published as an archive. `modules`: an `ivy.xml`, as in `modules_from_ivy`."""
+    """Return the folder of a program that is published as an archive. `modules`: see `modules_from_ivy`."""
     _fetch_once(cache_directory() / "jars" / name, lambda folder: _fetch_program(name, modules, folder))
     return cache_directory() / "jars" / name
 
@@ -87,8 +90,8 @@ def _newest(
 ) -> tuple[list[Path], str]:
     """Return the jars and version of the best release for this Spark.
 
-    A cached release is preferred if it belongs to Spark's release line or the newest line before it. Other Spark
-    versions may share the cache. Raises StartError if no release can be downloaded.
+    A cached release is preferred if it belongs to Spark's release line or the newest line before it. With `any_line`,
+    any cached release is preferred. Raises StartError if no release can be downloaded.
     """
     candidates = list_candidate_versions(spark_version, published)
     lines = {_version_numbers(v)[:2] for v in candidates[:2]}
@@ -106,7 +109,7 @@ def _newest(
 
 
 def list_candidate_versions(spark_version: str, published: Sequence[str]) -> list[str]:
-    """Return Spark's own version and the published ones before it, newest first."""
+    """Return Spark's own version, followed by the versions in `published` that are older than it, in the same order."""
     return [spark_version, *(v for v in published if _version_numbers(v) < _version_numbers(spark_version))]
 
 

@@ -1,7 +1,7 @@
-"""Check, without starting Spark, whether it will have the connector for files in an object store.
+"""Check, before Spark starts, whether Spark will have the connector for files in an object store.
 
-s3a://bucket/…   org.apache.hadoop:hadoop-aws        in the version of Spark's Hadoop
-abfss://…        org.apache.hadoop:hadoop-azure      in the version of Spark's Hadoop
+s3a://bucket/…   org.apache.hadoop:hadoop-aws        of the same version as Spark's Hadoop
+abfss://…        org.apache.hadoop:hadoop-azure      of the same version as Spark's Hadoop
 gs://bucket/…    com.google.cloud.bigdataoss:gcs-connector
 """
 
@@ -46,7 +46,7 @@ def find_unreadable_sources(pipeline: Pipeline) -> Iterator[str]:
 
 
 def _scheme(connection: Connection, source: Source) -> str | None:
-    """Return the URI scheme that Spark reads a source with, in Spark's spelling."""
+    """Return the URI scheme with which Spark reads a source, in Spark's spelling."""
     place = source.query or ""
     if isinstance(connection, IcebergConnection):
         place = connection.options.get("warehouse", "")

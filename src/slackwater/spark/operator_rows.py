@@ -1,4 +1,4 @@
-"""Per operator: the columns that are sent to the shards, pre-aggregation, and typed frames."""
+"""How Spark prepares rows for each kind of operator: columns for the shards, pre-aggregation and typed frames."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _(operator: Operator) -> Operator:
 
 @singledispatch
 def repartition_to_shards(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
-    """Return the rows of `lift_rows` in one partition per shard, in order, possibly with additional columns."""
+    """Distribute the rows of `lift_rows` to one partition per shard, in shard order. Columns may be added."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.repartition_to_shards")
 
 
@@ -148,9 +148,9 @@ def _(operator: Operator, rows: DataFrame, shards: int) -> DataFrame:
 
 @repartition_to_shards.register(StatelessOperator)
 def _(operator: StatelessOperator, rows: DataFrame, shards: int) -> DataFrame:
-    """Reduce the number of partitions without a shuffle: any shard may process any row.
+    """Reduce the number of partitions without a shuffle, because any shard may process any row.
 
-    A repeated task reads the same rows in the same order.
+    A task that Spark repeats reads the same rows in the same order.
     """
     return rows.coalesce(shards)
 

@@ -5,7 +5,7 @@
                                                       FROM (SELECT user, _origin FROM source) AS s
 
 `sqlglot` parses the SQL to find each SELECT that reads `source`, directly, through a CTE or through a derived table.
-`_origin` is inserted before the FROM of each. The rest of the text is unchanged. Spark's analyser checks the result.
+`_origin` is inserted before the FROM of each. The rest of the text is unchanged. Spark's analyzer checks the result.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Star:
     """A `*` in a SELECT list.
 
     Args:
-        owner: The table it belongs to, in lower case; None for all tables.
+        owner: The table to which the star belongs, in lower case; None for all tables.
         position: Where to insert `text`.
         text: The insertion that excludes `_origin` from the star.
     """
@@ -82,7 +82,7 @@ class _Select:
     """A SELECT with a FROM.
 
     Args:
-        position: The start of the FROM; -1 until it was reached.
+        position: The start of the FROM; -1 until the FROM is reached.
         stars: The stars of the SELECT list.
     """
 

@@ -1,4 +1,4 @@
-"""Parse Spark's analysed plan to a tree of nodes, from JSON or from text. Spark Connect returns only text."""
+"""Parse Spark's analyzed plan into a tree of nodes, from JSON or from text. Spark Connect only returns text."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Decide whether Spark pre-aggregates rows of tumbling and hopping windows, or only their shard aggregates them.
 
-    preaggregated   rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
+    pre-aggregated  rows ─▶ partial aggregates ─▶ shuffle ─▶ aggregates ─▶ shuffle ─▶ panes ─▶ shard
     by shard        rows ─▶ shuffle ─▶ rows ─▶ shard: panes
 
 The results are equal. Pre-aggregation is faster with many rows per pane; the other way needs only one shuffle. The
@@ -22,7 +22,7 @@ SKEW = 1.5  # in average shards (an estimate): without pre-aggregation, a larger
 
 @dataclass
 class PreaggregationPolicy:
-    """The choice for the epochs of one engine.
+    """Decides, for each epoch of one engine, whether rows are pre-aggregated.
 
     The first epoch is pre-aggregated, because its keys are unknown and pre-aggregation handles hot keys well.
     """
@@ -33,7 +33,7 @@ class PreaggregationPolicy:
     )  # the operator, and its variant without pre-aggregation
 
     def operator_for_epoch(self, operator: Operator) -> Operator:
-        """Return the operator to use for this epoch: with or without preaggregation."""
+        """Return the operator to use for this epoch: with or without pre-aggregation."""
         if not self._after_shuffle:
             return operator
         if self._converted is None or self._converted[0] is not operator:
@@ -41,7 +41,7 @@ class PreaggregationPolicy:
         return self._converted[1]
 
     def observe(self, reports: Sequence[IngestReport]) -> None:
-        """Choose for the next epoch, from the shards' reports about this one."""
+        """Decide for the next epoch, based on the reports of the shards about the current one."""
         rows, panes = [r.rows for r in reports], sum(r.panes for r in reports)
         if panes:
             self._after_shuffle = sum(rows) < MANY_ROWS_PER_PANE * panes and max(rows) * len(rows) < SKEW * sum(rows)

@@ -1,6 +1,6 @@
-"""Handle the rows that an epoch rejects: bad rows, rows that cannot be stored, and late rows of preaggregated windows.
+"""Handle the rows that an epoch rejects: bad rows, unstorable rows, and late rows of pre-aggregated windows.
 
-If there are any, they are read again to get the reasons, a few samples, and dead letters.
+Rejected rows are read again to get the reasons, a few samples, and dead letters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RejectedRowHandler:
     rows: RowQueryBuilder
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Return the outcome with samples and dead letters of the rejected rows, which are read again for this."""
+        """Read the rejected rows again, and return the outcome with samples and dead letters of them."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
         staged: list[LetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":
@@ -65,7 +65,7 @@ class RejectedRowHandler:
     def _write_late(self, read: TimedRows, task: ShardTask) -> list[LetterFile]:
         """Write the dead letters of late rows, in a second job over the output of the SQL.
 
-        Whether a row is late depends only on its time and the watermark.
+        This is possible because only the event time and the watermark determine whether a row is late.
         """
         late = epoch_sql.is_earlier_sql(task.operator.late_before(task.watermark))
         keys = task.operator.keys if isinstance(task.operator, WindowOperator) else ()
@@ -83,7 +83,7 @@ class RejectedRowHandler:
     def _unfit(
         self, read: TimedRows, outcome: IngestOutcome, task: ShardTask
     ) -> tuple[list[UnstorableRows], list[LetterFile]]:
-        """Read unstorable rows again, for the reasons, a few samples, and their dead letters.
+        """Read unstorable rows again, and return the reasons with a few samples, and the dead letters.
 
         Raises EpochError if their number differs from the first reading.
         """

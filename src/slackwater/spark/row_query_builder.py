@@ -34,7 +34,7 @@ LETTER_NUMBER = "__letter"  # hidden column: the number of a row's dead letter, 
 class TimedRows:
     """The rows of a batch with `_event_ts` and `__bad`, by source.
 
-    `split`: the idle partitions of each source. `tagged`: rows carry the number of their source.
+    `split`: the idle partitions of each source. `tagged`: whether rows carry the number of their source.
     """
 
     timed: Mapping[str, DataFrame]
@@ -51,9 +51,9 @@ class RowQueryBuilder:
         pipeline: The pipeline that contains the step.
         logic: The operator of the step.
         times: The SQL of the event time, by source.
-        sql: The SQL of each input path (by its key) that carries `_origin`, if late rows are kept.
+        sql: The SQL that carries `_origin`, by the key of the input path. Empty if late rows are not kept.
         end: The SQL for the end of a row's gap, if each row has its own gap.
-        expressions: The cache for the expressions.
+        expressions: A cache of Spark expressions.
     """
 
     session: SparkSession
@@ -169,7 +169,10 @@ class RowQueryBuilder:
 
 
 def _by_idleness(rows: DataFrame, index: int, sources: int, idle: Sequence[str]) -> list[tuple[int, DataFrame]]:
-    """Return the rows with their tags: the index of the source, or an index after all sources for its idle partitions."""
+    """Split rows by whether their partition is idle, and return both parts with their tags.
+
+    The tag is the index of the source; for idle partitions, it is `sources` higher.
+    """
     if not idle:
         return [(index, rows)]
     listed = ", ".join("'" + p.replace("'", "\\'") + "'" for p in idle)

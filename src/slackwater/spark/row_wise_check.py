@@ -1,13 +1,13 @@
-"""Check with Spark's own analyser that SQL is row-wise: its output for a row depends only on that row and on lookups.
+"""Check with Spark's own analyzer that SQL is row-wise: its output for a row depends only on that row and on lookups.
 
-An allow list decides. Any other plan node or expression is rejected.
+Plan nodes and expressions that are not on an allow list are rejected.
 
     Project ─▶ Filter ─▶ Join ─┬▶ View source       rows of `source`: read and output in the same epoch
                                └▶ View users        lookups, tables, VALUES: equal in every epoch
 
-Classic Spark returns the analysed plan as JSON, so every node and expression is checked. Spark Connect returns it only
-as text, in which a literal may look like an expression. There, nodes are checked in the text, and expressions are
-checked by the parser that `check` uses.
+Classic Spark returns the analyzed plan as JSON, so every node and expression is checked. Spark Connect returns it only
+as text, in which a literal may look like an expression. So over Connect, the nodes are checked in the text, and the
+parser that `slackwater check` uses checks the expressions.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ _CLOCK_CAST = re.compile(r"cast\(\s*(?:now|today|tomorrow|yesterday)\b[^()]* as 
 def find_statement(session: SparkSession, sql: str) -> str | None:
     """Return the first word of a text that is a statement instead of a query; None for a query. The text is not run.
 
-    Raises Spark's own errors. Over Connect the text is put in parentheses, in which only a query is valid. So the first
-    word is enough there.
+    Raises Spark's own errors. Over Connect, the first word decides: the text is later put in parentheses, in which only
+    a query is valid.
     """
     word = _first_word(sql)
     if spark_connect.is_connect(session):
         return word if word in STATEMENTS else None
     state = session._jsparkSession.sessionState()
     parsed = state.sqlParser().parsePlan(sql)
-    if str(parsed.getClass().getSimpleName()).startswith(_SCRIPTS):  # analysing these would run them
+    if str(parsed.getClass().getSimpleName()).startswith(_SCRIPTS):  # analyzing these would run them
         return word
     assert session._jvm is not None
     skip: Any = session._jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP()
@@ -110,7 +110,7 @@ def find_forbidden_parts(
 ) -> set[str]:
     """Return the parts of a DataFrame's plan that are not row-wise, by the names that users know.
 
-    `bounds`: columns of `view` by which rows may be grouped. The plan reads `view`.
+    `view`: a DataFrame that the plan reads. `bounds`: the columns of `view` by which rows may be grouped.
     """
     plan = frame._jdf.queryExecution().analyzed()
     root = plan_nodes.parse_json(plan.toJSON())
@@ -238,7 +238,7 @@ class _PlanWalker:
             self.forbidden.add(f"{to.upper()} '{text.strip()}'")
 
     def _encryption(self, arguments: list[tuple[Mapping[str, Any], ...]]) -> None:
-        """Detect AES encryption without an explicit initialisation vector: Spark then picks a random one."""
+        """Detect AES encryption without an explicit initialization vector: Spark then picks a random one."""
         mode, vector = arguments[2], arguments[4]
         constant = [str(e.get("value")) for e in vector if plan_nodes.read_class_name(e) == "Literal"]
         if constant == [""] and str(mode[0].get("value")).upper() != "ECB":

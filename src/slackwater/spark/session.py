@@ -1,4 +1,4 @@
-"""Spark sessions: one that we start, without start-up output, or a private session on the caller's Spark."""
+"""Spark sessions: start Spark without start-up output, or open a private session on the caller's Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _starting = False
 
 
 def is_spark_starting() -> bool:
-    """Return whether Spark is being started. Until then nothing has been read, and Spark's process ends with this one."""
+    """Return whether Spark is being started. During the start nothing is read, and Spark's process ends with this one."""
     return _starting
 
 
@@ -95,7 +95,7 @@ def _failure_reason(error: Exception, log: Path) -> str:
 
 @contextmanager
 def mark_spark_starting() -> Iterator[None]:
-    """Make `is_spark_starting` return True in this context."""
+    """Make `is_spark_starting` return True within this context."""
     global _starting
     _starting = True
     try:
@@ -117,7 +117,7 @@ def _drop_ended_spark() -> None:
 
 
 def _silence_error_logs() -> None:
-    """Stop PySpark from logging Java stack traces of failed analyses. We report the raised error."""
+    """Stop PySpark from logging Java stack traces when Spark rejects a query. The raised error is reported anyway."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -126,7 +126,7 @@ def _silence_error_logs() -> None:
 
 @contextmanager
 def _keep_interrupt_handler() -> Iterator[None]:
-    """Keep the caller's SIGINT handler. PySpark installs its own, which would kill the epoch in progress."""
+    """Keep the caller's SIGINT handler within this context. PySpark's handler would kill the epoch in progress."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -139,7 +139,7 @@ def _keep_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _stderr_to_file() -> Iterator[Path]:
-    """Redirect the standard error of the Java process to a file. That of this process is unchanged."""
+    """Redirect the standard error of the Java process, but not that of this process, to a file."""
     with tempfile.NamedTemporaryFile(prefix="slackwater-spark-", suffix=".log", delete=False) as file:
         path = Path(file.name)
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Statistics of a source's rows in an epoch: the number of rows and bad rows, and the newest time with its location."""
+"""Statistics of a source's rows in an epoch: row counts, bad rows, and the newest event time with its location."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def fingerprint_sql() -> str:
 def statistics_columns(timed: DataFrame, partitions: Mapping[str, int], usable_only: bool) -> list[Any]:
     """Return the aggregates over a source's rows.
 
-    If `usable_only` is false, they ignore `__bad`, which is faster, and correct as long as no row is bad. The columns
-    for a row's location give that of the newest row.
+    If `usable_only` is false, the newest times include bad rows. This is faster, and correct as long as no row is bad.
+    The column `place` is the location of the newest row.
     """
     F, columns = spark_connect.sql_functions(timed), timed.columns  # noqa: N806
     event_us = F.expr(
@@ -83,7 +83,7 @@ def statistics_from_footers(stats: ColumnStats | None, unit_us: int, first: int,
         last: The last usable time in microseconds.
 
     Returns:
-        None if rows could be bad for any reason other than a missing time.
+        The statistics. None if rows could be bad for any reason other than a missing time.
     """
     if stats is None or bool(unit_us) == bool(stats.unit_us):
         return None
@@ -181,7 +181,10 @@ def _describe_location(
 
 
 def find_newest_spans(timed: DataFrame, jump_us: int, partitioned: bool) -> dict[str, tuple[Span, ...]]:
-    """Return the newest event times in spans shorter than `jump_us`, for each partition and for the whole source."""
+    """Return the newest event times as spans, for each partition and for the whole source (under the name "").
+
+    Each span is shorter than `jump_us`.
+    """
     F = spark_connect.sql_functions(timed)  # noqa: N806
     by = "concat(_topic, '-', _partition)" if partitioned else "''"
     times = timed.where("__bad IS NULL").selectExpr(f"{by} AS p", "unix_micros(_event_ts) AS t")

@@ -1,4 +1,4 @@
-"""Start-up checks of schemas, event time and SQL by Spark's analyser, before any data is read.
+"""Check schemas, event time and SQL with Spark's analyzer at the start, before any data is read.
 
 The SQL of a stage must be row-wise: its output for a row may depend only on that row and on lookups.
 """
@@ -49,7 +49,7 @@ def event_time_expression(
 
     Args:
         pipeline: The pipeline.
-        session: The session to analyse the expression with.
+        session: The session that analyzes the expression.
         source: The name of the source.
         frame: A DataFrame with the columns of the source.
         has_clock: Use the epoch's clock reading (`CLOCK`) if no event time is configured.
@@ -83,7 +83,7 @@ def event_time_expression(
 
 
 def _error_reason(error: Exception) -> str:
-    """Return the reason of an error without Spark's suggestions, because the message lists all names anyway."""
+    """Return the reason for an error without Spark's suggestions, because the message lists all names anyway."""
     return re.sub(r"\s*Did you mean one of the following\?.*$", "", spark_error_reason(error))
 
 
@@ -96,7 +96,7 @@ def run_sql(
 ) -> DataFrame:
     """Apply the SQL of an input path to rows with `_event_ts`. Returns the rows unchanged if there is no SQL.
 
-    `texts` are used instead of the config's SQL. They carry `_origin`.
+    `texts`: SQL that also carries `_origin`, to use instead of the config's SQL.
     """
     for sql in [sql for _, sql in pipeline.sql_chain(input_path)] if texts is None else texts:
         rows = _run_query(session, rows, sql)
@@ -111,14 +111,14 @@ def _run_query(session: SparkSession, rows: DataFrame, sql: str) -> DataFrame:
 
 
 def _statement(session: SparkSession, rows: DataFrame, sql: str) -> str | None:
-    """Return the first word of a text that is a statement instead of a query. The text is analysed, but not run."""
+    """Return the first word of a text that is a statement instead of a query. The text is analyzed, but not run."""
     if not spark_connect.is_connect(session):
         rows.createOrReplaceTempView("source")
     return row_wise_check.find_statement(session, sql)
 
 
 def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, frame: DataFrame) -> dict[str, Field]:
-    """Analyse the SQL of an input path over its input columns, and return its output columns.
+    """Analyze the SQL of an input path over its input columns, and return its output columns.
 
     Raises StartError if the SQL is not valid or not row-wise.
     """
@@ -225,7 +225,7 @@ def add_origin_to_sql(
 ) -> tuple[str, ...] | None:
     """Return the SQL of an input path, rewritten so that its output also has `_origin`. None if there is no SQL.
 
-    Used for `late_data = "dlq"`, after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
+    This is needed for `late_data = "dlq"`. Call it after `check_sql`. Raises StartError if the SQL cannot carry `_origin`.
     """
     where = f'{pipeline.name}: source "{input_path.origin}"'
     if ORIGIN in map(str.lower, frame.columns):

@@ -1,4 +1,4 @@
-"""Check in Spark's analysed plan (JSON) whether a GROUP BY or an OVER clause groups rows by a bound of their window.
+"""Check in Spark's analyzed plan (JSON) whether a GROUP BY or an OVER clause groups rows by a bound of their window.
 
     source: window_start#7, user#8, n#9
     Project [window_start#7 AS begin#12, n#9]               begin#12 is window_start#7 under another name
@@ -34,7 +34,7 @@ def expression_ids(view: DataFrame, names: Iterable[str]) -> frozenset[int]:
 
 
 def add_renamed_ids(nodes: Sequence[Node], columns: frozenset[int]) -> frozenset[int]:
-    """Return the ids of these columns and of all their renames within a plan."""
+    """Return the ids of these columns, and of all columns of a plan that are renames of them."""
     if not columns or any(_node_kind(node) == "Union" for node in nodes):
         return frozenset()
     renamed = {}

@@ -4,9 +4,9 @@ Returning pages to the system and faulting them in again costs more than a tenth
 rows: glibc's (NumPy, compiled loops) and the jemalloc of Polars. Both are configured to keep pages, up to a limit.
 
 Spark's worker runs the garbage collector after every task, over all objects. The modules that tasks need have 165,000
-of them, which takes as long as an epoch of a few thousand rows. So objects that exist after the first tasks are frozen.
-Spark 4.0 also invalidates the caches of all importers before every task. The importers of its own zip files then look
-up a thousand names again.
+objects, so a collection takes as long as an epoch of a few thousand rows. Therefore, objects that exist after the first
+tasks are frozen. Spark 4.0 also invalidates the caches of all importers before every task. The importers of Spark's own
+zip files then look up a thousand names again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def keep_freed_memory() -> None:
 def freeze_objects() -> None:
     """Freeze all live objects after the first, second, fourth, eighth, … task of a process.
 
-    Later tasks import more modules, so once is not enough. Little garbage is frozen by mistake.
+    Freezing once is not enough, because later tasks import more modules. Little garbage is frozen by mistake.
     """
     global _tasks
     _tasks += 1

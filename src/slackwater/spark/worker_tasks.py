@@ -1,4 +1,4 @@
-"""The code that runs in Spark's Python workers: a task over one partition, with the transfer of its input and report.
+"""The code that runs in Spark's Python workers: one task per partition, and the transfer of its input and report.
 
 partition of a job ─▶ one Arrow table ─▶ task ─▶ its report as text, or an error of this project with its class name
 """
