@@ -5,190 +5,39 @@ The model is `naive_oracle.py`, which shares no code with the engine. `SLACKWATE
 
 from __future__ import annotations
 
-import datetime as dt
-import os
-from collections.abc import Iterable, Sequence
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.laws.generators.contract_scripts import (
+    CAP,
+    EVERY,
+    GAP,
+    IDLE,
+    KINDS,
+    LAW,
+    MS,
+    PANES,
+    SCHEMA,
+    VALUES,
+    ascending,
+    check_identities,
+    check_order,
+    check_row_count,
+    cut,
+    jittered,
+    rows_inputs,
+    spec_of,
+    table,
+    two_sources,
+    window_of,
+)
 from tests.laws.oracles import naive_oracle
 
-from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
-from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
-
-LAW = settings(
-    max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
-MS = 1000
-GAP, CAP, DURATION, HOP, OFFSET, IDLE = 5, 20, 12, 5, -2, 1000  # milliseconds
-KINDS = ("tumbling", "hopping", "session")
-PANES = ("tumbling", "hopping")
-COUNTED = [("n", "count", None), ("ids", "sum", "id")]
-NAN, INF = float("nan"), float("inf")
-
-
-def spec_of(
-    kind: str,
-    keys: Sequence[str] = ("u",),
-    aggregations: Sequence[tuple[str, str, str | None]] = COUNTED,
-    cap: int = CAP,
-) -> naive_oracle.Spec:
-    given_ = {
-        "session": {"gap_us": GAP * MS, "cap_us": cap * MS},
-        "tumbling": {"duration_us": DURATION * MS},
-        "hopping": {"duration_us": DURATION * MS, "hop_us": HOP * MS, "offset_us": OFFSET * MS},
-    }[kind]
-    return naive_oracle.Spec(kind, keys, aggregations, **given_)
-
-
-def window_of(spec: naive_oracle.Spec, **more: Any) -> Window:
-    """Return the window of a spec as a user writes it."""
-    shape = {
-        "session": {"gap_ms": spec.gap_us // MS, "max_session_duration_ms": spec.cap_us // MS},
-        "tumbling": {"duration_ms": spec.duration_us // MS, "max_groups_per_window": 1000},
-        "hopping": {
-            "duration_ms": spec.duration_us // MS,
-            "hop_ms": spec.hop_us // MS,
-            "offset_ms": spec.offset_us // MS,
-            "max_groups_per_window": 1000,
-        },
-    }[spec.kind]
-    exact = {"mode": "exact", "max_distinct_values_per_group": 1000}
-    aggregations = [
-        Aggregation(agg=a, column=c, as_=n, **(exact if a == "count_distinct" else {})) for n, a, c in spec.aggregations
-    ]
-    given_ = {
-        "group_by": list(spec.group_by),
-        "aggregations": aggregations,
-        "source_idleness_ms": IDLE,
-        **shape,
-    }
-    return Window(kind=spec.kind, **{**given_, **more})
-
-
-def table(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Rows to compare: sorted, without session ids and epochs, NaN as a word, zero without a sign."""
-    drop = ("session_id", "_epoch")
-    return sorted(
-        repr(sorted((k, naive_oracle.hashable_value(v)) for k, v in r.items() if k not in drop)) for r in rows
-    )
-
-
-def check_row_count(result: LocalResult, rows_in: int, bad: int = 0) -> None:
-    c = result.counters
-    assert (c.rows_in, c.rows_bad) == (rows_in, bad)
-    assert c.rows_sql + c.rows_bad == c.rows_used + c.rows_late + c.rows_refused + c.rows_bad
-    assert c.rows_sql == rows_in - bad
-
-
-def check_order(result: LocalResult, keys: Sequence[str]) -> None:
-    """Rows of one epoch: (window_start, keys; NULL first, NaN last); epochs ascend."""
-    got = [(r["_epoch"], r["window_start"], *(naive_oracle.sort_rank(r[k]) for k in keys)) for r in result.rows]
-    assert got == sorted(got)
-
-
-def check_identities(result: LocalResult, keys: Sequence[str]) -> None:
-    names = [(r["window_start"], *(naive_oracle.hashable_value(r[k]) for k in keys)) for r in result.rows]
-    assert len(set(names)) == len(names), "one identity was emitted twice"
-
-
-# -- what the rows are made of ---------------------------------------------------------------------------------------
-
-VALUES: dict[str, tuple[str, list[Any]]] = {
-    "i": ("int", [None, 0, 7, -(1 << 31), (1 << 31) - 1]),
-    "x": ("bigint", [None, 0, 5, -(1 << 40), 1 << 40]),
-    "f": ("double", [None, NAN, -0.0, 0.0, 2.5, -1.25, INF]),
-    "d": (
-        "decimal(10,2)",
-        [None, Decimal("0.01"), Decimal("-99999999.99"), Decimal("99999999.99"), Decimal("0.00")],
-    ),
-    "s": ("string", [None, "", "a", "B", "é"]),
-    "b": ("boolean", [None, True, False]),
-    "t": ("timestamp", [None, -1, 0, 1_600_000_000_000_001]),
-    "y": ("date", [None, dt.date(1969, 12, 31), dt.date(2024, 2, 29)]),
-    "z": ("binary", [None, b"", b"\x00", b"\xff"]),
-}
-SCHEMA = {"id": "bigint", "u": "string", **{c: t for c, (t, _) in VALUES.items()}}
-NUMBERS = ("i", "x", "f", "d")
-EVERY = [*COUNTED] + [
-    (f"{agg}_{c}", agg, c)
-    for c in VALUES
-    for agg in (
-        "count",
-        "min",
-        "max",
-        "first",
-        "last",
-        "count_distinct",
-        *(("sum", "avg") if c in NUMBERS else ()),
-    )
-]
-STEP_US = st.sampled_from(
-    [
-        0,
-        0,
-        1,
-        MS,
-        GAP * MS - 1,
-        GAP * MS,
-        GAP * MS + 1,
-        DURATION * MS,
-        (CAP - GAP) * MS,
-        CAP * MS - 1,
-        CAP * MS,
-        40 * MS,
-    ]
-)
-
-
-@st.composite
-def ascending(draw: st.DrawFn, most: int = 24, values: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Rows in event-time order from before 1970 on; `id` is a power of two, so that a sum names its rows."""
-    time_us = draw(st.sampled_from([-60 * MS, -(CAP + 1) * MS, -1, 0, OFFSET * MS, 3 * MS]))
-    rows = []
-    for n in range(draw(st.integers(1, most))):
-        time_us += draw(STEP_US)
-        row = {"ts": time_us, "id": 1 << n, "u": draw(st.sampled_from(["a", "a", "b", None]))}
-        rows.append(row | {c: draw(st.sampled_from(VALUES[c][1])) for c in values})
-    return rows
-
-
-@st.composite
-def cut(draw: st.DrawFn, rows: Sequence[Any]) -> list[list[Any]]:
-    """Micro-batches, some of them empty."""
-    edges = sorted(draw(st.lists(st.integers(0, len(rows)), max_size=6)))
-    return [list(rows[a:b]) for a, b in zip([0, *edges], [*edges, len(rows)], strict=True)]
-
-
-@st.composite
-def jittered(draw: st.DrawFn, rows: Sequence[Any], lateness_ms: int) -> list[Any]:
-    """An arrival order in which no row is behind `newest seen - lateness`."""
-    delay = draw(st.lists(st.integers(0, lateness_ms * MS), min_size=len(rows), max_size=len(rows)))
-    return [r for _, r in sorted(zip(delay, rows, strict=True), key=lambda p: p[0] + p[1]["ts"])]
-
-
-@st.composite
-def two_sources(draw: st.DrawFn, rows: Sequence[Any], quiet: bool = True) -> list[RowsInput | Quiet]:
-    """A script over sources a and b: batches of either or both, empty ones, and quiet times around the idleness."""
-    script: list[RowsInput | Quiet] = []
-    for batch in draw(cut(rows)):
-        a = [r for r in batch if draw(st.booleans())]
-        script.append(RowsInput({"a": a, "b": [r for r in batch if r not in a]}))
-        if quiet and draw(st.integers(0, 2)) == 0:
-            script.append(Quiet(draw(st.sampled_from([1, IDLE - 1, IDLE, 2 * IDLE]))))
-    return script
-
-
-def rows_inputs(epochs: Iterable[Sequence[Any]]) -> list[RowsInput]:
-    return [RowsInput({"a": e}) for e in epochs]
-
+from slackwater.testing.script import KILL_POINTS, START_US, Crash, Quiet, RowsInput, run_local
 
 # -- the answer ------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_contract import IDLE, LAW, MS, PANES, ascending, cut, rows_inputs, spec_of, two_sources, window_of
-from test_goldens import SCHEMA, SCRIPTS, SHAPES
+from tests.laws.generators.contract_scripts import (
+    IDLE,
+    LAW,
+    MS,
+    PANES,
+    ascending,
+    cut,
+    rows_inputs,
+    spec_of,
+    two_sources,
+    window_of,
+)
+from tests.laws.generators.golden_scripts import SCHEMA, SCRIPTS, SHAPES
 from tests.laws.oracles import naive_oracle
 
 from slackwater.config.window import Aggregation, Window

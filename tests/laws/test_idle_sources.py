@@ -1,6 +1,6 @@
 """Section 2 of the contract on the virtual clock: lateness, the far future, idle sources and partitions, `idle_close_ms`.
 
-Windows of 10 s, a source counts as idle after 60 s of quiet; times below are in seconds. The model is `naive.JudgingOracle`.
+Windows of 10 s, a source counts as idle after 60 s of quiet; times below are in seconds. The model is `naive_oracle.JudgingOracle`.
 """
 
 from __future__ import annotations
@@ -11,31 +11,26 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_contract import LAW, SCHEMA, ascending, check_row_count, spec_of, table, two_sources, window_of
+from tests.laws.generators.contract_scripts import (
+    LAW,
+    SCHEMA,
+    ascending,
+    check_row_count,
+    spec_of,
+    table,
+    two_sources,
+    window_of,
+)
+from tests.laws.generators.short_windows import S, rows_at, window
 from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
 
-from slackwater.config.window import Aggregation, Window
+from slackwater.config.window import Window
 from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
 
-S = 1_000_000
 USERS = {"u": "string"}
 BOTH = ("a", "b")
 Script = Sequence[RowsInput | Quiet | Crash]
-
-
-def window(kind: str = "tumbling", **more: Any) -> Window:
-    shape: dict[str, Any] = {
-        "tumbling": {"duration_ms": "10s", "max_groups_per_window": 100},
-        "hopping": {"duration_ms": "10s", "hop_ms": "5s", "max_groups_per_window": 100},
-        "session": {"gap_ms": "10s", "max_session_duration_ms": "1h"},
-    }[kind]
-    count = Aggregation(agg="count", as_="n")
-    return Window(**{"kind": kind, "group_by": ["u"], "aggregations": [count], **shape, **more})
-
-
-def rows_at(*seconds: float, partition: str | None = None) -> list[dict[str, Any]]:
-    return [{"ts": int(s * S), "u": "x"} | ({"partition": partition} if partition else {}) for s in seconds]
 
 
 def run(script: Script, given_: Window | None = None, sources: Sequence[str] = BOTH, **more: Any) -> LocalResult:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_idle_sources import S, rows_at, window
+from tests.laws.generators.short_windows import S, rows_at, window
 from tests.support.case_selection import select_cases
 
 from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local

@@ -14,7 +14,7 @@ from tests.support.dependencies import require_dependency
 TESTS = Path(__file__).resolve().parents[1]
 ROOT = TESTS.parent
 FILES = sorted(TESTS.rglob("*.py"))
-NAMED = re.compile(r"\btests(?:\.\w+)*\.(?:test_\w+|conftest)\b")
+NAMED = re.compile(r"\b(?:tests(?:\.\w+)*\.)?(?:test_\w+|conftest)\b")
 
 
 def imported_tests(text: str) -> list[str]:
@@ -37,6 +37,7 @@ def test_no_test_imports_another(path: Path) -> None:
 def test_imports_of_tests_are_found() -> None:
     text = "from tests.unit import test_a, x\nimport tests.unit.test_b\nfrom tests.spark.test_c import y\nS = '''\nfrom tests.e2e.test_d import z\n'''"
     assert imported_tests(text) == [f"tests.{n}" for n in ("e2e.test_d", "spark.test_c", "unit.test_a", "unit.test_b")]
+    assert imported_tests("from test_e import x\nimport test_f") == ["test_e", "test_f"]
     assert imported_tests("from tests.support.tests import test\nfrom tests.laws import naive") == []
 
 
