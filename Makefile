@@ -1,4 +1,4 @@
-# Slackwater: one command each. Everything installs itself into .venv on first use.
+# Targets for development. The first use of any of them installs everything into .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,37 +8,37 @@ SEED ?= 1
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-kafka test test-all test-spark lint check bench bench-compare bench-peers faults docs reference format clean
 
-help:            ## this list
+help:            ## prints this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Slackwater needs Python 3.11 or later: make PYTHON=python3.12 …"; exit 1; }
-	@java -version >/dev/null 2>&1 || { echo "Slackwater needs Java 17 or later on the path (Spark runs on it)"; exit 1; }
-	@echo "Installing Slackwater and what it needs into $(VENV), once: about 1.5 GB (Spark is the most of it), 1 to 5 minutes"
+	@java -version >/dev/null 2>&1 || { echo "Slackwater needs Java 17 or later on the path, because Spark runs on it"; exit 1; }
+	@echo "Installing Slackwater and its dependencies into $(VENV), once: about 1.5 GB, most of it Spark; 1 to 5 minutes"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@$(BIN)/slackwater prepare || true # starts go on without it
+	@$(BIN)/slackwater prepare || true # optional: starts also work without it, but are slower
 	@$(BIN)/python -m compileall -q src tests # the tests start hundreds of processes
 	@touch $(READY)
 	@echo "Installed: $$($(BIN)/slackwater --version), as $(BIN)/slackwater"
 
-demo: $(READY)   ## sessions and tumbling windows over a generated click stream
+demo: $(READY)   ## computes sessions and tumbling windows over a generated click stream
 	@$(BIN)/slackwater demo
 
-demo-kafka: $(READY) ## Kafka to Postgres, with a runner that is killed on the way
+demo-kafka: $(READY) ## runs a pipeline from Kafka to Postgres and kills its runner twice
 	@$(BIN)/slackwater demo-kafka
 
-# One session of Spark, one broker and one database per worker; the long files first, so that both end together.
+# Each pytest worker has one Spark session, one broker and one database. Long test files run first, so that both workers end together.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) --durations=20 --durations-min=5
 
-test: $(READY)   ## a test of each promise at least, two files at a time, shuffled (SEED=2 gives another order)
+test: $(READY)   ## runs at least one test of each promise, two files at a time, in random order (SEED=2 gives another order)
 	@SLACKWATER_LAWS_EXAMPLES=5 $(PYTEST) -m "not exhaustive"
 
-test-all: $(READY) ## every case of every test; needs RabbitMQ and Chromium beside Python and Java
+test-all: $(READY) ## runs every case of every test; also needs RabbitMQ and Chromium
 	@SLACKWATER_TEST_ALL=1 $(PYTEST)
 
-# Another version of Spark, in an environment of its own that finds everything else in .venv behind its own PySpark.
-# PySpark before 4.1 leaves sockets to the garbage collector, and its client of Connect takes no protobuf after 6.
+# Another version of PySpark is installed in a separate environment, which uses .venv for all other packages.
+# PySpark before 4.1 leaves sockets to the garbage collector, and its Connect client does not support protobuf 7 or later.
 VERSION ?= 4.0.5
 SPARK_VENV := .venv-spark-$(VERSION)
 SPARK_TESTS ?= tests/spark tests/contract/test_nested_values.py tests/contract/test_time_limits.py tests/e2e/test_connect.py
@@ -51,12 +51,12 @@ $(SPARK_VENV)/.ready: $(READY)
 	  > $$($(SPARK_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/slackwater.pth
 	@touch $@
 
-test-spark: $(SPARK_VENV)/.ready ## the tests of Spark with another version of it: make test-spark VERSION=4.0.2 (ONLY="-m matrix" fewer)
+test-spark: $(SPARK_VENV)/.ready ## runs the Spark tests with another version: make test-spark VERSION=4.0.2 (ONLY="-m matrix" runs fewer)
 	@SLACKWATER_LAWS_EXAMPLES=10 $(SPARK_VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --randomly-seed=$(SEED) \
 	  -W "ignore:unclosed <socket:ResourceWarning" -W ignore::pytest.PytestUnraisableExceptionWarning \
 	  $(or $(ONLY),-m "not exhaustive") $(SPARK_TESTS)
 
-lint: $(READY)   ## lint, types, import contracts, English
+lint: $(READY)   ## checks style, types, import contracts and English
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -64,34 +64,34 @@ lint: $(READY)   ## lint, types, import contracts, English
 	@$(BIN)/python -m tools.english
 	@found=$$($(BIN)/python -m pytest -qq --collect-only) || { echo "$$found"; exit 1; }
 
-check: lint      ## lint, and the fast tests
+check: lint      ## runs lint and the fast tests
 	@$(BIN)/python -m pytest -q tests/unit
 
-bench: $(READY)  ## Slackwater beside Spark's own stateful operators; RELEASE=0.1.0 keeps the figures
+bench: $(READY)  ## compares Slackwater with Spark's own stateful operators; RELEASE=0.1.0 keeps the figures
 	@$(BIN)/python -m benchmarks.run --json benchmarks/results/latest.json $(if $(RELEASE),--keep $(RELEASE))
 
-bench-compare: $(READY) ## two runs beside each other: make bench-compare OLD=benchmarks/results/0.1.0.json NEW=benchmarks/results/latest.json
+bench-compare: $(READY) ## compares two runs: make bench-compare OLD=benchmarks/results/0.1.0.json NEW=benchmarks/results/latest.json
 	@$(BIN)/python -m benchmarks.compare $(OLD) $(NEW) $(if $(UNLIKE),--unlike)
 
-bench-peers: $(READY) ## Slackwater beside Flink and Kafka Streams, which are fetched; needs a JDK
+bench-peers: $(READY) ## compares Slackwater with Flink and Kafka Streams, which it fetches; needs a JDK
 	@$(BIN)/python -m benchmarks.peers --json benchmarks/results/latest-peers.json
 
-faults: $(READY) ## kill -9 at every named step and at random, for every store and target, on one machine and a cluster; writes docs/faults.md
+faults: $(READY) ## kills a pipeline with SIGKILL at every named step and at random, on one machine and on a cluster; writes docs/faults.md
 	@SLACKWATER_KILLS=20 $(BIN)/python -m pytest -q -s tests/e2e/test_kill.py tests/e2e/test_iceberg_kill.py
 	@$(BIN)/python -m tests.e2e.matrices.kill_matrix --events 200000 --random 50 --write docs/faults.md
 	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --kills 5 --write docs/faults.md
 	@$(BIN)/python -m tests.e2e.matrices.cluster_matrix --bucket-only --kills 50 --faults 200 --write docs/faults.md
 
-docs: $(READY)   ## the docs as a site, in site/: open site/index.html
+docs: $(READY)   ## builds the docs as a site: open site/index.html
 	@$(BIN)/python -m zensical build --strict --clean
 	@echo "site/index.html"
 
-reference: $(READY) ## write the pages and pictures of docs/ that are made from the code
+reference: $(READY) ## generates the pages and pictures of docs/ that come from the code
 	@$(BIN)/python -m docgen
 
-format: $(READY) ## rewrite the sources in the house format
+format: $(READY) ## formats the sources
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-clean:           ## remove the environment and caches
+clean:           ## removes the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,9 +1,9 @@
-"""A pipeline as a Dagster asset: each run reads what is there now, and a check says whether the data is fresh.
+"""A pipeline as a Dagster asset: each run reads the available input, and a check tests whether the data is fresh.
 
     SLACKWATER_PIPELINE=/etc/slackwater/pipeline.toml dagster dev -f deploy/dagster/orders.py
 
-Slackwater is asked by its command, so it may be installed elsewhere than Dagster. Two runs at a time do no harm, since the second is
-refused by the lock of the state; the pool keeps it from being tried. Windows that are not over stay in the state until the next run.
+This file calls the command `slackwater`, which may be installed in another environment than Dagster. The lock of the state refuses
+a second run at the same time, and the pool prevents the attempt. Open windows stay in the state until the next run.
 """
 
 import json
@@ -19,12 +19,12 @@ import dagster as dg
 
 COMMAND = os.environ.get("SLACKWATER", "slackwater")
 FILE = os.environ.get("SLACKWATER_PIPELINE", "/etc/slackwater/pipeline.toml")
-BEHIND = timedelta(minutes=30)  # the watermark may be behind the clock
+MAX_LAG = timedelta(minutes=30)  # how far the watermark may be behind the clock
 
 
 @contextmanager
-def started(*arguments: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
-    """A command that is told to stop, and waited for, where the run is cancelled: it finishes its epoch first."""
+def start_command(*arguments: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a command. If the run is canceled, stop the command and wait until it has finished its epoch."""
     process = subprocess.Popen([COMMAND, *arguments], text=True, **streams)
     try:
         yield process
@@ -34,46 +34,46 @@ def started(*arguments: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def why() -> dict[str, Any]:
-    """What the last commit says."""
-    with started("why", FILE, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        told, problem = process.communicate()
+def read_report() -> dict[str, Any]:
+    """Return the report of `slackwater why` on the latest commit."""
+    with start_command("why", FILE, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        output, errors = process.communicate()
     if process.returncode:
-        raise dg.Failure(problem.strip() or f"slackwater why ended with {process.returncode}")
-    found: dict[str, Any] = json.loads(told)
-    return found
+        raise dg.Failure(errors.strip() or f"slackwater why ended with exit code {process.returncode}")
+    report: dict[str, Any] = json.loads(output)
+    return report
 
 
 @dg.asset(
     group_name="slackwater",
     pool="orders",
-    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1)),  # of the runs
+    freshness_policy=dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=1)),
 )
 def orders_per_minute(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """All that is there now: read, committed and published, exactly once."""
+    """Read, commit and publish the available input, exactly once."""
     last = ""
-    with started("run", FILE, "--available-now", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with start_command("run", FILE, "--available-now", stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         for line in process.stdout or ():
             last = line.rstrip() or last
             context.log.info(line.rstrip())
     if process.returncode:
         raise dg.Failure(last, metadata={"exit code": process.returncode})
-    found = why()
-    metadata: dict[str, Any] = {"epoch": found["epoch"], "open windows": found["open_windows"]}
-    if found["watermark_us"] is not None:
-        metadata["watermark"] = dg.MetadataValue.timestamp(found["watermark_us"] / 1e6)
+    report = read_report()
+    metadata: dict[str, Any] = {"epoch": report["epoch"], "open windows": report["open_windows"]}
+    if report["watermark_us"] is not None:
+        metadata["watermark"] = dg.MetadataValue.timestamp(report["watermark_us"] / 1e6)
     return dg.MaterializeResult(metadata=metadata)
 
 
 @dg.asset_check(asset=orders_per_minute)
 def is_fresh() -> dg.AssetCheckResult:
-    """The watermark, which says up to when results are complete, is not far behind the clock."""
-    mark = why()["watermark_us"]
-    behind = None if mark is None else time.time() - mark / 1e6
+    """Check that the watermark, up to which results are complete, is not far behind the clock."""
+    watermark_us = read_report()["watermark_us"]
+    lag_s = None if watermark_us is None else time.time() - watermark_us / 1e6
     return dg.AssetCheckResult(
-        passed=behind is not None and behind <= BEHIND.total_seconds(),
+        passed=lag_s is not None and lag_s <= MAX_LAG.total_seconds(),
         severity=dg.AssetCheckSeverity.WARN,
-        metadata={"seconds behind": -1.0 if behind is None else behind, "allowed": BEHIND.total_seconds()},
+        metadata={"seconds behind": -1.0 if lag_s is None else lag_s, "allowed": MAX_LAG.total_seconds()},
     )
 
 

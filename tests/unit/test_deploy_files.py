@@ -290,7 +290,7 @@ def test_a_scheduler_uses_existing_commands(name: str) -> None:
     text = (DEPLOY / name / "orders.py").read_text()
     compile(text, name, "exec")
     run, why = {
-        "dagster": (r'started\("run", FILE, "(--[\w-]+)"', r'started\("why", FILE, "(--[\w-]+)"'),
+        "dagster": (r'start_command\("run", FILE, "(--[\w-]+)"', r'start_command\("why", FILE, "(--[\w-]+)"'),
         "airflow": (r'run "\{FILE\}" (--[\w-]+)', r'"why", FILE, "(--[\w-]+)"'),
     }[name]
     assert parse_options(["run", PIPELINE, *re.findall(run, text)])["available_now"] is True
