@@ -110,11 +110,12 @@ class TargetDestination(CommitModel):
     """Where and how the results of a stage are written. A committed epoch can only be published there.
 
     Args:
-        writer: the name under which the target stores its marker.
-        place: path, table and topic; at most one of them is set.
-        columns, upserts: None if unknown.
-        marks: the marker before this commit and its own, if this commit has rows for the target; otherwise the last
-            marker written. Empty in states of earlier versions.
+        writer: The name under which the target stores its marker.
+        place: The path, the table and the topic of the target; at most one of them is set.
+        columns: The columns of the results; None if unknown.
+        upserts: Whether results replace earlier rows; None if unknown.
+        marks: If this commit has rows for the target, the previous marker and the marker of this commit. Otherwise, the
+            last marker written. Empty in states of earlier versions.
     """
 
     stage: str
@@ -253,7 +254,7 @@ class Commit(CommitModel):
 
     format: StrictInt = Field(default=FORMAT, ge=1, le=FORMAT)
     pipeline: str
-    state_id: Id = ""  # set at the first start: lets targets recognise that a state was started over
+    state_id: Id = ""  # set at the first start: lets targets recognize that a state was started over
     branch: Id = ""  # set when a restored copy is continued separately: replaces `state_id` for targets
     commit_id: Id = ""  # distinguishes commits of the same epoch in diverged histories
     epoch: Annotated[StrictInt, Field(ge=-1, lt=10**18)]
@@ -294,7 +295,7 @@ class Commit(CommitModel):
 
     @property
     def lineage(self) -> str:
-        """Return the id by which targets recognise the state."""
+        """Return the id by which targets recognize the state."""
         return self.branch or self.state_id
 
     @property
@@ -309,7 +310,7 @@ class Commit(CommitModel):
 
     @property
     def published_stages(self) -> list[StageState]:
-        """Return the stages that feed a target; the last stage if no target names one."""
+        """Return the stages whose results are written to a target; the last stage if no target names a stage."""
         target_stages = {t.stage for t in self.targets.values()}
         return [s for s in self.stages if s.name in target_stages] or [self.stages[-1]]
 
@@ -324,7 +325,7 @@ class Commit(CommitModel):
         return [*([LETTERS] if self.letters else []), *(n for n, t in self.targets.items() if t.stage in staged)]
 
     def rows_of(self, part: str) -> int:
-        """Return the number of rows of this epoch for one recipient."""
+        """Return the number of rows that this epoch has for one recipient, `part`."""
         outputs = self.letters if part == LETTERS else self.output_of(self.targets[part].stage)
         return sum(o.rows for o in outputs)
 

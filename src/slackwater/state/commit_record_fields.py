@@ -116,7 +116,7 @@ class LatenessCounters(TypedDict, total=False):
 class CounterTable(TypedDict, total=False):
     """The counters of a stage, or of the whole pipeline, in a commit. `engine.status.Counters` explains each counter.
 
-    New counters must be declared in both.
+    Declare a new counter in both classes.
     """
 
     rows_in: Amount
@@ -165,7 +165,7 @@ OfSides = Annotated[list[list[Column]], Field(min_length=2, max_length=2)]
 
 @with_config(CLOSED)
 class JoinFingerprint(TypedDict):
-    """The settings that the buffered rows of a join depend on. Lists of two are for the left and the right side."""
+    """The settings that the buffered rows of a join depend on. Lists have an entry for the left and the right side."""
 
     kind: Literal["join"]
     outer: list[Side]

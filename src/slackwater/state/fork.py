@@ -4,8 +4,8 @@
                              └─ fork
     sessions-2              41 ─ 42 ─▶ another target, without the results emitted up to 41
 
-Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can tell them
-apart.
+Epochs keep their numbers because dead letters refer to them. The fork has a new state id, so a target can distinguish it
+from the original.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def forked_commit(
     """Return the commit as one of the pipeline `name`, without output.
 
     Args:
-        rename_list: maps the name of a list to its name in the copy.
-        renames: keep the targets, because they hold this pipeline's rows under its old name.
+        rename_list: Maps the name of a list to its name in the copy.
+        renames: Whether to keep the targets, because the copy replaces this pipeline under a new name.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}
     update = {

@@ -28,7 +28,7 @@ class StateTables(Protocol):
 
 @dataclass(frozen=True)
 class Migration:
-    """One step from a format to the next: a description, the record's change, and SQL for the tables of each stage."""
+    """One step from a format to the next: a description, the change to the record, and SQL for the stages' tables."""
 
     description: str
     change: Callable[[Record], Record]
@@ -50,7 +50,10 @@ def migrate_to_2(record: Record) -> Record:
 
 
 def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], Record]:
-    """Apply a change to the record, and to the second stage, which records before format 3 nest as `then`."""
+    """Return a function that applies `change` to a record and to its second stage.
+
+    Records before format 3 contain the second stage as `then`.
+    """
 
     def both(record: Record) -> Record:
         then = record.get("then")
@@ -61,7 +64,10 @@ def _for_both_stages(change: Callable[[Record], Record]) -> Callable[[Record], R
 
 
 def _describe_window(record: Record, emission: Mapping[str, Any]) -> Record:
-    """Return the window and its columns; empty for a join, or if a fingerprint does not determine an aggregation."""
+    """Return a description of the window and its columns, as far as the fingerprint of the record determines them.
+
+    It is empty for a join, or if the fingerprint does not determine an aggregation.
+    """
     written = record["fingerprint"]
     if written.get("kind") not in ("tumbling", "hopping", "session"):
         return {}
@@ -189,7 +195,7 @@ def _stage(name: str, record: Record) -> Record:
 
 
 def with_targets(record: Record) -> Record:
-    """Convert a record of early format 3, whose `destination` described the target of the last stage and dead letters.
+    """Convert a record of early format 3, which had one `destination` for the last stage's results and dead letters.
 
     No released version wrote such records.
     """

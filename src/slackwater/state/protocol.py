@@ -43,7 +43,7 @@ class NoState:
 
 
 class StateReader(Protocol):
-    """Reads the state rows of one shard, by unit."""
+    """Reads the state rows of one shard. All rows with the same `__h` form a unit."""
 
     def units(self, hashes: Int64s) -> pl.DataFrame:
         """Return all rows of the units with these hashes (sorted, unique)."""
@@ -56,7 +56,7 @@ class StateReader(Protocol):
     def nearest(self, after: int, count: int) -> Int64s | None:
         """Return the `count` smallest values of `__due` after `after`, in microseconds.
 
-        Values of replaced versions may be included. None if the store would have to read all rows.
+        Values of replaced versions may be included. Return None if the store would have to read all rows.
         """
         ...
 
@@ -74,12 +74,12 @@ class Snapshot:
     """One commit and its state rows, for readers that do not hold the runner's lock.
 
     Args:
-        published: the last epoch whose output reached all targets, -1 for none.
-        rows_of: see `reader`.
-        read_list: returns the lines of a list that the commit references.
-        buffers_of: see `buffers`.
-        reached: the targets that received this epoch after the commit.
-        check: raises StateError, as a start would, if something else has changed the state's tables.
+        published: The last epoch whose output reached all targets, -1 for none.
+        rows_of: See `reader`.
+        read_list: Returns the lines of a list that the commit references.
+        buffers_of: See `buffers`.
+        reached: The targets that received this epoch after the commit.
+        check: Raises StateError, as a start would, if another program has changed the state's tables.
     """
 
     commit: Commit
@@ -105,7 +105,7 @@ class Snapshot:
 
 
 class StoredRecord(NamedTuple):
-    """The latest commit as it is stored: its format, and its record before any migration."""
+    """The latest commit as stored: its format, and its record before any migration."""
 
     version: int
     record: dict[str, Any]
@@ -131,12 +131,12 @@ class ShardState(Protocol):
     ) -> tuple[SegmentMeta, ...]:
         """Stage new versions of units and return the segments of the shard.
 
-        Nothing is visible until a commit references the returned segments. May run twice for the same epoch.
+        Nothing is visible until a commit references the returned segments. This may run twice for the same epoch.
 
         Args:
-            rows: new versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
-            before: all previous rows of these units.
-            watermark: the current watermark, in microseconds; expired segments may be dropped.
+            rows: New versions, sorted by `__h`; a TOMBSTONE row deletes a unit.
+            before: All previous rows of these units.
+            watermark: The current watermark, in microseconds; expired segments may be dropped.
         """
         ...
 
@@ -150,7 +150,7 @@ class ShardState(Protocol):
         ...
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:
-        """Stage output of the epoch."""
+        """Stage output rows of the epoch, and return their metadata."""
         ...
 
     def buffers(self, logic: CompiledJoin) -> Buffers:
@@ -276,14 +276,14 @@ class StateStore(Protocol):
         The segments differ if staged rows were merged.
 
         Args:
-            commit: the next epoch. `commit.reached` names the targets that `publish` writes to.
-            publish: writes output to targets in the store's transaction. Pass it only if `shares_transaction` is
-                true; other stores ignore it. If a target rejects the rows, the epoch is committed without
-                writing to targets, with an empty `reached`.
+            commit: The commit of the next epoch. `commit.reached` names the targets to which `publish` writes.
+            publish: Writes output to targets in the store's transaction. Pass it only if `shares_transaction` is true;
+                other stores ignore it. If a target rejects the rows, the epoch is committed with an empty `reached`,
+                and nothing is written to the targets.
 
         Raises:
-            FencedError: the epoch does not follow the latest one, or another runner committed it or took over.
-            EpochError: the epoch was not committed, or its outcome is unknown.
+            FencedError: The epoch does not follow the latest one, or another runner committed it or took over.
+            EpochError: The epoch was not committed, or its outcome is unknown.
         """
         ...
 
@@ -292,7 +292,7 @@ class StateStore(Protocol):
 
         Return None while the output of that commit is unpublished, because both pipelines would publish it. Raises
         StateError if the commit does not exist or `name` already has a state, and LockHeldError if `name` is running.
-        `renames`: whether the targets go to the new name.
+        `renames`: whether the copy keeps the targets, because it replaces this pipeline under a new name.
         """
         ...
 
@@ -309,7 +309,7 @@ class StateStore(Protocol):
         ...
 
     def delivered_targets(self) -> frozenset[str]:
-        """Return the targets on record as holding the latest commit."""
+        """Return the targets that are recorded to hold the latest commit."""
         ...
 
     def mark_delivered(self, epoch: int, target: str) -> None:

@@ -1,6 +1,6 @@
 """The history of a pipeline's runs, stored next to its commits: start, end, outcome and error of each run.
 
-    start, with the lock held     ──▶ save_run(run)              no end yet: it is running, or was killed
+    start, with the lock held     ──▶ save_run(run)              no end yet: the run is in progress or was killed
     end, before the lock is freed ──▶ save_run(run with its end) replaces the entry above
 
 Nothing depends on the history: if it is damaged, it counts as empty, and a run continues if its entry cannot be
@@ -28,9 +28,9 @@ Epoch = Annotated[StrictInt, Field(ge=-1, lt=10**18)]
 class Run(BaseModel):
     """One run of a pipeline. Times are microseconds since 1970, UTC.
 
-    `epoch` is the last epoch committed before the run, -1 for none. The fields for its end are None while it runs, and
-    stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` is the reason for
-    a failure.
+    `epoch` is the last epoch committed before the run, -1 for none. The fields for the end are None while the run is in
+    progress, and stay None if the process was killed. `last_epoch` is the last committed epoch at the end. `error` is
+    the reason for a failure.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

@@ -26,8 +26,8 @@ class RequestGuard:
     """ASGI middleware that rejects requests for another host, requests that could write, and requests with a body.
 
     Args:
-        names: names of this server, in addition to `localhost` and IP addresses.
-        option: the command-line option that adds a name, quoted in the error.
+        names: Names of this server, in addition to `localhost` and IP addresses.
+        option: The command-line option that adds a name, quoted in the error.
     """
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:

@@ -49,12 +49,12 @@ def start_server(
     """Serve an application until `stop` is called. Raises StartError if the port cannot be used.
 
     Args:
-        port: the port; 0 selects a free one.
-        service: the name of what is served, for errors.
-        option: the command-line option that sets the port, for errors.
-        names: additional names of this server, from `--allow-host`; see `guard`.
-        most: the maximum number of connections.
-        wait_s: the time limit for a request and for reading a response (seconds).
+        port: The port; 0 selects a free one.
+        service: The name of what is served, for errors.
+        option: The command-line option that sets the port, for errors.
+        names: Additional names of this server, from `--allow-host`; see `guard`.
+        most: The maximum number of connections.
+        wait_s: The time limit for a request and for reading a response (seconds).
     """
     listening = _open_socket(host, port, service, option)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every invalid request

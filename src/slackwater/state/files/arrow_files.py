@@ -62,7 +62,7 @@ class _CountingWriter:
 
 
 def rebuild_empty_lists(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows, with fresh buffers for list columns whose lists are all empty.
+    """Return the rows of `frame`, with fresh buffers for list columns whose lists are all empty.
 
     Polars returns such columns as an empty slice that begins after the end of its buffer. Arrow would then write the
     following columns at wrong positions.

@@ -68,11 +68,11 @@ class BackgroundMerger:
 
     @property
     def epochs(self) -> Collection[int]:
-        """Return the epochs whose files may be merged segments that no commit references yet. These are not garbage."""
+        """Return the epochs whose files must be kept: they may be merged segments that no commit references yet."""
         return {epoch for epoch, _ in (*self._running.values(), *self._done.values())}
 
     def apply_merges(self, stage: int, shard: int, metas: tuple[SegmentMeta, ...]) -> tuple[SegmentMeta, ...]:
-        """Return the segments of a shard with finished merges applied. If a merge failed, its error is raised here."""
+        """Return the segments of a shard with finished merges applied. Raises the error of a merge that failed."""
         for merge in self._collect_finished((stage, shard)):
             metas = merge.apply(metas, self._watermarks[stage])
         return metas
@@ -85,9 +85,9 @@ class BackgroundMerger:
         return self._done.get(stage_shard, (0, []))[1]
 
     def schedule_merges(self, commit: Commit) -> None:
-        """Start merging what has piled up in a new commit, and drop merges that the commit contains.
+        """Start merging the segments that have piled up in a new commit, and drop merges that the commit contains.
 
-        Errors of merging are raised later by `apply_merges`, because they do not affect the commit.
+        An error in a merge does not affect the commit, so `apply_merges` raises it later.
         """
         self._watermarks = [stage.watermark_us for stage in commit.stages]
         segments = {
@@ -116,7 +116,7 @@ class BackgroundMerger:
         )
 
     def close(self) -> None:
-        """Wait for the merge in progress: the state may belong to another runner afterwards."""
+        """Wait for the merge in progress, because another runner may take over the state afterward."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None

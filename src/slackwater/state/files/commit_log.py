@@ -1,6 +1,6 @@
-"""A commit as one file per epoch, created only if absent.
+"""The commits of a pipeline: one file per epoch, which is only created if it does not exist.
 
-Its last line is a checksum. The newest file is the current state.
+The last line of each file is a checksum. The newest file describes the current state.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CommitLog:
         return f"manifests/{epoch:09d}.json"
 
     def full_name(self, epoch: int) -> str:
-        """Return the file of a commit, for messages."""
+        """Return the full name of the file of a commit, for messages."""
         return self.storage.full_name(self.file(epoch))
 
     def read_record(self, epoch: int) -> StoredRecord:
@@ -87,8 +87,8 @@ class CommitLog:
     def put(self, commit: Commit, latest: int, writer: str = "") -> None:
         """Write a commit if epoch `latest` still exists (-1 for none). Raises FencedError or EpochError.
 
-        `writer` is a token of the runner. It distinguishes a commit of this runner, whose response was lost, from a
-        commit of another runner.
+        `writer` is a token of the runner. It shows whether an existing file for this epoch comes from this runner, whose
+        response was lost, or from another runner.
         """
         text, storage = commit.model_dump_json(), self.storage
         sealed = f"{text}\n{file_checksum(text.encode())}{f' {writer}' if writer else ''}\n".encode()

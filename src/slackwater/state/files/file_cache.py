@@ -1,6 +1,6 @@
 """Local copies of immutable objects: each object is fetched at most once and can be memory-mapped.
 
-A lost copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
+A missing copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
 `SLACKWATER_CACHE_DIR` sets the directory, by default below the temporary directory. `SLACKWATER_CACHE_BYTES` limits its
 size.
 """

@@ -34,7 +34,7 @@ class ForkCopy(ForkOrigin, Protocol):
 
 
 def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bool = False) -> Commit | None:
-    """Copy a commit to another store, see `StateStore.fork`."""
+    """Copy a commit to another store; see `StateStore.fork`."""
     to = copy.storage
     if existing := copy.epochs():
         raise name_taken_error(to.name, existing[-1], f"in {to.root}")
@@ -71,8 +71,7 @@ def fork_state(store: ForkOrigin, copy: ForkCopy, epoch: int | None, renames: bo
 def _copy_files(store: ForkOrigin, to: Storage, epoch: int | None, copied: list[str]) -> Commit | None:
     """Copy the files of a commit, and append their names to `copied`. Return None while its output is unpublished.
 
-    If a runner deletes one of the files in the meantime, that commit is no longer kept. Copying then restarts with a
-    later commit.
+    If a runner deletes one of the files in the meantime, copying restarts with a later commit.
     """
     missing = ""
     for _ in range(ATTEMPTS):

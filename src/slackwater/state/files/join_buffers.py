@@ -33,7 +33,7 @@ from slackwater.watermark import NO_WATERMARK
 class JoinSegment:
     """One file with rows of a side, or with row ids.
 
-    It is opened on first use, and remains readable after it was deleted.
+    The file is opened on first use, and remains readable after it is deleted.
     """
 
     storage: Storage
@@ -149,7 +149,7 @@ class FilesBuffers:
         return rows.with_columns(pl.Series("__matched", self.matched(which, rows)))
 
     def use_open_tables(self, tables: Mapping[str, pa.Table]) -> FilesBuffers:
-        """Use these open tables, by file name. They remain readable after the files were deleted."""
+        """Return the buffers with these open tables, by file name. They remain readable after the files are deleted."""
         for segment in (s for side_segments in self._segments.values() for s in side_segments if s.meta.file in tables):
             segment.__dict__["table"] = tables[segment.meta.file]
         return self
@@ -157,7 +157,7 @@ class FilesBuffers:
 
 @dataclass(frozen=True)
 class JoinWriter:
-    """Stages the changes of a shard's buffers as files. Their names are unique, so a task may run twice."""
+    """Stages the changes of a shard's buffers as files. File names are unique, so a task may run twice."""
 
     storage: Storage
     shard: int

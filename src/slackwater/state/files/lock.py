@@ -1,9 +1,9 @@
-"""The lock of a pipeline in a file system: a file locked by flock for a runner's lifetime, which names its process.
+"""The lock of a pipeline in a file system: a file that names the runner's process, which locks it with flock.
 
     state/<pipeline>/        locked as well, so that deleting the file below does not admit a second runner
                      lock    "process 4711 on host"
 
-Some network file systems cannot lock directories. A runner there checks before each commit that the file was not
+Some network file systems cannot lock directories. There, a runner checks before each commit that the file has not been
 replaced.
 """
 

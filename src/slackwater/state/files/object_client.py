@@ -93,7 +93,10 @@ class ObjectClient:
             raise self._wrap_error(error, f"{file} cannot be written", EpochError) from None
 
     def create(self, file: str, content: bytes) -> str | None:
-        """Put an object if it does not exist. Return its version, or None if another one exists. Raises EpochError."""
+        """Put an object if it does not exist. Return its version, or None if another writer has put it.
+
+        Raises EpochError.
+        """
         return self._conditional(file, content, "create")
 
     def replace(self, file: str, content: bytes, version: str) -> str | None:
@@ -125,7 +128,10 @@ class ObjectClient:
             return new_version
 
     def _conditional(self, file: str, content: bytes, mode: Any) -> str | None:
-        """Return the version written by this request, or by an earlier attempt whose response was lost."""
+        """Put an object on a condition. Return its version, or None if the condition does not hold.
+
+        An object that an earlier attempt has written, whose response was lost, also counts as written.
+        """
         ends = time.monotonic() + PATIENCE_S
         while True:
             self.requests["put"] += 1
@@ -285,7 +291,7 @@ class ObjectClient:
 
 
 def _version(attributes: Mapping[str, Any]) -> str:
-    """Return the value that a conditional put compares: the ETag on S3 and Azure, the version on Google."""
+    """Return what a conditional put compares, as JSON: the ETag and the version, as far as the store has them."""
     return json.dumps({k: attributes[k] for k in ("e_tag", "version") if attributes.get(k) is not None})
 
 

@@ -205,7 +205,7 @@ class ObjectStorage:
         parent.client.copy(f"{origin.name}/{file}", f"{self.name}/{file}")
 
     def put_aside(self, name: str) -> str:
-        """Copy the state to another name and delete it here.
+        """Copy the state to another name, and delete it under this name.
 
         Commits are copied last, so that an interrupted copy is not mistaken for a state. The next start completes an
         interrupted deletion.

@@ -40,7 +40,7 @@ _held: set[str] = set()  # tokens of the leases that this process holds
 
 
 class ObjectStoreLease:
-    """A `StorageLock`, from `take` on. A thread renews it until it is closed or garbage-collected."""
+    """A `StorageLock` that `take` acquires. A thread renews the lease until it is closed or garbage-collected."""
 
     def __init__(self, client: ObjectClient, file: str) -> None:
         self._client, self._file = client, file
@@ -129,7 +129,7 @@ class ObjectStoreLease:
             )
 
     def close(self) -> None:
-        """Release the lease within RELEASE_S; otherwise it expires by itself."""
+        """Release the lease, and wait at most RELEASE_S seconds for this. If it fails, the lease expires by itself."""
         self._ended.set()
         release = threading.Thread(target=self._release, daemon=True)
         release.start()

@@ -30,7 +30,7 @@ def count_segments_to_merge(metas: Sequence[SegmentMeta], fan: int = FAN) -> int
 
 @dataclass(frozen=True)
 class SegmentMerge:
-    """Adjacent segments of one shard, merged into one segment, or into none if all their rows have expired."""
+    """A merge of adjacent segments of one shard into one segment, or into none if all their rows have expired."""
 
     inputs: tuple[SegmentMeta, ...]
     outputs: tuple[SegmentMeta, ...]

@@ -1,4 +1,6 @@
-"""Segments: immutable Arrow files of state rows, sorted by `__h`, memory-mapped. The newest version of a unit wins.
+"""Segments: immutable, memory-mapped Arrow files of state rows, sorted by `__h`.
+
+All rows with the same `__h` form a unit. The newest version of a unit wins.
 
 shard 0   [segment 3: 2 M rows] [segment 17: 80 k] [segment 18: 20 k]   ─▶ newer
                  a binary search locates units, newest segment first; due rows by scanning one column
@@ -55,7 +57,7 @@ class Segment:
 
     @cached_property
     def table(self) -> pa.Table:
-        """Return the open file. It is opened on first use, and remains readable after it was deleted."""
+        """Return the open file. It is opened on first use, and remains readable after it is deleted."""
         return open_file(self._storage, file_ref(self.meta))
 
     @cached_property
@@ -71,7 +73,7 @@ class Segment:
         return frame_of(self.table.take(pl.Series(index).to_arrow()))  # pa.array would import pandas
 
     def find(self, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return where the unit of each hash begins and ends; both are equal if it does not exist."""
+        """Return where the unit of each hash begins and ends. Both positions are equal if the unit does not exist."""
         begin = np.searchsorted(self.columns.h, hashes, "left")
         end = begin.copy()
         hit = begin < len(self.columns.h)
@@ -203,7 +205,7 @@ class FilesShard:
     def stage(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame, watermark: int
     ) -> tuple[SegmentMeta, ...]:
-        """Return the segments, with `rows` added as the newest one and without expired ones.
+        """Return the segments, with `rows` added as the newest segment and without expired segments.
 
         Segments that the background merge has not reached are merged here.
         """

@@ -29,7 +29,7 @@ class SnapshotReader:
 
     @contextmanager
     def peek(self, epoch: int | None = None) -> Iterator[Snapshot | None]:
-        """Open a commit, see `StateStore.peek`."""
+        """Open a commit; see `StateStore.peek`."""
         snapshot, epochs = None, self._log.epochs()
         if epoch is not None:
             snapshot = self._open_kept(epoch, epochs)

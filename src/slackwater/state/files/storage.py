@@ -1,10 +1,10 @@
-"""The protocol for storing a state's files, which is all that the files store uses.
+"""The protocol for storing a state's files. The files store accesses files only through it.
 
                    directory (`local_storage.py`)           prefix of an object store (`object_storage.py`)
 file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
 commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
-lock               flock (`lock.py`)                    a lease (`lease.py`)
+lock               flock (`lock.py`)                    a lease (`object_store_lease.py`)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StorageLock(Protocol):
 
 
 class Storage(Protocol):
-    """The files of one pipeline's state, by relative name such as "segments/x.arrow". It can be pickled for workers.
+    """The files of one pipeline's state, by relative name such as "segments/x.arrow". Can be pickled for workers.
 
     Read and write errors are OSError or errors of this project. A missing file raises FileNotFoundError.
     """

@@ -47,7 +47,7 @@ FETCHED_AT_ONCE = 16  # staged files fetched in parallel from an object store
 class FilesStore:
     """A `StateStore` in a directory or below the URL of an object store. Nothing is created or changed before `open`.
 
-    `options` configure access to an object store, see `config.target.StateStore`. They are never stored in the
+    `options` configure access to an object store; see `config.target.StateStore`. They are never stored in the
     state.
     """
 
@@ -155,7 +155,7 @@ class FilesStore:
             )
 
     def check_begins(self) -> None:
-        """Raise StateError if there are files of later epochs, but no commit."""
+        """For a state without commits, raise StateError if it has files of later epochs or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
                 f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "
@@ -246,7 +246,7 @@ class FilesStore:
         return False
 
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
-        """Commit an epoch, see `StateStore.commit`.
+        """Commit an epoch; see `StateStore.commit`.
 
         `publish` is ignored, because no target shares a transaction with files.
         """

@@ -106,7 +106,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def to_datetime(us: int | None) -> dt.datetime | None:
-    """Convert a time in µs for psycopg; None for None, or for a time outside Python's calendar."""
+    """Convert a time in µs to a datetime. Return None for None, and for a time outside Python's calendar."""
     try:
         return None if us is None else _EPOCH + dt.timedelta(microseconds=us)
     except OverflowError:

@@ -36,7 +36,7 @@ class TargetRefusedError(Exception):
 
 
 def separate_refusals(publish: Publish) -> Publish:
-    """Wrap `publish` so that errors of the target become TargetRefusedError, unlike errors of the state or the connection."""
+    """Wrap `publish` so that errors of the target become TargetRefusedError. Connection errors are unchanged."""
 
     def publishing(db: psycopg.Connection[Any]) -> None:
         try:
@@ -114,7 +114,7 @@ class Transaction:
         return commit.model_copy(update={"stages": tuple(moved)})
 
     def _fence(self, commit: Commit) -> None:
-        """Claim the epoch. Fails if the previous epoch is not the latest one."""
+        """Claim the epoch. Raises FencedError if the previous epoch is not the latest one."""
         t = self.tables
         if commit.epoch == 0:
             cursor = self.db.execute(
@@ -206,7 +206,7 @@ class RowChange:
         return state.segments, 0
 
     def rows(self, state: StageState, gained: int) -> int:
-        """Return the number of rows in the table. They are only counted if no commit has recorded their number."""
+        """Return the number of rows in the table. This counts them only if no commit has recorded their number."""
         if state.table is not None:
             return state.table.rows + gained
         row = self.db.execute(f"SELECT count(*) FROM {self.tables.state}").fetchone()

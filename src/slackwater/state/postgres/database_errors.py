@@ -1,4 +1,4 @@
-"""Database errors reported on one line that names the state store."""
+"""Report database errors as one line that names the state store."""
 
 from __future__ import annotations
 

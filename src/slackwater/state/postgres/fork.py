@@ -49,7 +49,7 @@ def _check_free(db: psycopg.Connection[Any], new: TableNames, location: str) -> 
 
 
 def _lock(db: psycopg.Connection[Any], new: TableNames, location: str) -> None:
-    """Lock the new pipeline against a start. The lock ends with the connection."""
+    """Take the lock of the new pipeline, so that it cannot be started. Closing the connection releases the lock."""
     if not lock.take_lock(db, new):
         holder = lock.lock_holder(db, new) or "another process"
         raise LockHeldError(
@@ -106,7 +106,7 @@ def _fork(
 def _copy_table(db: psycopg.Connection[Any], old: TableNames, new: TableNames) -> None:
     """Copy the table of a stage with its indexes and rows.
 
-    If there are tables under the new name but no state, a failed start left them there.
+    Existing tables under the new name are replaced: without a state, they were left by a failed start.
     """
     if not table_exists(db, old.state):
         raise StateError(f"table {old.state} is missing; restore it from a backup")

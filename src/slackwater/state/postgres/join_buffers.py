@@ -3,9 +3,9 @@
     side   key_hash  event_time  row_id  matched  left_order_id  left_amount  right_order_id  …
     left         -7  09:00:01         4  true     o1                   12.50  NULL                  (outer sides only)
 
-Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind. The commit moves them from
-there. Whether a row has expired depends only on its event time, so rows are not marked. Each commit deletes expired
-ones.
+Workers COPY the rows of an epoch into an unlogged table, under one token per side and kind. The commit moves them into
+the state table. Rows are not marked as expired, because this depends only on their event time. Each commit deletes
+expired rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FAR = 2**62
 
 @dataclass(frozen=True)
 class JoinTable:
-    """The table for a join's rows, with its names for both sides' columns."""
+    """The table for a join's buffered rows. It maps the columns of both sides to columns of the table."""
 
     tables: TableNames
     logic: CompiledJoin
@@ -79,7 +79,7 @@ class JoinTable:
                     )
 
     def create(self) -> list[str]:
-        """Return the statements that create the state table."""
+        """Return the SQL statements that create the state table."""
         columns = ", ".join(f"{client.quote_name(c)} {t}" for c, t in self.types().items())
         name = self.tables.pipeline.replace("'", "''")
         return [

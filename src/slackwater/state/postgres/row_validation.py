@@ -1,6 +1,6 @@
 """Validate state rows that are read from a table.
 
-If something else has changed the table, the result is one clear error instead of an error inside a library.
+If another program has changed the table, this raises one clear error, instead of an error inside a library.
 
     table ─▶ columns of the expected types ─▶ no NULL where a state has none, known kinds ─▶ rows for the operator
 """
@@ -27,9 +27,9 @@ _WAYS = (
 
 @contextmanager
 def report_read_errors(table: str) -> Iterator[None]:
-    """Guard the block that fetches rows of a table.
+    """Convert the errors of a block that fetches rows of a table.
 
-    Raises EpochError for a connection error, and StateError for unexpected values.
+    A connection error becomes an EpochError, and unexpected values become a StateError.
     """
     try:
         yield

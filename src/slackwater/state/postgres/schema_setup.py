@@ -1,4 +1,4 @@
-"""Table setup at the start of a pipeline: the shared tables and those of each stage, with current format and names."""
+"""Set up the tables at the start of a pipeline: shared tables and those of each stage, in current format and names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create_shared_tables(db: psycopg.Connection[Any], t: TableNames) -> None:
 
 
 def migrate_tables(db: psycopg.Connection[Any], tables: TableNames, location: str) -> None:
-    """Migrate tables and record from an older format, in one transaction before the first epoch."""
+    """Migrate the tables and the record from an older format, in one transaction before the first epoch."""
     latest = latest_commit(db, tables, location)
     assert latest is not None
     commit, _, version = latest
@@ -62,7 +62,7 @@ class SchemaSetup:
 
     @property
     def continues(self) -> bool:
-        """Return whether the stage's table must already exist."""
+        """Return whether the stage's table must already exist, because neither the state nor the stage is new."""
         return self.epoch >= 0 and not self.begins
 
     def run(self, logic: StateLayout) -> list[str]:
@@ -123,7 +123,7 @@ class SchemaSetup:
     def _add_columns(self, table: JoinTable) -> None:
         """Add new columns now: workers read them before the next commit, and other readers ignore them.
 
-        An empty column of another type was left by a start that did not commit. It is replaced.
+        An empty column of another type is replaced, because a start that did not commit has left it.
         """
         existing_types, types = client.types_of(self.db, table.state), table.types()
         for column in (c for c, t in types.items() if existing_types.get(c, t) != t and not t.endswith("NOT NULL")):

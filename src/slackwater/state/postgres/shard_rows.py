@@ -1,4 +1,4 @@
-"""One shard of the Postgres store, in a worker: units by hash, due units, and COPY into the staged table.
+"""One shard of the Postgres store, in a worker: read units by hash or when they are due, and COPY rows to stage them.
 
 state table ──────────┐  rows of a unit, unless a newer version is staged
 staged table, tokens ─┴▶ rows that the operator reads
@@ -43,7 +43,7 @@ _TOKEN = "__token"  # hidden: the token of a staged row
 
 @dataclass(frozen=True)
 class PostgresShard:
-    """A `ShardState` in Postgres. `metas` are the committed table (empty token), followed by staged versions (tokens).
+    """A `ShardState` in Postgres. `metas` has an entry for the state table, and one for each staged token.
 
     `snapshot`: an exported snapshot of the database to read from, for readers that do not hold the lock.
     """
@@ -211,9 +211,9 @@ class PostgresReader:
         return any(m.rows for m in self.state.metas)
 
     def _fetch(self, conditions: Sequence[str], shard_only: bool, only: Sequence[str] | None = None) -> pl.DataFrame:
-        """Fetch all rows of units in the state table that contain a row that meets the conditions.
+        """Fetch all rows of the units in the state table with at least one row that meets the conditions.
 
-        `shard_only`: only this shard. `only`: only these columns.
+        `shard_only`: whether to read only units of this shard. `only`: the columns to fetch; None for all.
         """
         t, shards = self.state.tables, self.state.shards
         in_shard = (
@@ -230,7 +230,10 @@ class PostgresReader:
         return frame.sort("__h", _ORDINAL).drop(_ORDINAL)
 
     def _staged(self, metas: Sequence[SegmentMeta], hashes: Int64s | None) -> Mapping[str, pl.DataFrame]:
-        """Fetch the staged rows of these tokens, for all units or these hashes. Tokens without rows are omitted."""
+        """Fetch the staged rows of these tokens, by token. Tokens without rows are omitted.
+
+        `hashes`: the units to fetch; None for all.
+        """
         columns, schema = self._columns()
         tokens = ", ".join(f"'{m.file}'" for m in metas)
         condition = "" if hashes is None else f" AND unit = ANY({_array(hashes)})"

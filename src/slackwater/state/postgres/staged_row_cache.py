@@ -1,4 +1,4 @@
-"""Copies of staged rows on the machine that staged them, which save readers from fetching them from the database.
+"""Local copies of staged rows, on the machine that staged them, so that its readers need not fetch the rows again.
 
 The commit records the token of a copy, which locates it, and its checksum, which verifies it. Missing copies are fetched
 from the database.
@@ -36,8 +36,8 @@ def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Co
     committed.
 
     Args:
-        owner: database, table and shard.
-        in_use: the other tokens of the shard that are still in use.
+        owner: The database, the table and the number of the shard.
+        in_use: The other tokens of the shard that are still in use.
     """
     with _lock:
         before = _mine.get(owner, set())

@@ -1,4 +1,4 @@
-"""Merges the newest staged version of each unit into the state, within the caller's transaction.
+"""Merge the newest staged version of each unit into the state, within the caller's transaction.
 
     state     unit 7   v 1                          v 3
     staged    token a  unit 7  v 2          ──▶     (empty)
@@ -176,7 +176,7 @@ def _merge_stages(db: psycopg.Connection[Any], tables: TableNames, commit: Commi
 
 
 def add_merged_row_count(commit: Commit, number: int, gained: int) -> Commit:
-    """Return the commit with the row count that a stage's table has after a merge."""
+    """Return the commit with the new row count of a stage's table, which gained `gained` rows in a merge."""
     stages = list(commit.stages)
     if (table := stages[number].table) is not None:
         update = {"table": table.model_copy(update={"rows": table.rows + gained})}
@@ -192,11 +192,17 @@ def staged_tokens(commit: Commit) -> frozenset[str]:
 def clear_merged(
     db: psycopg.Connection[Any], tables: TableNames, before: frozenset[str], commit: Commit, stored: Commit
 ) -> frozenset[str]:
-    """After a commit, delete local copies of merged rows and vacuum the staged tables.
+    """After a commit, delete local copies of merged rows, and vacuum the staged tables that are empty now.
 
-    Return the tokens that are still staged.
+    Args:
+        db: A connection in autocommit mode.
+        tables: The tables of the pipeline.
+        before: The staged tokens before the commit.
+        commit: The commit as requested.
+        stored: The commit as stored.
 
-    `before`: the tokens before the commit. `commit`: the commit as requested. `stored`: the commit as stored.
+    Returns:
+        The tokens that are still staged.
     """
     waits = staged_tokens(stored)
     staged_row_cache.forget_copies((before | staged_tokens(commit)) - waits)

@@ -45,9 +45,9 @@ class StagedVersions:
     """The staged versions of one shard.
 
     Args:
-        metas: all segments of the shard.
-        fetch: reads rows from the database.
-        is_local: whether to use copies on this machine.
+        metas: All segments of the shard.
+        fetch: Reads rows from the database.
+        is_local: Whether to use the local copies of staged rows.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def _table(frame: pl.DataFrame) -> pa.Table:
 
 
 def _covered(reader: SegmentReader, hashes: Int64s) -> NDArray[np.bool_]:
-    """Return a mask of these units that have a version in one of the segments."""
+    """Return a mask of these hashes: true if one of the segments has a version of the unit."""
     covered = np.zeros(len(hashes), dtype=bool)
     for part in reader.segments:
         begin, end = part.find(hashes)

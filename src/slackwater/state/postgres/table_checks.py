@@ -25,7 +25,7 @@ REQUIRED = {
 def check_tables(db: psycopg.Connection[Any], tables: TableNames, commit: Commit, location: str) -> None:
     """Raise StateError for a table that lacks rows or columns, or has rows that no commit wrote.
 
-    Missing tables are left to `prepare`. States that predate the recording of tables pass.
+    Missing tables are left to `prepare`. States of earlier versions, which did not record their tables, are not checked.
     """
     current = table_ownership.current_names(db, tables, len(commit.stages))
     for number, stage in enumerate(commit.stages):

@@ -45,7 +45,7 @@ class TableNames:
 
     Table names of later stages include the number of the stage.
 
-    `former`: stages whose tables still have names from earlier versions. A start renames them.
+    `former`: the stages whose tables still have names from earlier versions. A start renames these tables.
     """
 
     schema: str
@@ -109,9 +109,9 @@ class TableNames:
         return name + tail
 
     def _former_name_of(self, table_kind: str) -> str:
-        """Return the name that earlier versions used.
+        """Return the table name that earlier versions used.
 
-        There, the second stage of `orders` and a pipeline `orders.2` had the same name.
+        In these versions, the second stage of `orders` and a pipeline `orders.2` had the same table name.
         """
         pipeline = f"{self.pipeline}.{self.stage + 1}" if self.stage else self.pipeline
         name = f"slackwater_{table_kind}_{pipeline}"
@@ -142,7 +142,7 @@ class TableNames:
         return {**hidden, **keys, **accumulators}
 
     def shared(self) -> list[str]:
-        """Return the statements that create the tables shared by all pipelines in this schema."""
+        """Return the SQL statements that create the tables shared by all pipelines in this schema."""
         return [
             f"""CREATE TABLE IF NOT EXISTS {self.pipelines} (
                 pipeline_name text PRIMARY KEY, state_version integer NOT NULL, epoch bigint NOT NULL,

@@ -1,6 +1,6 @@
-"""Table ownership: which pipeline owns a table.
+"""Find out which pipeline owns a table.
 
-It is checked before a table is dropped, renamed or reused, since a name alone proves nothing.
+This is checked before a table is dropped, renamed or reused, because a table's name alone proves nothing.
 
     slackwater_state_orders      COMMENT 'Slackwater: state of pipeline "orders", stage 1'
     slackwater_state_orders#2    COMMENT 'Slackwater: state of pipeline "orders", stage 2'
@@ -123,7 +123,7 @@ def sign_table(db: psycopg.Connection[Any], tables: TableNames, table_kind: str)
 
 
 def current_names(db: psycopg.Connection[Any], tables: TableNames, stages: int) -> TableNames:
-    """Return the tables under the names that they have now. If no start has renamed the state yet, these are old names."""
+    """Return the tables under the names that they have now, which may be names from earlier versions."""
     former = set()
     for stage in range(stages):
         old = replace(tables, stage=stage, former=frozenset({stage}))
@@ -181,7 +181,7 @@ def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNa
 
 
 def name_indexes(db: psycopg.Connection[Any], tables: TableNames) -> None:
-    """Rename the indexes of a state: a name chosen by Postgres could equal that of another pipeline's table."""
+    """Rename the indexes of a state, because a name chosen by Postgres could equal that of another pipeline's table."""
     rows = db.execute(
         "SELECT c.relname::text, i.indisprimary, array_agg(a.attname::text ORDER BY a.attnum) FROM pg_index i JOIN pg_class c ON"
         " c.oid = i.indexrelid JOIN pg_attribute a ON a.attrelid = i.indexrelid WHERE i.indrelid = to_regclass(%s)"
