@@ -1,1 +1,1 @@
-"""The systems that results go to, each with a marker of its last epoch. This package knows neither state nor Spark."""
+"""Targets: write the results of each epoch, together with a marker that names the epoch. Independent of Spark."""

@@ -17,12 +17,12 @@ class TargetTable:
     """The table that a target writes: its writer, its columns in order, and the columns that identify a row.
 
     Args:
-        writer: The name of the marker (writer, last epoch) that a target keeps with its rows.
+        writer: The name under which a target stores the marker of the last epoch.
         fields: The columns, in order.
         identity: The columns that identify a row. A row replaces the row with an equal identity; NULL equals NULL.
             None if rows are only added (dead letters).
-        state: The state that the epochs belong to. Markers of other states are ignored, because the pipeline was
-            started over.
+        state: The id of the state to which the epochs belong. Markers of other states are ignored, because the
+            pipeline was started over.
         new: Columns that this state has not written yet. `open` adds them if they are missing; other missing columns
             are an error.
     """
@@ -44,7 +44,7 @@ def columns_text(fields: Iterable[Field]) -> str:
 
 
 class TargetWriter(Protocol):
-    """Takes the committed output of one epoch. Publishing an epoch again, or an older one, must have no effect.
+    """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
 
     A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows beyond it become bad rows
     before the commit.
@@ -98,7 +98,7 @@ class TargetWithMarker(Protocol):
         ...
 
     def writers(self) -> list[str]:
-        """Return all writers that left a marker, including those of other pipelines. Raises StartError."""
+        """Return all writers that have a marker, including those of other pipelines. Raises StartError."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The console: prints each epoch's rows as a table. At least once, because printed rows cannot be taken back."""
+"""The console: print each epoch's rows as a table. Delivery is at least once: printed rows cannot be removed."""
 
 from __future__ import annotations
 

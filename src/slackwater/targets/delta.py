@@ -73,7 +73,7 @@ class DeltaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Times are limited to the years that Spark writes and reads."""
+        """Return the limits: times must be in the years that Spark writes and reads."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -103,7 +103,7 @@ class DeltaTarget:
     def describe_previous_output(self) -> str | None:
         """Describe the output that another state of this writer left in the table; None if there is none.
 
-        Commits of early versions do not name their writer and are not recognised.
+        Commits of early versions are not recognized, because they do not name their writer.
         """
         try:
             if not DeltaTable.is_deltatable(self._path, self._options):
@@ -165,7 +165,7 @@ class DeltaTarget:
 
     @property
     def _apps(self) -> tuple[str, str]:
-        """The application ids under which the writer's last commit stores hashes of its state and commit."""
+        """The application ids under which the writer's last commit stores hashes of its state and of its commit id."""
         return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
 
     def last_epoch(self) -> int:
@@ -304,7 +304,7 @@ def _number(text: str) -> int:
 
 
 def _types(schema: Schema) -> dict[str, str]:
-    """Return the column names, and the types in Spark's spelling."""
+    """Map the column names to their types in Spark's spelling."""
     return {f.name: _spark_type(f.type) for f in schema.fields}
 
 

@@ -44,7 +44,7 @@ class FilesTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: text formats write years with four digits, Parquet can store any time."""
+        """Return the limits: text formats write years with four digits, but Parquet can store any time."""
         return ANYTHING if self._format == "parquet" else ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -98,7 +98,7 @@ class FilesTarget:
     def put_newer_aside(self, rollback: TargetMarker) -> str:
         """Move files written after `rollback` to a directory that readers ignore, and restore `rollback` as the marker.
 
-        Returns the directory. Can be repeated after a crash. Raises StartError.
+        Return the directory. The move can be repeated after a crash. Raises StartError.
         """
         marker, state, own_infix = self._read_marker(), self._table.state, self._own_infix
         newer = [name for name in self._files() if self._is_newer(name, rollback.epoch, own_infix, marker)]
@@ -112,7 +112,10 @@ class FilesTarget:
         return f'"{self._shown}/{to}"'
 
     def _is_newer(self, name: str, epoch: int, own_infix: str, marker: Mapping[str, Any]) -> bool:
-        """Return whether a file was written after an epoch of this state, by it or by the state that wrote the marker."""
+        """Return whether a file is newer than an epoch of this state.
+
+        Such a file was written by this state or by the state that wrote the marker.
+        """
         written = re.fullmatch(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?([0-9]{{9,}})\.\w+", name)
         assert written is not None, "names of `_files`"
         infix = written[1] or ""
@@ -135,7 +138,7 @@ class FilesTarget:
         return self._folder.full_name
 
     def _files(self) -> list[str]:
-        """Return the files of this writer, of any state."""
+        """Return the names of the files that this writer has written, whatever state they belong to."""
         ending = "jsonl" if self._format == "json" else self._format
         named = re.compile(rf"{re.escape(self._table.writer)}-([0-9a-f]{{8}}-)?[0-9]{{9,}}\.{ending}")
         return [name for name in self._folder.names() if named.fullmatch(name)]
@@ -151,7 +154,7 @@ class FilesTarget:
     def put_aside(self) -> str | None:
         """Move all files of this writer, and finally the marker, to a directory that readers ignore.
 
-        Returns the directory; None if there are no files. Raises StartError.
+        Return the directory, or None if there are no files. Raises StartError.
         """
         files = self._files()
         if not files:

@@ -74,7 +74,7 @@ class IcebergTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Times are limited to the years that Spark writes and reads."""
+        """Return the limits: times must be in the years that Spark writes and reads."""
         return ValueLimits(time_range=YEARS)
 
     def open(self) -> None:
@@ -182,8 +182,8 @@ class IcebergTarget:
     ) -> None:
         """Send one commit, without retries.
 
-        PyIceberg's own commit retries. If a retry is rejected, it deletes the data files, although they belong to the
-        table if the first attempt succeeded. Here, files of failed attempts are not deleted.
+        PyIceberg's own commit method retries. If a retry is rejected, it deletes the data files, although they belong
+        to the table if the first attempt succeeded. This method does not delete the files of failed attempts.
         """
         from pyiceberg.table import Transaction
         from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
@@ -267,7 +267,7 @@ class IcebergTarget:
 
     @property
     def _time(self) -> str | None:
-        """A time column in the identity, by which files can be skipped."""
+        """The time column of the identity by which files are skipped; None if the identity has no time column."""
         times = [
             f.name for f in self._columns.fields if f.type == "timestamp" and f.name in (self._columns.identity or ())
         ]

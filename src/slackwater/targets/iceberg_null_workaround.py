@@ -1,7 +1,7 @@
-"""Workaround: PyIceberg 0.12 turns NULL lists and maps of structs into empty ones when writing and reading.
+"""Work around a bug in PyIceberg 0.12, which writes and reads NULL lists and maps of structs as empty ones.
 
-Its visitor rebuilds such arrays from their offsets, without their validity. The patch restores the validity, for the
-entire process.
+PyIceberg's visitor rebuilds such arrays from their offsets, without their validity. A patch of the visitor, for the
+entire process, restores the validity.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _timeout_adapter() -> Any:
     from requests.adapters import HTTPAdapter
 
     class TimeoutAdapter(HTTPAdapter):
-        """Sends a request once, with a timeout. The table, not a retry, shows whether a commit succeeded."""
+        """Sends each request once, with a timeout. If a commit gets no response, the table shows whether it succeeded."""
 
         def send(self, *arguments: Any, **more: Any) -> Any:
             return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
@@ -198,7 +198,7 @@ def read_files(
 def read_file_rows(
     table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
 ) -> pl.DataFrame:
-    """Return the rows of a file, without deleted ones."""
+    """Return the rows of a file, without deleted rows."""
     rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
     assert isinstance(rows, pl.DataFrame)
     return rows

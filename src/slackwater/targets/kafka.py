@@ -96,7 +96,7 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: JSON times have four-digit years, also in the key, whose size is limited with the message."""
+        """Return the limits: times must have four-digit years, because keys are JSON, and the key's size is limited."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
@@ -289,7 +289,7 @@ class KafkaTarget:
     def _settings(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client settings plus `more`.
 
-        They suppress the client library's logging; its output is in the errors.
+        The settings suppress the client library's logging, because errors contain its output.
         """
 
         def on_error(error: KafkaError) -> None:

@@ -93,7 +93,7 @@ class KafkaMarkers:
             )
 
     def create(self, admin: AdminClient, topic: str, partitions: int, config: dict[str, str]) -> None:
-        """Create a topic. -1 partitions means the broker's setting, which also determines the number of replicas."""
+        """Create a topic with the broker's default number of replicas. `partitions`: -1 means the broker's default."""
         future = admin.create_topics([NewTopic(topic, partitions, -1, config=config)])[topic]
         try:
             future.result(self.timeout)
@@ -123,9 +123,9 @@ class KafkaMarkers:
     def _last_records(self, admin: AdminClient, committed: bool) -> dict[bytes, Message[Any, Any]]:
         """Return the last committed record of each key.
 
-        Reads to the end of the log, not just to the last committed record. Otherwise an open transaction of another
-        pipeline would hide a later marker of ours. Transaction markers also take offsets, so the client reports when it
-        is done.
+        By default, this reads to the end of the log, not just to the last committed record. Otherwise, an open
+        transaction of another pipeline would hide a later marker of this pipeline. Transaction markers also occupy
+        offsets, so the end is detected by an event of the client.
         """
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         ends = admin.list_offsets(

@@ -31,7 +31,7 @@ class OutputDirectory(Protocol):
     def full_name(self) -> str: ...
 
     def names(self, within: str = "") -> list[str]:
-        """Return the names of the files in the directory, or in its folder `within`. Empty if that does not exist."""
+        """Return the names of the files in the directory or its folder `within`. Empty if the folder does not exist."""
         ...
 
     def write(self, name: str, fill: Callable[[Path], None]) -> None:
@@ -143,7 +143,7 @@ class BucketDirectory:
             self.client.put(name, path.read_bytes())
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of a file. It is requested only once; later writes of this process update the cache."""
+        """Return the content of a file, from a cache if possible. Writes of this process update the cache."""
         if name not in self._content:
             try:
                 stored = self.client.get(name)

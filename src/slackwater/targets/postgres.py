@@ -1,11 +1,11 @@
-"""A Postgres table: an epoch's rows are copied to a temporary table and upserted, superseded ones are deleted.
+"""A Postgres table: an epoch's rows are copied to a temporary table and upserted, and superseded rows are deleted.
 
     superseded ─COPY─▶ temporary table ─DELETE … USING, by identity─▶               public.sessions
     rows       ─COPY─▶ temporary table ─INSERT … ON CONFLICT (identity) DO UPDATE─▶ public.sessions
                                                   slackwater_targets: (writer, table, last epoch)
 
-This and the marker of the epoch are one transaction. If the state store is in the same database, it is part of the
-store's commit (`publish_within`).
+The changes and the marker of the epoch are one transaction. If the state store is in the same database, they are part
+of the store's commit (`publish_within`).
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class PostgresTarget:
             return [str(error)]
 
     def _differences(self, db: psycopg.Connection[Any]) -> list[str]:
-        """Return the differences between the existing table and the rows, one line each; empty if it fits."""
+        """Return the differences between the existing table and the rows, one line each; empty if there are none."""
         actual = {
             name: (kind, required)
             for name, kind, required in db.execute(
@@ -313,7 +313,7 @@ class PostgresTarget:
         return pl.DataFrame(records, schema=fields, orient="row")
 
     def _stage(self, connection: psycopg.Connection[Any], table: str, frame: pl.DataFrame) -> None:
-        """Copy the columns of `frame` to a temporary table of the transaction."""
+        """Copy `frame` to a temporary table, which exists until the end of the transaction."""
         typed = ", ".join(
             f"{client.quote_name(f.name)} {client.sql_type(f)}" for f in self._columns.fields if f.name in frame.columns
         )
