@@ -83,7 +83,7 @@ def pipeline(
     Durations are milliseconds, or strings such as "30s".
 
     Raises:
-        ConfigError: the pipeline is invalid; the error has one line per mistake.
+        ConfigError: The pipeline is invalid; the error has one line per mistake.
     """
     problems: list[str] = []
     for key in source_settings:

@@ -333,8 +333,8 @@ def serve_metrics(
     """Serve `/metrics`, and the paths that `health` answers, until `stop` is called. Raises StartError.
 
     Args:
-        port: the port; 0 selects a free one.
-        names: additional names of this server; see `web.request_guard`.
+        port: The port; 0 selects a free one.
+        names: Additional names of this server; see `web.request_guard`.
     """
     from slackwater.web.server import start_server
 

@@ -38,13 +38,13 @@ class SourceClock:
     """The clock of one source or partition. Durations and times are in µs.
 
     Args:
-        lateness_us: how far its watermark stays behind its newest event.
-        idleness_us: the quiet time after which it counts as idle.
-        max_event_us: the newest event time; None before the first usable event.
-        quiet_us: activity time since its last row.
-        partitions: the clocks of its partitions. Its watermark is the minimum of those that are not idle.
+        lateness_us: How far its watermark stays behind its newest event.
+        idleness_us: The quiet time after which it counts as idle.
+        max_event_us: The newest event time; None before the first usable event.
+        quiet_us: Activity time since its last row.
+        partitions: The clocks of its partitions. Its watermark is the minimum of those that are not idle.
         jump_us: `max_jump_ms` in µs; None without a limit.
-        spans: with a limit, the span that ends at the newest time, and the spans beyond it that are held back.
+        spans: With a limit, the span that ends at the newest time, and the spans beyond it that are held back.
     """
 
     lateness_us: int
@@ -133,10 +133,10 @@ class SourceActivity:
     """The activity of a source in one epoch.
 
     Args:
-        rows: the number of rows read.
-        max_event_us: the largest usable event time (µs); None if there is none.
-        partitions: the activity of every existing partition.
-        spans: the spans of the newest rows, for a clock that needs them.
+        rows: The number of rows read.
+        max_event_us: The largest usable event time (µs); None if there is none.
+        partitions: The activity of every existing partition.
+        spans: The spans of the newest rows, for a clock that needs them.
     """
 
     rows: int
@@ -199,9 +199,9 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
     """Return the output watermark of a stage: from now on, it emits no result with an earlier event time.
 
     Args:
-        promised: the committed output watermark, which never goes back.
-        watermark: the watermark of the stage.
-        hold: the lowest event time that a result may still have.
+        promised: The committed output watermark, which never goes back.
+        watermark: The watermark of the stage.
+        hold: The lowest event time that a result may still have.
     """
     return max(promised, min(watermark, hold))
 

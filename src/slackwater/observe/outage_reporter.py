@@ -11,9 +11,9 @@ class OutageReporter:
     """Reports an outage: one warning at the first failure, and one notice when the system works again.
 
     Args:
-        notice: receives the level and the text.
-        activity: what failed, for the text.
-        consequence: what the failure means, for the text.
+        notice: Receives the level and the text.
+        activity: What failed, for the text.
+        consequence: What the failure means, for the text.
     """
 
     def __init__(self, notice: Callable[[str, str], None], activity: str, consequence: str) -> None:

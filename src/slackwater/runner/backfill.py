@@ -49,10 +49,10 @@ class BackfillResult:
     """Outcome of a backfill.
 
     Args:
-        status: the status after the last commit; None if there was nothing to read.
-        written: counts of the windows that this start wrote or omitted.
+        status: The status after the last commit; None if there was nothing to read.
+        written: Counts of the windows that this start wrote or omitted.
         done: False if the backfill was stopped before its end.
-        after: the epoch at which an interrupted backfill was continued; None for a new one.
+        after: The epoch at which an interrupted backfill was continued; None for a new one.
     """
 
     pipeline: str
@@ -81,17 +81,17 @@ def run_backfill(
     state, and a completed one removes it. Dead letters are not written.
 
     Args:
-        since_us: start of the range (µs UTC).
-        until_us: end of the range (µs UTC), not included.
-        partial: also write windows that start before the range and extend into it, and windows that are not over yet.
-        into: another path, table or topic to write to.
-        slack_ms: how far the time of a Kafka record may be from its event time. By default the lateness plus the
+        since_us: Start of the range (µs UTC).
+        until_us: End of the range (µs UTC), not included.
+        partial: Also write windows that start before the range and extend into it, and windows that are not over yet.
+        into: Another path, table or topic to write to.
+        slack_ms: How far the time of a Kafka record may be from its event time. By default the lateness plus the
             allowed lateness.
-        stop: an event that ends the backfill after the epoch in progress.
+        stop: An event that ends the backfill after the epoch in progress.
 
     Raises:
-        StartError: a source cannot be read again, or the target only adds rows.
-        SlackwaterError: any other failure.
+        StartError: A source cannot be read again, or the target only adds rows.
+        SlackwaterError: Any other failure.
     """
     backfill = backfill_pipeline(pipeline, since_us, until_us, into)
     window = pipeline.transform.window

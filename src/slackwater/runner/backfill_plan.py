@@ -20,8 +20,8 @@ class BackfillRange:
     """The range of a backfill: windows that start in [since_us, until_us), µs UTC.
 
     Args:
-        reach_us: how far before and after the range rows are read.
-        slack_us: how far the time of a Kafka record may be from its event time.
+        reach_us: How far before and after the range rows are read.
+        slack_us: How far the time of a Kafka record may be from its event time.
     """
 
     since_us: int
@@ -59,7 +59,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     The name determines the state's location, so the state of the running pipeline is not affected.
 
     Raises:
-        StartError: a source cannot be read again, or the target would hold windows twice.
+        StartError: A source cannot be read again, or the target would hold windows twice.
     """
     pipeline = pipeline.one_target()
     name, window = pipeline.name, pipeline.transform.window

@@ -19,9 +19,9 @@ class RangeCounts:
     """Counts of windows of one backfill.
 
     Args:
-        windows: windows written.
-        before: windows omitted because they start before the range.
-        unfinished: windows omitted because they were not over when the backfill started.
+        windows: Windows written.
+        before: Windows omitted because they start before the range.
+        unfinished: Windows omitted because they were not over when the backfill started.
     """
 
     windows: int = 0
@@ -34,9 +34,9 @@ class RangeFilterTarget:
     """A target writer that only passes on the windows of the range.
 
     Args:
-        clock_us: the time of the start (µs UTC); windows that end later are unfinished.
-        partial: also pass on windows that extend into the range or are unfinished.
-        written: the counts, which `publish` updates.
+        clock_us: The time of the start (µs UTC); windows that end later are unfinished.
+        partial: Also pass on windows that extend into the range or are unfinished.
+        written: The counts, which `publish` updates.
     """
 
     target: TargetWriter

@@ -82,20 +82,20 @@ def batch(
     one shard, and the rows of a shard are in memory at once. `max_groups_per_window` does not apply.
 
     Args:
-        df: the rows to aggregate.
-        window: the window or session, as in a pipeline.
-        transform_sql: a SELECT that reads the view `source`.
-        flush: if False, omit windows that the newest event minus `lateness` does not close.
-        shards: the number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive
+        df: The rows to aggregate.
+        window: The window or session, as in a pipeline.
+        transform_sql: A SELECT that reads the view `source`.
+        flush: If False, omit windows that the newest event minus `lateness` does not close.
+        shards: The number of shards. By default Spark decides by size (spark.sql.shuffle.partitions, adaptive
             execution).
         on_error: "fail" raises an error that names the row if a row has no usable event time or gap. "drop"
             silently omits such rows.
         lookups: DataFrames by name that the SQL may join.
-        name: the name in error messages.
+        name: The name in error messages.
 
     Raises:
-        ConfigError: an argument is wrong.
-        StartError: columns or SQL do not fit. Errors in the data are raised when Spark runs the plan.
+        ConfigError: An argument is wrong.
+        StartError: Columns or SQL do not fit. Errors in the data are raised when Spark runs the plan.
     """
     update: dict[str, Any] = {"emit": "final" if window.late_data == "reopen" else "on_close", "crash_recovery": None}
     if window.late_data != "reopen":  # "reopen" only decides when a window is final; no row is late here

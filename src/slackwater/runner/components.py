@@ -76,9 +76,9 @@ def create_target_writers(
     """Create the writers for the config's targets, by name.
 
     Args:
-        operators: the operators of the stages, by stage name.
-        state_id: the lineage of the state, which is part of the markers.
-        latest: the commit from which the run continues; it shows which output columns are new.
+        operators: The operators of the stages, by stage name.
+        state_id: The lineage of the state, which is part of the markers.
+        latest: The commit from which the run continues; it shows which output columns are new.
     """
     targets = {}
     new_columns = added_columns.added_target_columns(

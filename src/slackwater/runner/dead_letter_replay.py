@@ -35,12 +35,12 @@ def replay_dead_letters(
     """Apply dead letters again, in separate epochs. This takes the runner's lock.
 
     Args:
-        choose: filters the letters.
-        limit: replay at most this many letters.
-        dry: only return what a replay would do.
+        choose: Filters the letters.
+        limit: Replay at most this many letters.
+        dry: Only return what a replay would do.
 
     Raises:
-        SlackwaterError: the replay failed. Letters that were committed before are not applied again.
+        SlackwaterError: The replay failed. Letters that were committed before are not applied again.
     """
     if pipeline.transform.join is not None:
         raise StartError(

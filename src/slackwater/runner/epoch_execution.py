@@ -35,8 +35,8 @@ class EpochExecutor:
         """Run the epoch of a batch.
 
         Args:
-            plan_batch: returns the batch; None if the batch is already part of the state.
-            quiet_us: how long the sources had had no rows before (µs).
+            plan_batch: Returns the batch; None if the batch is already part of the state.
+            quiet_us: How long the sources had had no rows before (µs).
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
         self.expect_next()

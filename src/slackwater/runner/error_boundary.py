@@ -41,9 +41,9 @@ def error_boundary(
     """Return a context that converts errors according to the table above.
 
     Args:
-        where: the name of the pipeline.
-        session: returns the Spark session, None before Spark is started.
-        committed: returns a sentence about the last commit.
+        where: The name of the pipeline.
+        session: Returns the Spark session, None before Spark is started.
+        committed: Returns a sentence about the last commit.
     """
     return _ErrorBoundary(pipeline, session, committed)
 

@@ -81,22 +81,22 @@ def run(
     commits of a failed run remain, and the next run continues from them.
 
     Args:
-        available_now: end when all input that exists now has been processed.
-        flush: close all open windows at the end.
-        spark: the Spark session to use; by default one is started.
-        on_status: called with the status after each commit.
-        on_notice: called with the level and the text of each line about the run; by default lines are logged.
-        stop: an event that ends the run after the epoch in progress.
-        rebuild: start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
+        available_now: End when all input that exists now has been processed.
+        flush: Close all open windows at the end.
+        spark: The Spark session to use; by default one is started.
+        on_status: Called with the status after each commit.
+        on_notice: Called with the level and the text of each line about the run; by default lines are logged.
+        stop: An event that ends the run after the epoch in progress.
+        rebuild: Start over with a new state and keep the old one under another name. Maps sources ("*" for all) to
             "earliest", "latest" or offsets; `{}` uses the positions of the config.
-        former_output: what to do if this run creates a new state, but an append-only target holds rows of an
+        former_output: What to do if this run creates a new state, but an append-only target holds rows of an
             earlier state. "aside" moves its files away, "keep" adds rows to them, None fails the start.
-        observers: called from the beginning to the end of the run; see `slackwater.observe`.
-        background: return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
+        observers: Called from the beginning to the end of the run; see `slackwater.observe`.
+        background: Return a `Handle` immediately, which reports on the run, stops it and raises its error. Then only
             warnings are logged, unless there is an `on_notice`.
 
     Raises:
-        SlackwaterError: the run failed.
+        SlackwaterError: The run failed.
     """
     if background:
         check_run_flags(available_now, flush)

@@ -23,9 +23,9 @@ def record_run(store: StateStore, stop: threading.Event, last_epoch: Callable[[]
     """Record a run that lasts as long as the block. The store must be open and locked.
 
     Args:
-        stop: the event that stops the run. It decides whether the run is recorded as stopped or finished.
-        last_epoch: returns the last committed epoch at the end of the run.
-        epoch: the last epoch committed before the run, -1 for none.
+        stop: The event that stops the run. It decides whether the run is recorded as stopped or finished.
+        last_epoch: Returns the last committed epoch at the end of the run.
+        epoch: The last epoch committed before the run, -1 for none.
     """
     run = Run(started_us=_now(), runner=f"process {os.getpid()} on {socket.gethostname()}", epoch=epoch)
     _write_run(store, run)

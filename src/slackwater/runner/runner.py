@@ -108,9 +108,9 @@ class Runner:
         """Build and open the components, and start the driver. Return None if the run was stopped in the meantime.
 
         Args:
-            latest: the commit to continue from; None for a new state.
-            make_targets: creates the target writers. Markers are only checked exactly for the default.
-            former_output: the choice for targets whose markers do not fit the state; see `target_markers.resolve_mismatches`.
+            latest: The commit to continue from; None for a new state.
+            make_targets: Creates the target writers. Markers are only checked exactly for the default.
+            former_output: The choice for targets whose markers do not fit the state; see `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest

@@ -37,10 +37,10 @@ class PendingOutput(NamedTuple):
     """The output of the pending epoch, for targets that do not have it yet.
 
     Args:
-        committed_us: when the epoch was committed (µs UTC).
-        rows: the rows of each stage, by the names of the targets that lack them.
-        letters: the number of dead letters that have not been written.
-        has_one_target: whether the pipeline has a single target.
+        committed_us: When the epoch was committed (µs UTC).
+        rows: The rows of each stage, by the names of the targets that lack them.
+        letters: The number of dead letters that have not been written.
+        has_one_target: Whether the pipeline has a single target.
     """
 
     epoch: int
@@ -83,9 +83,9 @@ def skip_publish(pipeline: Pipeline, epoch: int, to: Path | None) -> str:
     now.
 
     Raises:
-        StartError: the epoch is not pending, there are no dead letters, or `to` cannot be written.
-        LockHeldError: a runner is active.
-        PublishError: the target of dead letters failed.
+        StartError: The epoch is not pending, there are no dead letters, or `to` cannot be written.
+        LockHeldError: A runner is active.
+        PublishError: The target of dead letters failed.
     """
     if to is None and pipeline.dead_letter is None:
         raise StartError(

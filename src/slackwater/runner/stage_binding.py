@@ -39,9 +39,9 @@ class BoundStage(NamedTuple):
     """A stage that is ready to run.
 
     Args:
-        pipeline: the pipeline reduced to this stage; see `Pipeline.stage_pipelines`.
-        times: the SQL of the event time, by source or stage that is read.
-        frames: the columns of each source or stage that is read, as DataFrames without rows.
+        pipeline: The pipeline reduced to this stage; see `Pipeline.stage_pipelines`.
+        times: The SQL of the event time, by source or stage that is read.
+        frames: The columns of each source or stage that is read, as DataFrames without rows.
     """
 
     pipeline: Pipeline

@@ -31,11 +31,11 @@ class _TableCheck:
     """The comparison of one table.
 
     Args:
-        stored_columns: the columns in the state, as Spark's JSON.
-        changes: the changes that the next start accepts.
-        columns: the columns (name to type) that the next start reads.
-        refused: why a start would reject the table; None if it would not.
-        unknown: why the comparison failed; an empty string while it runs; None once it is done.
+        stored_columns: The columns in the state, as Spark's JSON.
+        changes: The changes that the next start accepts.
+        columns: The columns (name to type) that the next start reads.
+        refused: Why a start would reject the table; None if it would not.
+        unknown: Why the comparison failed; an empty string while it runs; None once it is done.
     """
 
     spec: Source

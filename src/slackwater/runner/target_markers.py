@@ -49,9 +49,9 @@ class MarkerMismatch:
     """A target whose marker does not fit the state.
 
     Args:
-        checked: the target with the expected markers.
+        checked: The target with the expected markers.
         kind: AHEAD, BEHIND or another kind of `evolution.target_markers`.
-        marker: the marker in the target; None if it has none.
+        marker: The marker in the target; None if it has none.
     """
 
     checked: CheckedTarget
@@ -89,7 +89,7 @@ def _list_checked_targets(
     """Yield the targets that store a marker, including that of dead letters.
 
     Args:
-        missing: names of targets that may lack the output of the commit.
+        missing: Names of targets that may lack the output of the commit.
         exact: False if a target does not receive every epoch, as in a backfill.
     """
     current = target_locations.with_current_names(commit, pipeline.former_names, list(pipeline.per_target))

@@ -209,12 +209,12 @@ def draft_side(
     """Return a source for the files of a sample, or for a topic with similar records.
 
     Args:
-        sample: the rows that the schema was inferred from.
-        config_directory: the directory of the config; the query is relative to it.
-        name: the name of the source.
-        time: the event time column; None for the record's timestamp.
-        keys: the key columns.
-        topic: the topic, or None for the files of the sample.
+        sample: The rows that the schema was inferred from.
+        config_directory: The directory of the config; the query is relative to it.
+        name: The name of the source.
+        time: The event time column; None for the record's timestamp.
+        keys: The key columns.
+        topic: The topic, or None for the files of the sample.
     """
     notes = [
         f"from {plural(len(sample.rows), 'row')} of {json.dumps(sample.path.name, ensure_ascii=False)}; correct it where you know better"
