@@ -141,7 +141,8 @@ def run_streaming_pipeline(
 ) -> Status | None:
     """Build a pipeline from keyword arguments (see `pipeline`) and run it (see `slackwater.run`).
 
-    It runs until `stop` is set, or with `available_now`, until all input that exists now has been processed.
+    The pipeline runs until `stop` is set. With `available_now`, it runs until all input that exists at the start has
+    been processed.
     """
     from slackwater.runner.run import run
 

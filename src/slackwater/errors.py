@@ -69,7 +69,7 @@ class StartError(SlackwaterError):
 
 
 class LockHeldError(StartError):
-    """Another runner holds the pipeline's lock; the message names it."""
+    """Another runner holds the pipeline's lock. The message names that runner."""
 
 
 class StateError(StartError):
@@ -108,7 +108,7 @@ class ExhaustedError(SlackwaterError):
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Return whether the error means a missing permission or a read-only file system, so that nothing is damaged."""
+    """Return whether the error means a missing permission or a read-only file system, rather than damaged data."""
     return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

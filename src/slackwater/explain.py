@@ -42,9 +42,9 @@ class ExplainedStage:
 class Plan(TerminalRepr, NotebookRepr):
     """The stages of a pipeline, its delivery guarantee and the size of its state.
 
-    `state_bytes` is the upper bound for the last stage: 0 without state, None if it depends on the input. A join keeps
-    the rows of a time range, and a keyed step one entry per key. `kept` has an entry per stage: a text, or the bytes
-    and groups of a window.
+    `state_bytes`: the upper bound for the last stage; 0 without state, None if it depends on the input. A join keeps
+    the rows of a time range, and a keyed step keeps one entry per key. `kept`: for each stage, a description of what it
+    keeps, or the bytes and groups of a window.
     """
 
     stages: tuple[ExplainedStage, ...]

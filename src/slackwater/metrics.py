@@ -35,9 +35,9 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics(Collector, Observer):
-    """The metrics of runs. Use it as an observer, or call `update` with each status.
+    """The metrics of runs. Use an instance as an observer, or call `update` with each status.
 
-    It has its own registry, without the default process metrics. `clock` returns Unix time in seconds.
+    The metrics have a separate registry, without the default process metrics. `clock` returns Unix time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

@@ -3,10 +3,10 @@
     ${NAME} in a config ──▶ remember ──▶ masked ◀── errors, log lines, plans and notices of Slackwater
     url, options                         "… token = '${NAME}' …"
 
-A config preserves the spelling of its values (`config.message_format.EnvString`). But texts are built from the values,
-and Spark's errors quote the SQL. So the values are registered for the lifetime of the process. Rows are never masked:
-they are the user's data. Names of pipelines and sources are not secrets, since directories and metrics are named after
-them.
+A config preserves the spelling of its values (`config.message_format.EnvString`). However, messages are built from the
+values, and Spark's errors quote the SQL. Therefore, the values are registered for the lifetime of the process. Rows are
+never masked, because they are the user's data. Names of pipelines and sources are not secrets, since directories and
+metrics are named after them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def remember_settings(settings: Mapping[str, object]) -> None:
 
 
 def mask_secrets(text: str) -> str:
-    """Return a text with all registered values masked."""
+    """Return a string with all registered values masked."""
     global _pattern
     if not _secrets:
         return text

@@ -115,10 +115,10 @@ class SourceClock:
         return tuple(name for name, p in self.partitions.items() if p.idle)
 
     def was_overtaken(self, watermark: int) -> bool:
-        """Return whether late rows of this clock are late because it counted as idle, until it has caught up.
+        """Return whether the watermark passed this clock while it was idle, and the clock has not caught up yet.
 
-        A clock that was never excluded from the minimum is not behind the watermark. For a source with partitions, the
-        result is False: use `overtaken_partitions`.
+        Until then, its late rows count as late because it was idle. A clock that was never excluded from the minimum is
+        not behind the watermark. For a source with partitions, the result is False: use `overtaken_partitions`.
         """
         if self.max_event_us is None:
             return self.idle
@@ -146,7 +146,7 @@ class SourceActivity:
 
 
 def merge_spans(spans: Iterable[Span], jump_us: int) -> tuple[Span, ...]:
-    """Join spans that are at most `jump_us` apart. Return them from the one with the `CONFIRMS`-th newest row onwards."""
+    """Join spans that are at most `jump_us` apart. Return them from the one with the `CONFIRMS`-th newest row onward."""
     merged: list[Span] = []
     for low, high, count in sorted(spans):
         if merged and low - merged[-1][1] <= jump_us:

@@ -18,7 +18,7 @@ from slackwater.spark import object_store_connectors
 
 
 def check_file(file: Path, connect: bool = False) -> None:
-    """Check a config. Problems are printed with the pages that document the keys. See `_check_config`."""
+    """Check a config. Print its problems, each with the page that documents the key. See `_check_config`."""
     try:
         _check_config(file, connect)
     except ConfigError as error:

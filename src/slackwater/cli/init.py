@@ -156,7 +156,7 @@ def _event_time(options: InitOptions, sample: Sample) -> TimeColumn | None:
 
 
 def _wrong_time_text(sample: Sample, name: str | None = None) -> str:
-    """Describe a value that is not a time, and its location, for the column closest to a time column."""
+    """Describe the first value that is not a time, and its location, in the column that looks most like a time column."""
     example = proposals.closest_time_column(sample, name)
     if example is None:
         return ""

@@ -104,7 +104,7 @@ def _test_value(value: Any, kind: str) -> Any:
 def _rows_with_partners(
     pipeline: Pipeline, input_rows: Mapping[str, list[dict[str, Any]]], samples: Sequence[Sample]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of each side whose keys exist on the other side, or the first rows if there are none."""
+    """Return the rows of each side whose keys exist on the other side. If no keys match, return the first rows."""
     join = pipeline.transform.join
     assert join is not None
     sides = [

@@ -101,7 +101,7 @@ def sizes(
     schema: Schema = "public",
     as_json: Json = False,
 ) -> None:
-    """Show the size of a state by shard, what only older commits reference, and how it grows."""
+    """Show the size of a state by shard, the data that only older commits reference, and how the state grows."""
     from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)

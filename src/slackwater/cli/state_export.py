@@ -18,7 +18,7 @@ from slackwater.targets.files import json_columns, text_columns
 def export_state(
     where: str, out: str, condition: str | None, pipeline: str | None, schema: str, epoch: int | None
 ) -> None:
-    """Write the file atomically and print what was written. Raises StartError or StateError."""
+    """Write windows of a state to a file atomically, and print what was written. Raises StartError or StateError."""
     path = Path(out)
     if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
         raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"))

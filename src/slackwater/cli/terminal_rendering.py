@@ -1,4 +1,4 @@
-"""The texts that `print` shows for values of the Python API, in the form that the commands print."""
+"""The text that `print` shows for values of the Python API, in the form that the commands print."""
 
 from __future__ import annotations
 

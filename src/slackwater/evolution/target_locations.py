@@ -162,7 +162,7 @@ def _same(one: TargetDestination, other: TargetDestination) -> bool:
 
 
 def describe_blocked_change(pipeline: Pipeline, commit: Commit, missing: Sequence[str]) -> str | None:
-    """Return why the previous config must start once more; None if it need not.
+    """Return why the previous config must start again; None if it need not.
 
     The previous config must publish its pending output if the new config would send that output elsewhere. `missing`:
     targets that lack their part.

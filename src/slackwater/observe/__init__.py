@@ -2,8 +2,8 @@
 
     sw.run(pipeline, observers=[open_telemetry(), open_lineage()])
 
-Each needs the extra of the same name. They send from separate threads. An unreachable system causes one warning, and
-never stops or slows down a run.
+Each observer needs the extra of the same name. Observers send from separate threads. An unreachable system causes one
+warning, and never stops or slows down a run.
 """
 
 from __future__ import annotations

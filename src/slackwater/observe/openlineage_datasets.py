@@ -108,7 +108,11 @@ def _(connection: IcebergConnection, target: Target) -> Dataset | None:
 
 
 def _in_catalog(connection: IcebergConnection, name: str) -> Dataset:
-    """Return the dataset of a table: the namespace is the catalog's address, as in Spark's listener, or its kind."""
+    """Return the dataset of a table in a catalog.
+
+    The namespace is the catalog's address, as in OpenLineage's Spark listener; a catalog without an address uses its
+    kind.
+    """
     address = connection.options.get("uri") or connection.options.get("warehouse") or connection.catalog
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}" if rest else address, name

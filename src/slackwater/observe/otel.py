@@ -131,7 +131,7 @@ class _Exporter(OTLPMetricExporter):
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
-        """Extract the reason of a failure from a log line, which accompanies the first of several attempts."""
+        """Extract the reason of a failure from a log line. The SDK logs such a line at the first of several attempts."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         errors = [a for a in arguments if isinstance(a, BaseException)]
         if errors or record.msg.startswith("Transient"):
@@ -168,7 +168,7 @@ _exporting = threading.local()  # `by`: the exporter to which log lines of this 
 def _capture_failures(record: logging.LogRecord) -> bool:
     """Filter the log of the SDK's exporter.
 
-    Pass lines of Slackwater's exporters to them, and let other lines through.
+    Lines about an exporter of Slackwater are passed to that exporter instead of the log. Other lines are logged.
     """
     exporter: _Exporter | None = getattr(_exporting, "by", None)
     if exporter is None:

@@ -178,7 +178,8 @@ class Operator(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the stored state depends on, including the operator's `kind`.
 
-        If it changes, the state cannot be used any more. It is readable and part of every commit.
+        If the fingerprint changes, the state cannot be used any more. The fingerprint is readable and part of every
+        commit.
         """
         ...
 
@@ -186,14 +187,14 @@ class Operator(Protocol):
     def emission(self) -> dict[str, Any]:
         """Return the parts of the emission mode that affect the state.
 
-        If it changes, the state is migrated (`evolution.state_migration`), not discarded.
+        If these parts change, the state is migrated (`evolution.state_migration`), not discarded.
         """
         ...
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return the description for the commit, which allows the state to be read without a config.
 
-        `data`: the keys of the step, see `config.spec_serialization`.
+        `data`: the keys of the step (see `config.spec_serialization`).
         """
         ...
 

@@ -73,8 +73,8 @@ def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.Data
 def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl.DataFrame:
     """Return dead letters in a form that their target can store.
 
-    Times outside its range become NULL, but the row's bytes still have them. Columns that an earlier version did not
-    stage are NULL.
+    Event times outside the target's range become NULL, but the row's bytes still have them. Columns that an earlier
+    version did not stage are NULL.
     """
     letters = letters.with_columns(
         pl.lit(None, f.polars).alias(f.name) for f in LETTER if f.name not in letters.columns
@@ -94,7 +94,7 @@ def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -
 
 
 def numbered_origin(number: str) -> str:
-    """Return Spark SQL for an `_origin` that has only a number (a column), in place of the offset."""
+    """Return Spark SQL for an `_origin` whose offset is the column `number`, and whose other fields are NULL."""
     held = (
         f"{_sql_literal(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
     )

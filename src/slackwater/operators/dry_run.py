@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DryRunShardState:
-    """Wraps a `ShardState`: whatever a step stages is counted and dropped."""
+    """Wraps a `ShardState`. Everything that an operator stages is counted and dropped."""
 
     state: ShardState
 

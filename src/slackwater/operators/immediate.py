@@ -1,7 +1,6 @@
 """Base class of operators that emit rows in the epoch that reads them. Nothing is pending, so no row is late.
 
-Packages that dispatch on the operator's class register `ImmediateOperator` once for all of them, as they do
-`NonWindowOperator`.
+Packages that dispatch on the operator's class register `ImmediateOperator` once for all of its subclasses.
 """
 
 from __future__ import annotations

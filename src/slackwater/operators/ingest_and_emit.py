@@ -1,6 +1,7 @@
 """One pass over a shard: ingest rows and emit what is due, if the new watermark is known before the rows are read.
 
-It is known if the rows are results of other stages, or come from files whose footers contain the newest time.
+The new watermark is known if the rows are results of other stages, or come from files whose footers contain the newest
+time.
 
     rows ─▶ ingest ─▶ new state ─▶ emit      one task; otherwise the driver advances the clocks and sends a second task
 """

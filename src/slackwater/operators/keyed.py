@@ -77,7 +77,7 @@ class KeyedOperator(KeyedStateLayout, ImmediateOperator):
         return (self.KIND,)
 
     def slot(self, position: int) -> str:
-        """Return the name of a column while it is sent to a shard; normalised keys are sent separately."""
+        """Return the name of a column while it is sent to a shard; normalized keys are sent separately."""
         return f"__c{position}"
 
     @property

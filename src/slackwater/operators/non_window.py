@@ -2,8 +2,8 @@
 
 Each row is emitted exactly once: when it is read, or when the watermark passes it.
 
-Packages that dispatch on the operator's class register `NonWindowOperator` once for all of these, as they do
-`WindowOperator`. An operator that behaves differently is registered separately.
+Packages that dispatch on the operator's class register `NonWindowOperator` once for all of its subclasses. An operator
+that behaves differently is registered separately.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 out/sessions, x.parquet, x.jsonl, x.csv      files, or a directory of them
 lake/sessions                                a Delta table, by its log
 postgresql://host/db#schema.table            a table
-sessions.toml, sessions.toml#hours            the target of a pipeline, by name if there are several
-state:sessions.toml, state:DIR, state:URL    its open and retained windows
+sessions.toml, sessions.toml#hours           the target of a pipeline, by name if there are several
+state:sessions.toml, state:DIR, state:URL    the open and retained windows of a state
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class StageInspector:
     # -- the holder of the watermark --------------------------------------------------------------------------------------------
 
     def _output_watermark(self, name: str) -> int:
-        """Return the output watermark (µs) of an input stage: none of its later results is older."""
+        """Return the output watermark (µs) of an input stage. None of its later results has an earlier event time."""
         return self.read[name].state.promised_us
 
     def _hold_us(self, name: str) -> int:

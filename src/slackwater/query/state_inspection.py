@@ -258,11 +258,11 @@ def _sort_by_close(logic: CompiledWindow, windows: pl.DataFrame, closes: pl.Expr
 
 
 def find_next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
-    """Return the open sessions that close first, in the form of `list_open_windows`: at least `count`, if that many exist.
+    """Return the open sessions that close first, in the form of `list_open_windows`: at least `count` if enough exist.
 
-    The horizon is widened until it covers them, so that the cost depends on them rather than on the whole state. If a
-    store knows when rows are due, the horizon is widened by a number of rows, because very many may be due at the same
-    moment.
+    The range of close times that is read grows until it contains `count` sessions. Therefore, the cost depends on
+    `count` rather than on the whole state. If a store knows when rows are due, the range grows by a number of rows,
+    because very many rows may be due at the same moment.
     """
     state = snapshot.commit.stages[0]
     metas = list(state.metas)
@@ -288,7 +288,7 @@ def find_next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -
 
 
 def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueRowFilter:
-    """Return the query for rows of sessions that close within a range of watermarks (µs).
+    """Return the filter for the rows of sessions that close within a range of watermarks (µs).
 
     It includes sessions that were emitted early, and all fragments that may be cut by then.
     """

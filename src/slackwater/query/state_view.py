@@ -1,4 +1,4 @@
-"""A read-only view of a state: open and retained windows with their values, like KIP-94's read-only session store.
+"""A read-only view of a state: open and retained windows with their values, like a session store of Kafka Streams.
 
     open_state("state/user-sessions")          the latest commit at the time of each query
         .fetch({"user_id": "u7"})              windows of one key

@@ -55,8 +55,8 @@ class AttemptLedger:
     def with_attempts(self, letters: pl.DataFrame) -> pl.DataFrame:
         """Add `__id`, `__applied` and `__tries` to dead letters, keeping their order.
 
-        Equal letters of a file represent as many equal rows of that file, so they are applied one by one. Equal letters
-        of a record in a topic are applied together.
+        Each of several equal letters from a file stands for a separate row, so they are applied one by one. Equal
+        letters of a record in a topic are applied together.
         """
         matched = add_letter_ids(letters).join(self.entries, on=_PLACE, how="left", maintain_order="left")
         matched = matched.with_columns(pl.col("__done", "__tries").fill_null(0))

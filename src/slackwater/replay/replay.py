@@ -193,10 +193,10 @@ def _keeps_late_rows(driver: Driver) -> bool:
 
 
 def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
-    """Keep dead letters that `late_data = "drop"` would drop as late.
+    """Keep the dead letters whose rows `late_data = "drop"` would drop as late.
 
-    Such a row might still join an open session. So if any row would be dropped, all letters before the watermark are
-    kept.
+    A row behind the watermark might still join an open session. Therefore, if any row would be dropped, all letters
+    before the watermark are kept.
     """
     if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
         return judged
@@ -271,10 +271,11 @@ def _late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: boo
 def _match_rows(
     driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the rows of dead letters, and the letters that have rows. `__group`: same origin and event time.
+    """Return the rows of dead letters, and the letters that have rows.
 
-    The SQL may turn one source row into several late rows, each with its own letter. Therefore each origin passes
-    through the SQL once, and the resulting rows are matched with the letters by event time.
+    `__group` numbers the pairs of origin and event time. The SQL may turn one source row into several late rows, each
+    with its own letter. Therefore each origin passes through the SQL once, and the resulting rows are matched with the
+    letters by event time.
     """
     origin_columns = ["epoch", *_ORIGIN]
     letters = letters.with_columns(

@@ -1,4 +1,4 @@
 """Runs of pipelines: build the components of a config, then start, watch and stop them.
 
-Independent of the command line.
+This package does not depend on the command line.
 """

@@ -42,7 +42,7 @@ class BackfillRange:
 
 
 def reach_us(window: Window) -> int:
-    """Return how far outside the range a row of one of its windows may be (µs).
+    """Return how far (µs) outside the range a row can be that belongs to a window that starts in the range.
 
     For sessions this is the cap plus the gap, so that a session that extends into the range is complete. A gap that is
     a column counts as the cap.
@@ -122,7 +122,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
 
 
 def _target(pipeline: Pipeline, into: str | None) -> TargetSpec:
-    """Return the target with its path, table or topic replaced by `into`. Parquet files replace a console."""
+    """Return the target with its path, table or topic replaced by `into`. A console is replaced by Parquet files."""
     target, kind = pipeline.target, explain.connection_kind(pipeline.target, pipeline)
     if into is None:
         return target

@@ -53,7 +53,7 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """Finish the epoch in progress because the program exits, as a signal would do."""
+        """Finish the epoch in progress, as at a signal, because the program exits."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 

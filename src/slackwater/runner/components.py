@@ -111,7 +111,7 @@ def create_letter_writer(pipeline: Pipeline, state_id: str = "") -> TargetWriter
 
 
 def create_skipped_rows_target(pipeline: Pipeline, state_id: str = "") -> TargetWriter | None:
-    """Return the target for rows of `outbox skip`: the dead letters, written under a separate marker."""
+    """Create the target for the rows that `outbox skip` moves to the dead letters. It has a separate marker."""
     if pipeline.dead_letter is None:
         return None
     return _target(

@@ -36,7 +36,7 @@ class EpochExecutor:
 
         Args:
             plan_batch: Returns the batch; None if the batch is already part of the state.
-            quiet_us: How long the sources had had no rows before (µs).
+            quiet_us: How long the sources had returned no rows before this batch (µs).
         """
         faults, before = self.driver.hooks.faults, self.driver.state.epoch
         self.expect_next()

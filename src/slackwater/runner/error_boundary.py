@@ -38,11 +38,11 @@ _SECONDS = 3.0  # how long to wait for a killed process to end, or for a connect
 def error_boundary(
     pipeline: str, session: Callable[[], SparkSession | None] = lambda: None, committed: Callable[[], str] = lambda: ""
 ) -> AbstractContextManager[None]:
-    """Return a context that converts errors according to the table above.
+    """Return a context that converts errors according to the table in the module docstring.
 
     Args:
-        where: The name of the pipeline.
-        session: Returns the Spark session, None before Spark is started.
+        pipeline: The name of the pipeline.
+        session: Returns the Spark session; None before Spark is started.
         committed: Returns a sentence about the last commit.
     """
     return _ErrorBoundary(pipeline, session, committed)
@@ -51,7 +51,7 @@ def error_boundary(
 class _ErrorBoundary(AbstractContextManager[None]):
     """The context manager behind `error_boundary`.
 
-    Not a generator: contextlib would restore the trace with Py4J's frames.
+    It is a class, because contextlib would restore the trace with Py4J's frames around a generator.
     """
 
     def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:

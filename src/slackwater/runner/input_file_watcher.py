@@ -18,7 +18,7 @@ log = logging.getLogger("slackwater")
 
 
 class InputFileWatcher:
-    """The files in the state. `remember` adds the files of each epoch."""
+    """Watches the files that the state has read. `remember` adds the files of each epoch."""
 
     def __init__(self, pipeline: str, components: RunComponents, reporter: RunReporter) -> None:
         self._pipeline, self._components, self._reporter = pipeline, components, reporter

@@ -60,9 +60,9 @@ def missing_directories(pipeline: Pipeline) -> Iterator[str]:
 
 
 def check_moved_directories(pipeline: Pipeline) -> None:
-    """Raise StartError if state or output is below the working directory, which earlier versions resolved paths from.
+    """Raise StartError if state or output exists only below the working directory.
 
-    Otherwise a run would start with a new state next to it.
+    Earlier versions resolved relative paths from there. Without this check, a run would start with a new state.
     """
     relocated = list(_moved_directories(pipeline))
     if relocated:

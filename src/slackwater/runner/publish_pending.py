@@ -21,7 +21,10 @@ def publish_pending(
     spark: SparkSession | None = None,
     on_notice: Callable[[str, str], None] | None = None,
 ) -> None:
-    """Publish an epoch that was committed but not published. Raises PublishError if it fails again, or SlackwaterError."""
+    """Publish an epoch that was committed but not published.
+
+    Raises PublishError if publishing fails again, and SlackwaterError for other failures.
+    """
     with skip_publish.lock_pending_epoch(pipeline, epoch):
         pass  # raises an error before Spark starts if the epoch is not pending
     runner = Runner(pipeline, spark, RunReporter(on_notice or run_log.log_notice))

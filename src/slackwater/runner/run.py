@@ -173,7 +173,7 @@ def _run_once(
 ) -> Status | None:
     """Run once, bound to the columns that the sources have at the start.
 
-    Raises NewColumnsError when new ones are accepted.
+    Raises NewColumnsError if a source gets new columns that the config accepts.
     """
     with runner.error_boundary():
         latest = _open_store(runner, rebuild is not None, former_output)

@@ -79,7 +79,7 @@ def _position_text(pipeline: Pipeline, source: Source, latest: Commit | None) ->
 
 
 def status_line(status: Status) -> str:
-    """Format a status as one line of key=value: the epoch, the current state, and totals over its life (`…_total`)."""
+    """Format a status as one line of key=value: the epoch, the current state, and totals of all runs (`…_total`)."""
     c = status.counters
     sources = " ".join(
         f"watermark[{s.name}]={_format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources

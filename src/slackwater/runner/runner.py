@@ -109,8 +109,10 @@ class Runner:
 
         Args:
             latest: The commit to continue from; None for a new state.
-            make_targets: Creates the target writers. Markers are only checked exactly for the default.
-            former_output: The choice for targets whose markers do not fit the state; see `target_markers.resolve_mismatches`.
+            make_targets: Creates the target writers. Only those of the default function receive every epoch, so only
+                their markers must match exactly.
+            former_output: The choice for targets whose markers do not fit the state; see
+                `target_markers.resolve_mismatches`.
         """
         pipeline, notice = self.pipeline, self.reporter.notice
         self._latest = stored_commit = latest

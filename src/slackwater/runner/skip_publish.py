@@ -1,7 +1,7 @@
 """Skip a committed epoch that its target never accepts: write its rows elsewhere, and mark it as published.
 
-committed, not published ─┬─ retry      as every start does
-                          └─ set aside  rows ─▶ dead letters ("not published") or files ─▶ marked as published
+committed, not published ─┬─ retry  as every start does
+                          └─ skip   rows ─▶ dead letters ("not published") or files ─▶ marked as published
 """
 
 from __future__ import annotations

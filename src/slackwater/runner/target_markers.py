@@ -50,7 +50,7 @@ class MarkerMismatch:
 
     Args:
         checked: The target with the expected markers.
-        kind: AHEAD, BEHIND or another kind of `evolution.target_markers`.
+        kind: AHEAD, BEHIND or FOREIGN, as defined in `evolution.marker_mismatch`.
         marker: The marker in the target; None if it has none.
     """
 
@@ -60,7 +60,7 @@ class MarkerMismatch:
 
     @property
     def is_movable(self) -> bool:
-        """True if the output that is newer than the state can be moved away."""
+        """Return whether the output that is newer than the state can be moved away."""
         target = self.checked.target
         if self.kind == BEHIND or not isinstance(target, FilesTarget):
             return False

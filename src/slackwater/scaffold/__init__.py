@@ -1,1 +1,1 @@
-"""The work behind `slackwater init`: read a data sample, find times and keys in it, and write a commented config."""
+"""Behind `slackwater init`: read a data sample, find times and keys in it, and write a config with comments."""

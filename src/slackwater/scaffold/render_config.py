@@ -60,7 +60,7 @@ class ConfigDraft:
 
 
 def _toml_string(text: str) -> str:
-    """Format a text as a TOML string."""
+    """Format a string as a TOML string."""
     return json.dumps(text.replace("${", "$${"), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -133,7 +133,7 @@ def _transform(draft: ConfigDraft) -> str:
 
 
 def _letters(draft: ConfigDraft) -> str:
-    """Return the [dead_letter] table, commented out if no row would go there."""
+    """Return the [dead_letter] table, commented out if no row would become a dead letter."""
     lines = [
         "[dead_letter]                      # late and bad rows with their content: slackwater dlq show",
         'connection = "files"',

@@ -91,7 +91,7 @@ def quote_name(name: str) -> str:
 
 
 def parse_csv_cell(text: str | None) -> Any:
-    """Parse a CSV cell to the value it spells. A number with leading zeros remains a string."""
+    """Parse a CSV cell to the value that it represents. A number with leading zeros remains a string."""
     if text is None or text == "":
         return None
     if _WHOLE.fullmatch(text):

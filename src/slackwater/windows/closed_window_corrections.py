@@ -192,7 +192,8 @@ def _(
     watermark: int,
     lost: str | None,
 ) -> LateCorrection:
-    """
+    """Apply late rows to closed sessions.
+
     state     ─┬─ gone, floors ─────────────────────────────────────────────▶ floors ┐
                └─ open, retained ─┐                                                  ├─▶ state'
     stored ── not in the state ───┼─▶ as if retained forever: ingest  ─▶ emit ─┬─────┘
@@ -240,7 +241,7 @@ def _(
 
 
 def _drop_gone(logic: CompiledSessionWindow, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-    """Drop sessions that have expired as fragments. As in any epoch, their fragments are merged first."""
+    """Drop expired sessions that are stored as fragments, after merging these fragments as in any epoch."""
     done = session_emission.emit_sessions(logic, state, watermark, watermark)
     visited = pl.Series(is_in_sorted(state["__h"].to_numpy(), distinct_values(done.state["__h"].to_numpy())))
     return pl.concat([state.filter(~visited), done.state.filter(pl.col("__kind") != TOMBSTONE)])

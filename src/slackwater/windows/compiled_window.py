@@ -1,8 +1,8 @@
-"""A window compiled against the available columns: the private counterpart of `config.window.Window`.
+"""A window compiled against the available columns: the internal counterpart of `config.window.Window`.
 
 `CompiledWindow` has what all windows share: keys, aggregations, the state schema, lifting, merging and finishing.
-`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state rows combine and when they are due.
-The columns of a state row are described in `state_rows`.
+`pane_windows.CompiledPaneWindow` (tumbling, hopping) and `session_intervals.CompiledSessionWindow` define how state
+rows combine and when they are due. The columns of a state row are described in `state_rows`.
 """
 
 from __future__ import annotations

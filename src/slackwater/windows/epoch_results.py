@@ -9,9 +9,9 @@ import polars as pl
 
 
 class SegmentStats(NamedTuple):
-    """Statistics of a set of state rows, which show without opening it whether rows are due.
+    """Statistics of a segment's state rows, which show whether any row is due without reading the rows.
 
-    All are watermarks in µs.
+    Each value is a watermark in µs.
     """
 
     first_due: int

@@ -1,7 +1,7 @@
-"""HyperLogLog as a set of coupons, so that merging sketches uses the same vectorised operations as other aggregations.
+"""HyperLogLog as a set of coupons, so that merging sketches uses the same vectorized operations as other aggregations.
 
-A coupon is `slot * 64 + rank`: the slot is the low `precision` bits of a value's 64-bit hash, the rank is one plus the
-number of trailing zeros of the remaining bits. A sketch is the sorted list of the largest coupon of each slot; the
+A coupon is `slot * 64 + rank`: the slot is the low `precision` bits of a value's 64-bit hash, and the rank is one plus
+the number of trailing zeros of the remaining bits. A sketch is the sorted list of the largest coupon of each slot; the
 union of two sketches is the union of the lists. The estimate is Ertl's improved raw estimator ("New cardinality
 estimation algorithms for HyperLogLog sketches", 2017, algorithm 6): it needs no tables, is unbiased over the whole
 range, and depends only on the registers, not on order or batching. The standard error is 1.04 / sqrt(2^precision).

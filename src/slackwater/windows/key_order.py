@@ -14,8 +14,8 @@ from slackwater.core.sorted_arrays import Int64s
 def sorted_by_key(frame: pl.DataFrame, keys: Sequence[str], *then: str) -> tuple[pl.DataFrame, Int64s]:
     """Sort by (`__kh`, key, then…), and number the keys from 0 in that order.
 
-    Comparing the keys themselves is slower. It only happens if hashes collide: if two neighbours with equal hashes
-    have different keys.
+    The keys themselves are only compared if hashes collide, that is, if two neighbors with equal hashes have different
+    keys.
     """
     frame = frame.sort(["__kh", *then], maintain_order=True)
     hashes = frame["__kh"].to_numpy()

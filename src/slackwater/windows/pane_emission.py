@@ -123,7 +123,10 @@ def _merge_windows(logic: CompiledPaneWindow, spread: pl.DataFrame) -> pl.DataFr
 
 
 def _with_notes(logic: CompiledPaneWindow, panes: pl.DataFrame, spread: pl.DataFrame, index: Int64s) -> pl.DataFrame:
-    """Add to each pane its notes on its windows; `index` is the pane of each row of `spread`."""
+    """Apply the notes of panes to `spread`, which has one row per pane and window, by setting `__rev` and `__changed`.
+
+    `index` has the position of the pane of each row.
+    """
     notes = read_revisions(panes, first_window(logic, panes["__start"].to_numpy()), logic.hop_us)
     spread = spread.with_columns(pl.lit([], pl.List(pl.Int64)).alias("__out"))
     if notes.is_empty():

@@ -79,7 +79,7 @@ def emit_sessions(
 
 
 def emit_standalone_sessions(logic: CompiledSessionWindow, late: pl.DataFrame) -> pl.DataFrame:
-    """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason (KIP-94)."""
+    """Return late rows (from `ingest_sessions`) as separate sessions, marked by their reason."""
     unit = IntervalBatch.from_frame(logic, late)
     run, _ = find_runs(logic, unit)
     session = np.cumsum(session_heads(unit.start, unit.last, unit.end, run, logic.cap_us)) - 1

@@ -6,8 +6,8 @@ later row may be. It then cuts the session, whose result has the event time star
     gap 3, cap 10      0      7 9   10  11  12         watermark 11: open until 12, and a row at 11 or 12 cuts it at 10
     session            [──────●─●────┊───▲───)
 
-The same happens if a row behind the watermark keeps a part of a run whole (see `late_rows`). The preceding session then
-ends where that part begins, once the watermark has passed its cap.
+The same happens if a row behind the watermark keeps a part of a run whole (see `session_kernel.rows_behind_watermark`).
+The preceding session then ends where that part begins, once the watermark has passed its cap.
 
 A hold is (unit, low, due): until the watermark reaches `due`, a result of this unit may have the event time `low`. It
 applies while the watermark is between the two. Holds are rare, since a session must come within a gap of the cap. A

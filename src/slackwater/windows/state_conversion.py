@@ -46,8 +46,8 @@ from slackwater.windows.state_rows import EMITTED, EMITTED_FRAGMENT, FRAGMENT, W
 def convert_state(former: CompiledWindow, logic: CompiledWindow, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
     """Convert all state rows of one or more shards, sorted by `__h`, from window `former` to window `logic`.
 
-    `logic` comes from `CompiledWindow.after`; its keys, kind and lengths equal those of `former`. `rows` has the
-    accumulators that both windows share. All other aggregations start as if they had seen no rows.
+    `logic` comes from `CompiledWindow.continue_from`; its keys, kind and lengths equal those of `former`. `rows` has
+    the accumulators that both windows share. All other aggregations start as if they had seen no rows.
     """
     rows = logic.add_revision_columns(complete_accumulators(logic, rows))
     rows = _convert_rows(logic, former, former.drop_expired(former.add_revision_columns(rows), watermark), watermark)

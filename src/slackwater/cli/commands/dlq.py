@@ -50,7 +50,7 @@ def dlq_replay(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:
-    """Apply each dead letter at most once: late rows correct the windows they were late for, bad rows are read again."""
+    """Replay dead letters, each at most once: late rows correct their windows, and bad rows are read again."""
     from slackwater.cli.dlq_replay import replay_file
 
     replay_file(file, reason, epoch, limit, dry_run)

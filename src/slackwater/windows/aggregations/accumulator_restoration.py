@@ -1,8 +1,7 @@
 """Restore accumulators from a target's finished values, to correct windows that have left the state.
 
-This works for aggregations whose target row has enough values.
-
-A stored sum of floating-point numbers was rounded once. A correction continues with the rounded sum.
+Only aggregations whose target row contains enough values can be restored. A stored sum of floating-point numbers was
+rounded once, and a correction continues with the rounded sum.
 
 stored   n = 3, total = 12, mean = 4.0, first = 'a'
 n ─▶ `n`     total ─▶ `n`, `hi`, `lo`     mean: from total and a count of its column     first: its time is not stored

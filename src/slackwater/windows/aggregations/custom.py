@@ -134,7 +134,7 @@ def custom_kind(spec: Aggregation, columns: tuple[Field, ...] = (), keys: tuple[
 
 
 def accepts_column(input_type: str, column: Field) -> bool:
-    """Return whether this column can feed an input of this type: the types are equal, or the number fits."""
+    """Return whether a column can be an input of this type: it has the same type, or a numeric type that fits into it."""
     if column.type == input_type:
         return True
     if input_type in schema.FLOATS:

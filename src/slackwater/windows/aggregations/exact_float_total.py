@@ -154,8 +154,8 @@ class GridSql:
 
     `prefix` is the prefix of its column names.
 
-    A value on the grid is split into integers, whose sum does not depend on the order. Every other value becomes a
-    separate group with its count.
+    The grid is the set of multiples of 2^-79 below 2^47. A value on the grid is split into integers, whose sum does not
+    depend on the order. Every other value becomes a separate group with its count.
     """
 
     column: str

@@ -38,9 +38,10 @@ class Extreme(AggregationKind):
 
     @property
     def array_operations(self) -> Mapping[str, np.ufunc]:
-        """Return fmin or maximum.
+        """Return `fmin` or `maximum` of NumPy.
 
-        NaN is the largest value in Spark: max is NaN if any value is, min only if all values are.
+        NaN is the largest value in Spark. Therefore, max is NaN if any value is NaN, and min is NaN only if all values
+        are.
         """
         if self.column.base not in schema.INTEGERS and self.column.base not in schema.FLOATS:
             return {}

@@ -8,7 +8,7 @@ NaN, or infinities of both signs, make the result NaN. An infinite value makes t
 in Spark. Zero has no sign. An intermediate total may exceed the largest double. If the final total does, the sum is
 infinite, but the average is finite.
 
-The `Former…` kinds read states of earlier versions: sums added by Spark, and moments by the formula of Chan, Golub and
+The `Legacy…` kinds read states of earlier versions: sums added by Spark, and moments by the formula of Chan, Golub and
 LeVeque (1979). The next start converts these states.
 """
 

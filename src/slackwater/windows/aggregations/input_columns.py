@@ -47,7 +47,7 @@ def normalization_sql(field: Field) -> str:
 
 
 def normalize_columns(frame: pl.DataFrame, fields: list[Field]) -> pl.DataFrame:
-    """Normalise zeros and NaNs in these columns of a frame, as `normalization_sql` does in SQL.
+    """Normalize zeros and NaNs in these columns of a frame, as `normalization_sql` does in SQL.
 
     Polars simplifies `x + 0.0` to x, so zeros are replaced explicitly.
     """

@@ -168,7 +168,10 @@ class AggregationKind(ABC):
         raise NotImplementedError(type(self).__name__)
 
     def fingerprint(self) -> str:
-        """Return a readable string that covers what the accumulators depend on. Other fingerprints are incompatible."""
+        """Return a readable string that covers what the accumulators depend on.
+
+        Accumulators with different fingerprints are incompatible.
+        """
         named = [f"{c.name} {c.type}" for c in self.columns] or ["*"]
         return " ".join([self.spec.agg, *named, *self.details()])
 

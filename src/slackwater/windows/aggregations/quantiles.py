@@ -28,7 +28,7 @@ class Quantile(AggregationKind):
     """approx_quantile, with three accumulators.
 
     `nans` counts NaNs, which rank above all other values. `values` is the buffer. `sketch` is a list of at most one
-    serialised sketch.
+    serialized sketch.
     """
 
     number = True

@@ -224,8 +224,8 @@ class DecimalTotal(SumKind):
     def _average(self, frame: pl.DataFrame, n: pl.Series) -> pl.Series:
         """Return DECIMAL(p+4, s+4), rounded half up as in Spark.
 
-        Computes with exact integers, group by group (not vectorised). NULL if the sum is NULL, or if the type has too
-        few digits.
+        It is computed with exact integers, group by group (not vectorized). The result is NULL if the sum is NULL, or
+        if the type has too few digits.
         """
         precision, scale = self.output.decimal
         context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
