@@ -144,10 +144,10 @@ def run_streaming_pipeline(
     The pipeline runs until `stop` is set. With `available_now`, it runs until all input that exists at the start has
     been processed.
     """
-    from slackwater.runner.run import run
+    from slackwater.runner.run import run_pipeline
+    from slackwater.runner.run_options import RunOptions
 
-    return run(
-        pipeline(**settings),
+    options = RunOptions(
         available_now=available_now,
         flush=flush,
         spark=spark,
@@ -157,6 +157,7 @@ def run_streaming_pipeline(
         rebuild=rebuild,
         former_output=former_output,
     )
+    return run_pipeline(pipeline(**settings), options)
 
 
 class Registered:

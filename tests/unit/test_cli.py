@@ -29,7 +29,7 @@ def make_run_fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     def run(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr("slackwater.runner.run.run", run)
+    monkeypatch.setattr("slackwater.runner.run.run_pipeline", run)
 
 
 def test_check_of_a_good_file_is_one_line(slackwater: Command) -> None:

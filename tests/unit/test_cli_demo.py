@@ -24,6 +24,7 @@ from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate_clicks
 from slackwater.cli.format import program_command
 from slackwater.cli.main import main
 from slackwater.config import toml
+from slackwater.runner.run_options import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -110,9 +111,10 @@ class FakeEngine:
     def __init__(self) -> None:
         self.runs: list[str] = []
 
-    def run(self, pipeline: Any, *, on_status: Any, available_now: bool, flush: bool, **rest: Any) -> Any:
-        assert available_now
-        assert flush
+    def run(self, pipeline: Any, options: RunOptions) -> Any:
+        assert options.available_now
+        assert options.flush
+        assert options.on_status is not None
         self.runs.append(pipeline.name)
         start = MORNING.replace(tzinfo=dt.UTC)
         out = Path(pipeline.target.path)
@@ -126,7 +128,7 @@ class FakeEngine:
             columns |= {"user_id": ["u0007"], "pages": [3], "left_at": ["/cart"]}
         pl.DataFrame(columns).write_parquet(out / "0.parquet")
         status = replace(STATUS, pipeline=pipeline.name, files_done=8, files_total=8)
-        on_status(status)
+        options.on_status(status)
         return status
 
 
@@ -168,7 +170,7 @@ def test_demo_kafka_with_keep_runs_until_it_is_stopped(monkeypatch: pytest.Monke
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     fake = FakeEngine()
-    monkeypatch.setattr("slackwater.runner.run.run", fake.run)
+    monkeypatch.setattr("slackwater.runner.run.run_pipeline", fake.run)
     monkeypatch.setattr("slackwater.cli.demo.program_command", lambda: "slackwater")
     monkeypatch.setenv("COLUMNS", "100")
     return fake
@@ -220,11 +222,12 @@ def test_a_directory_with_files_is_not_written_to(
 
 
 def test_an_interrupt_ends_the_whole_demo(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(pipeline: Any, *, stop: Any, **rest: Any) -> None:
+    def interrupted(pipeline: Any, options: RunOptions) -> None:
         engine.runs.append(pipeline.name)
         signal.raise_signal(signal.SIGINT)
-        assert stop.wait(10)
+        assert options.stop is not None
+        assert options.stop.wait(10)
 
-    monkeypatch.setattr("slackwater.runner.run.run", interrupted)
+    monkeypatch.setattr("slackwater.runner.run.run_pipeline", interrupted)
     assert demo(monkeypatch, "--keep", str(tmp_path / "kept"), "--rows", "1000") == 130
     assert engine.runs == ["demo-sessions"]

@@ -23,9 +23,10 @@ from tests.support.statuses import COUNTERS, STATUS
 
 from slackwater.cli.format import describe_source, format_age, format_run_summary, format_time
 from slackwater.cli.progress import LogProgress, render_status
-from slackwater.cli.run import run_file, stop_on_signals
+from slackwater.cli.run import MetricsAddress, RunFlags, run_file, stop_on_signals
 from slackwater.engine.status import Counters, Status
 from slackwater.runner.run_log import status_line
+from slackwater.runner.run_options import RunOptions
 
 QUIET = replace(STATUS, emitted=0, late=0)
 STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ "
@@ -35,13 +36,14 @@ import slackwater.runner.run as engine
 from tests.support.statuses import STATUS
 from slackwater.cli.main import main
 
-def run(pipeline, *, on_status, on_notice, stop, **flags):
+def run(pipeline, options):
+    on_notice, stop = options.on_notice, options.stop
     on_notice("warning", "look here")
-    on_status(STATUS)
+    options.on_status(STATUS)
     {body}
     return STATUS
 
-engine.run = run
+engine.run_pipeline = run
 sys.argv = ["slackwater", "run", {config!r}, *{flags!r}]
 main()
 """
@@ -56,7 +58,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Status | None]], None]:
-    return lambda run: monkeypatch.setattr("slackwater.runner.run.run", run)
+    return lambda run: monkeypatch.setattr("slackwater.runner.run.run_pipeline", run)
 
 
 def child(config: Path, body: str, *flags: str, **more: Any) -> subprocess.Popen[str]:
@@ -214,19 +216,28 @@ def test_a_closed_view_leaves_the_log_as_it_was() -> None:
 def test_run_hands_the_flags_on_and_prints_a_summary(
     config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments: dict[str, Any] = {}
+    names: list[str] = []
+    given = RunOptions()
 
-    def run(pipeline: Any, *, on_status: Any, on_notice: Any, stop: Any, **flags: Any) -> Status:
-        arguments.update(flags, name=pipeline.name, stopped=stop.is_set())
-        on_notice("warning", "look here")
-        on_status(STATUS)
+    def run(pipeline: Any, options: RunOptions) -> Status:
+        nonlocal given
+        names.append(pipeline.name)
+        given = options
+        assert options.on_notice is not None
+        assert options.on_status is not None
+        assert options.stop is not None
+        assert not options.stop.is_set()
+        options.on_notice("warning", "look here")
+        options.on_status(STATUS)
         return STATUS
 
     engine(run)
-    run_file(config, True, True, 0, "127.0.0.1")
+    run_file(config, RunFlags(available_now=True, flush=True, metrics=MetricsAddress(0)))
     output = capsys.readouterr()
-    assert [type(one).__name__ for one in arguments.pop("observers")] == ["Metrics", "HealthProbes"]
-    assert arguments == {"available_now": True, "flush": True, "name": "user-sessions", "stopped": False}
+    assert names == ["user-sessions"]
+    assert [type(one).__name__ for one in given.observers] == ["Metrics", "HealthProbes"]
+    expected = RunOptions(available_now=True, flush=True)
+    assert replace(given, on_status=None, on_notice=None, stop=None, observers=()) == expected
     assert output.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = output.err.splitlines()
     assert len(lines) == 3
@@ -244,8 +255,8 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
 
     seen: list[str] = []
 
-    def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
-        for one in observers:
+    def run(pipeline: Any, options: RunOptions) -> Status:
+        for one in options.observers:
             one.on_commit(STATUS)
         seen.append(capsys.readouterr().err.split("metrics at ")[1].split()[0])
         with urlopen(seen[0]) as answer:
@@ -253,7 +264,7 @@ def test_metrics_are_served_during_the_run_and_gone_after_it(
         return STATUS
 
     engine(run)
-    run_file(config, False, False, 0, "127.0.0.1")
+    run_file(config, RunFlags(metrics=MetricsAddress(0)))
     assert 'slackwater_streaming_rows_in_total{pipeline="clicks"} 1000.0' in seen[1]
     with pytest.raises(URLError):
         urlopen(seen[0])
@@ -264,14 +275,14 @@ def test_a_run_reports_to_other_systems(
 ) -> None:
     observer_names: list[str] = []
 
-    def run(pipeline: Any, *, observers: Any, **rest: Any) -> Status:
-        observer_names.extend(type(one).__name__ for one in observers)
+    def run(pipeline: Any, options: RunOptions) -> Status:
+        observer_names.extend(type(one).__name__ for one in options.observers)
         return STATUS
 
     engine(run)
     monkeypatch.setenv("OPENLINEAGE_CONFIG", str(config.parent / "lineage.yml"))
     (config.parent / "lineage.yml").write_text('{"transport": {"type": "noop"}}')
-    run_file(config, False, False, None, "127.0.0.1", otel=True, openlineage=True)
+    run_file(config, RunFlags(otel=True, openlineage=True))
     assert observer_names == ["OpenTelemetry", "OpenLineage"]
     assert "OpenTelemetry metrics to http://localhost:4318/v1/metrics every 60 s" in capsys.readouterr().err
 

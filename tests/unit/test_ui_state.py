@@ -21,6 +21,7 @@ from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
+from slackwater.runner.run_options import RunOptions
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui import pages
@@ -184,14 +185,15 @@ def test_run_with_ui_serves_the_page_during_the_run(
     run_pipeline(file, draw_script(4))
     seen: list[str] = []
 
-    def run(pipeline: Any, *, on_notice: Any, **rest: Any) -> None:
-        on_notice("info", "it runs")
+    def run(pipeline: Any, options: RunOptions) -> None:
+        assert options.on_notice is not None
+        options.on_notice("info", "it runs")
         (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", capsys.readouterr().err)
         with urlopen(address) as answer:
             seen.append(answer.read().decode())
         seen.append(address)
 
-    monkeypatch.setattr("slackwater.runner.run.run", run)
+    monkeypatch.setattr("slackwater.runner.run.run_pipeline", run)
     monkeypatch.setattr(sys, "argv", ["slackwater", "run", str(file), "--ui", "--ui-port", "0"])
     with pytest.raises(SystemExit) as ended:
         main()

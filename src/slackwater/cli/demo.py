@@ -19,10 +19,11 @@ from rich.table import Table
 from slackwater.cli import progress as views
 from slackwater.cli.demo_data import DISORDER, HOURS, MORNING, generate_clicks
 from slackwater.cli.format import format_run_summary, program_command
-from slackwater.cli.run import run_pipeline
+from slackwater.cli.run import run_with_view
 from slackwater.config import toml
 from slackwater.engine.status import Status
 from slackwater.errors import StartError
+from slackwater.runner.run_options import RunOptions
 
 BIN = dt.timedelta(minutes=5)
 LEVELS = 4  # number of lines in the plot
@@ -168,7 +169,7 @@ def _run(console: Console, file: Path, stop: threading.Event) -> Status | None:
     before = log.level
     log.setLevel(logging.ERROR)  # late rows are expected and counted in the summary
     try:
-        return run_pipeline(toml.load(file), view, available_now=True, flush=True, stop=stop)
+        return run_with_view(toml.load(file), view, RunOptions(available_now=True, flush=True, stop=stop))
     finally:
         view.close()
         log.setLevel(before)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slackwater.cli import progress as views
 from slackwater.cli.format import format_run_summary
@@ -21,63 +22,74 @@ from slackwater.engine.status import Status
 from slackwater.errors import ConfigError
 from slackwater.explain import describe_result_location
 from slackwater.runner import starting_offsets
+from slackwater.runner.run_options import RunOptions
 from slackwater.spark import session
 
 if TYPE_CHECKING:
     from slackwater.ui.server import UiServer
 
 
-def run_file(
-    file: Path,
-    available_now: bool,
-    flush: bool,
-    metrics_port: int | None,
-    metrics_host: str,
-    status_every: float = 1.0,
-    rebuild: bool = False,
-    begin: str | None = None,
-    put_aside_output: bool = False,
-    keep_output: bool = False,
-    names: Sequence[str] = (),
-    otel: bool = False,
-    openlineage: bool = False,
-    ui_port: int | None = None,
-) -> None:
-    """Run the pipeline of a config and print a summary. The parameters are the options of the command.
+@dataclass(frozen=True)
+class MetricsAddress:
+    """Where a run serves its metrics. `names`: further host names that requests may use."""
 
-    Raises SlackwaterError.
-    """
-    check_run_flags(available_now, flush)
-    if begin is not None and not rebuild:
-        raise ConfigError(
-            ["--from: needs --rebuild, because an existing state knows where its sources continue; add --rebuild"]
+    port: int
+    host: str = "127.0.0.1"
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RunFlags:
+    """The flags of `slackwater run`. `begin` is the value of --from; None for what was not specified."""
+
+    available_now: bool = False
+    flush: bool = False
+    metrics: MetricsAddress | None = None
+    status_every: float = 1.0
+    rebuild: bool = False
+    begin: str | None = None
+    put_aside_output: bool = False
+    keep_output: bool = False
+    otel: bool = False
+    openlineage: bool = False
+    ui_port: int | None = None
+
+    def check(self) -> None:
+        """Raise ConfigError for flags that cannot be combined."""
+        check_run_flags(self.available_now, self.flush)
+        if self.begin is not None and not self.rebuild:
+            raise ConfigError(
+                ["--from: needs --rebuild, because an existing state knows where its sources continue; add --rebuild"]
+            )
+        if self.put_aside_output and self.keep_output:
+            raise ConfigError(
+                [
+                    "--put-aside-output and --keep-output: "
+                    + mismatch("both", "one; the output of an earlier state is either moved away or kept")
+                ]
+            )
+
+    def run_options(self) -> RunOptions:
+        """Return the options of the run. Raises ConfigError for offsets that cannot be read."""
+        return RunOptions(
+            available_now=self.available_now,
+            flush=self.flush,
+            rebuild=starting_offsets.parse_offsets(self.begin) if self.rebuild else None,
+            former_output="aside" if self.put_aside_output else "keep" if self.keep_output else None,
         )
-    if put_aside_output and keep_output:
-        raise ConfigError(
-            [
-                "--put-aside-output and --keep-output: "
-                + mismatch("both", "one; the output of an earlier state is either moved away or kept")
-            ]
-        )
-    former = "aside" if put_aside_output else "keep" if keep_output else None
+
+
+def run_file(file: Path, flags: RunFlags) -> None:
+    """Run the pipeline of a config and print a summary. Raises SlackwaterError."""
+    flags.check()
     pipeline = toml.load(file)
-    view = views.choose_view(status_every)
+    view = views.choose_view(flags.status_every)
     page = None
     try:
-        over = starting_offsets.parse_offsets(begin) if rebuild else None
-        page = None if ui_port is None else _serve_page(pipeline, file, ui_port, view)
-        status = run_pipeline(
-            pipeline,
-            view,
-            available_now,
-            flush,
-            metrics_port,
-            metrics_host,
-            rebuild=over,
-            former_output=former,
-            names=names,
-            observers=_external_observers(view, otel, openlineage),
-        )
+        options = flags.run_options()
+        page = None if flags.ui_port is None else _serve_page(pipeline, file, flags.ui_port, view)
+        observers = _external_observers(view, flags.otel, flags.openlineage)
+        status = run_with_view(pipeline, view, replace(options, observers=observers), flags.metrics)
     finally:
         view.close()
         if page is not None:
@@ -104,46 +116,26 @@ def _external_observers(view: views.ProgressView, otel: bool, openlineage: bool)
     return [make(view.notice) for make in factories]
 
 
-def run_pipeline(
-    pipeline: Pipeline,
-    view: views.ProgressView,
-    available_now: bool,
-    flush: bool,
-    metrics_port: int | None = None,
-    metrics_host: str = "127.0.0.1",
-    stop: threading.Event | None = None,
-    rebuild: Mapping[str, Any] | None = None,
-    former_output: str | None = None,
-    names: Sequence[str] = (),
-    observers: Sequence[Observer] = (),
+def run_with_view(
+    pipeline: Pipeline, view: views.ProgressView, options: RunOptions, metrics: MetricsAddress | None = None
 ) -> Status | None:
-    """Run a pipeline with a progress view, and with metrics if a port is specified.
+    """Run a pipeline with a progress view, and with metrics if an address is specified.
 
-    A signal sets `stop`, and the run ends after the epoch in progress.
+    A signal sets `options.stop`, and the run ends after the epoch in progress.
     """
     from slackwater.health_probes import HealthProbes
     from slackwater.metrics import Metrics, serve_metrics
     from slackwater.runner import run as engine
 
-    server, watching, stop = None, list(observers), stop or threading.Event()
-    if metrics_port is not None:
-        watching += [metrics := Metrics(), health := HealthProbes(stop)]
-        server = serve_metrics(metrics, metrics_port, metrics_host, names, health)
-        view.notice("info", f"metrics at http://{metrics_host}:{server.port}/metrics")
-
-    more: dict[str, Any] = {} if rebuild is None else {"rebuild": rebuild}
-    more |= {} if former_output is None else {"former_output": former_output}
-    more |= {"observers": watching} if watching else {}
+    server, observers, stop = None, list(options.observers), options.stop or threading.Event()
+    if metrics is not None:
+        observers += [collector := Metrics(), health := HealthProbes(stop)]
+        server = serve_metrics(collector, metrics.port, metrics.host, metrics.names, health)
+        view.notice("info", f"metrics at http://{metrics.host}:{server.port}/metrics")
     with stop_on_signals(stop, view):
         try:
-            return engine.run(
-                pipeline,
-                available_now=available_now,
-                flush=flush,
-                on_status=view.status,
-                on_notice=view.notice,
-                stop=stop,
-                **more,
+            return engine.run_pipeline(
+                pipeline, replace(options, on_status=view.status, on_notice=view.notice, stop=stop, observers=observers)
             )
         finally:
             if server is not None:

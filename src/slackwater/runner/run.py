@@ -9,16 +9,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from slackwater import explain
-from slackwater.config.pipeline import Pipeline, check_run_flags
-from slackwater.core.humanize import mismatch
+from slackwater.config.pipeline import Pipeline
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
-from slackwater.errors import ConfigError, EpochError, NewColumnsError
-from slackwater.runner import background_run as in_background
-from slackwater.runner import loop_selection, previous_name, previous_output, run_history, run_log, starting_offsets
+from slackwater.errors import EpochError, NewColumnsError
+from slackwater.runner import (
+    background_run,
+    loop_selection,
+    previous_name,
+    previous_output,
+    run_history,
+    run_log,
+    starting_offsets,
+)
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
+from slackwater.runner.run_options import RunOptions
 from slackwater.runner.run_reporter import RunReporter
 from slackwater.runner.runner import Runner
 from slackwater.secrets import mask_secrets
@@ -98,42 +105,45 @@ def run(
     Raises:
         SlackwaterError: The run failed.
     """
-    if background:
-        check_run_flags(available_now, flush)
-        if stop is not None:
-            raise ConfigError(
-                ["stop: applies only to a run in the foreground; stop a run in the background with its handle"]
-            )
+    options = RunOptions(
+        available_now=available_now,
+        flush=flush,
+        spark=spark,
+        on_status=on_status,
+        on_notice=on_notice,
+        stop=stop,
+        rebuild=rebuild,
+        former_output=former_output,
+        observers=observers,
+    )
+    return run_in_background(pipeline, options) if background else run_pipeline(pipeline, options)
 
-        def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
-            return run(
-                pipeline,
-                available_now=available_now,
-                flush=flush,
-                spark=spark,
-                on_status=on_status,
-                on_notice=on_notice or in_background.print_warning,
-                stop=stop,
-                rebuild=rebuild,
-                former_output=former_output,
-                observers=(*observers, latest),
-            )
 
-        return Handle(pipeline, run_in_thread)
-    check_run_flags(available_now, flush)
-    if former_output not in (None, *previous_output.CHOICES):
-        raise ConfigError(["former_output: " + mismatch(f'"{former_output}"', '"aside" or "keep"')])
-    if rebuild:
-        pipeline = starting_offsets.set_starting_offsets(pipeline, rebuild)
-    began, stop = time.monotonic(), stop or threading.Event()
-    options = (available_now, flush, rebuild, former_output)
-    if on_notice is not None:
-        return _with_pipeline(
-            _run(Runner(pipeline, spark, RunReporter(on_notice, on_status, observers), stop), *options), pipeline
-        )
+def run_in_background(pipeline: Pipeline, options: RunOptions) -> Handle:
+    """Start the run in a thread. Only warnings are logged, unless there is an `on_notice`."""
+    options.check_background()
+    on_notice = options.on_notice or background_run.print_warning
+
+    def run_in_thread(stop: threading.Event, latest: Observer) -> Status | None:
+        observers = (*options.observers, latest)
+        return run_pipeline(pipeline, replace(options, on_notice=on_notice, stop=stop, observers=observers))
+
+    return Handle(pipeline, run_in_thread)
+
+
+def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
+    """Run a pipeline in this thread, as `run` does."""
+    options.check()
+    if options.rebuild:
+        pipeline = starting_offsets.set_starting_offsets(pipeline, options.rebuild)
+    began, stop = time.monotonic(), options.stop or threading.Event()
+    if options.on_notice is not None:
+        reporter = RunReporter(options.on_notice, options.on_status, options.observers)
+        return _with_pipeline(_run(Runner(pipeline, options.spark, reporter, stop), options), pipeline)
     with run_log.log_to_stderr() as notice:
         lines = run_log.ThrottledStatusLog()
-        last = _run(Runner(pipeline, spark, RunReporter(notice, on_status or lines.status, observers), stop), *options)
+        reporter = RunReporter(notice, options.on_status or lines.status, options.observers)
+        last = _run(Runner(pipeline, options.spark, reporter, stop), options)
         lines.close()
         notice("info", mask_secrets(run_log.end_line(pipeline, last, time.monotonic() - began)))
         return _with_pipeline(last, pipeline)
@@ -144,9 +154,7 @@ def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
     return None if last is None else replace(last, config=pipeline)
 
 
-def _run(
-    runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
-) -> Status | None:
+def _run(runner: Runner, options: RunOptions) -> Status | None:
     pipeline, reporter = runner.pipeline, runner.reporter
     with reporter.observers.observe_run(pipeline):
         with runner.error_boundary():
@@ -156,27 +164,25 @@ def _run(
         previous_failure: tuple[str, int] | None = None
         while True:
             try:
-                return _run_once(runner, available_now, flush, rebuild, former_output)
+                return _run_once(runner, options)
             except NewColumnsError as error:
                 if (failure := (str(error), runner.epoch)) == previous_failure:
                     raise EpochError(
                         f"{pipeline.name}: a run ended because of new columns, but the next start did not find them; set "
                         f'schema_changes = "ignore" to leave such columns out: {error}'
                     ) from None
-                previous_failure, rebuild, former_output = failure, None, None
+                previous_failure, options = failure, replace(options, rebuild=None, former_output=None)
                 reporter.notice("info", f"{pipeline.name} restarts with new columns: {error}")
                 runner = runner.new_runner()
 
 
-def _run_once(
-    runner: Runner, available_now: bool, flush: bool, rebuild: Mapping[str, Any] | None, former_output: str | None
-) -> Status | None:
+def _run_once(runner: Runner, options: RunOptions) -> Status | None:
     """Run once, bound to the columns that the sources have at the start.
 
     Raises NewColumnsError if a source gets new columns that the config accepts.
     """
     with runner.error_boundary():
-        latest = _open_store(runner, rebuild is not None, former_output)
+        latest = _open_store(runner, options)
         previous_epoch = -1 if latest is None else latest.epoch
         try:
             with (
@@ -185,19 +191,12 @@ def _run_once(
                 ),
                 runner.error_boundary(),
             ):
-                return _with_state(runner, latest, available_now, flush, rebuild, former_output)
+                return _with_state(runner, latest, options)
         finally:
             runner.close()
 
 
-def _with_state(
-    runner: Runner,
-    latest: Commit | None,
-    available_now: bool,
-    flush: bool,
-    rebuild: Mapping[str, Any] | None,
-    former_output: str | None,
-) -> Status | None:
+def _with_state(runner: Runner, latest: Commit | None, options: RunOptions) -> Status | None:
     """Run once, while holding the lock of the state."""
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
@@ -206,38 +205,40 @@ def _with_state(
             PendingPublish.from_commit(latest, latest.missing(runner.store.delivered_targets()))
         )
     if latest is None:
-        if rebuild is None:
+        if not options.starts_over:
             refusal = (
                 None
-                if former_output == previous_output.KEEP
+                if options.former_output == previous_output.KEEP
                 else previous_name.find_start_refusal(pipeline, runner.store)
             )
             if refusal is not None:
                 raise refusal
-            _check_former_output(runner, former_output)
-        if former_output == previous_output.ASIDE:
+            _check_former_output(runner, options.former_output)
+        if options.former_output == previous_output.ASIDE:
             for line in previous_output.move_previous_output(pipeline):
                 reporter.notice("warning", line)
     create_targets(pipeline)
-    components = runner.prepare(latest, former_output=former_output)
+    components = runner.prepare(latest, former_output=options.former_output)
     if components is None:
         return None
-    loop_selection.run_to_end(runner, components, available_now=available_now, offsets_given=bool(rebuild))
-    if flush and not runner.stop.is_set():
+    loop_selection.run_to_end(
+        runner, components, available_now=options.available_now, offsets_given=bool(options.rebuild)
+    )
+    if options.flush and not runner.stop.is_set():
         components.driver.flush()
     return reporter.last
 
 
-def _open_store(runner: Runner, starts_over: bool, former_output: str | None) -> Commit | None:
+def _open_store(runner: Runner, options: RunOptions) -> Commit | None:
     """Lock the store and return the latest commit; None if there is no state or the run starts over.
 
     Starting over deletes nothing: the old state is renamed.
     """
-    if not starts_over:
+    if not options.starts_over:
         if (line := previous_name.continue_previous_state(runner.pipeline, runner.store)) is not None:
             runner.reporter.notice("warning", line)
         return runner.store.open()
-    _check_former_output(runner, former_output)  # before the state is renamed
+    _check_former_output(runner, options.former_output)  # before the state is renamed
     aside = runner.store.start_over()
     notice = runner.reporter.notice
     if aside is not None:

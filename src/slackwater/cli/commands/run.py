@@ -63,24 +63,23 @@ def run(
     ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
-    from slackwater.cli.run import run_file
+    from slackwater.cli.run import MetricsAddress, RunFlags, run_file
 
-    run_file(
-        file,
-        available_now,
-        flush,
-        metrics_port,
-        metrics_host,
-        status_every,
-        rebuild,
-        begin,
-        put_aside_output,
-        keep_output,
-        allow_host or [],
+    metrics = None if metrics_port is None else MetricsAddress(metrics_port, metrics_host, allow_host or ())
+    flags = RunFlags(
+        available_now=available_now,
+        flush=flush,
+        metrics=metrics,
+        status_every=status_every,
+        rebuild=rebuild,
+        begin=begin,
+        put_aside_output=put_aside_output,
+        keep_output=keep_output,
         otel=otel,
         openlineage=openlineage,
         ui_port=ui_port if ui else None,
     )
+    run_file(file, flags)
 
 
 def backfill(
