@@ -46,7 +46,7 @@ _OPTIONS_OF_SOURCE = {
 }
 
 
-def pipeline(
+def pipeline(  # noqa: PLR0913 -- one argument per key of a config
     *,
     name: str,
     target: Target | Connection | str | None = None,

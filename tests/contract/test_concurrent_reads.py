@@ -208,7 +208,7 @@ def test_why_says_the_same_of_both_stores(
         "flush": False,
     }
     for store in (None, lambda: PostgresStore(url, "public", "law")):
-        run_local(window, story, states.TYPES, ("web", "app"), 3, store=store, **options)
+        run_local(window, story, states.TYPES, ("web", "app"), shards=3, store=store, **options)
 
     def say(file: str, *arguments: str) -> str:
         Path(file).write_text(stores[file])

@@ -23,7 +23,8 @@ from slackwater.state import migrations
 from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import START_US, LocalResult, RowsInput
+from slackwater.testing.local_result import START_US
+from slackwater.testing.script import LocalResult, RowsInput
 
 FORMATS = range(1, FORMAT + 1)
 # each format with each kind; the first of them have every kind and every format once

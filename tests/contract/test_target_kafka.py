@@ -27,7 +27,7 @@ from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.runner import check_connections
 from slackwater.runner.components import create_targets
 from slackwater.targets.base import TargetTable
-from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget
+from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget, TopicCreation
 from slackwater.targets.kafka_rows import KafkaRows, avro_schema, json_objects
 from slackwater.testing.services import free_port
 
@@ -294,10 +294,10 @@ def test_a_missing_topic_is_named_and_created_only_if_asked(kafka: Any) -> None:
     with pytest.raises(
         StartError, match=rf'topic "{name}" does not exist on .*--create --topic {name} .*remove create'
     ):
-        opened(kafka, name, create=False)
+        opened(kafka, name, creation=None)
     admin = AdminClient({"bootstrap.servers": kafka.address, "log_level": 0})
     assert name not in admin.list_topics(timeout=10).topics
-    opened(kafka, name, "at_least_once", partitions=3, compact=True).close()
+    opened(kafka, name, "at_least_once", creation=TopicCreation(partitions=3, compact=True)).close()
     assert len(admin.list_topics(timeout=10).topics[name].partitions) == 3
 
 

@@ -37,7 +37,8 @@ from tests.laws.generators.contract_scripts import (
 from tests.laws.oracles import naive_oracle
 
 from slackwater.errors import CapExceededError
-from slackwater.testing.script import KILL_POINTS, START_US, Crash, Quiet, RowsInput, run_local
+from slackwater.testing.local_result import START_US
+from slackwater.testing.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 # -- the answer ------------------------------------------------------------------------------------------------------
 
@@ -116,11 +117,11 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
         else:
             model.epoch(item.rows)
     shards = data.draw(st.integers(1, 3))
-    running = run_local(window_of(spec), script, SCHEMA, ("a", "b"), shards, flush=False, lateness_ms=lateness)
+    running = run_local(window_of(spec), script, SCHEMA, ("a", "b"), shards=shards, flush=False, lateness_ms=lateness)
     closed = [w for w in model.answer() if model.watermark is not None and w["window_end"] <= model.watermark]
     assert table(running.rows) == table(closed)
     assert (running.watermark_us if model.watermark is not None else None) == model.watermark
-    result = run_local(window_of(spec), script, SCHEMA, ("a", "b"), shards, lateness_ms=lateness)
+    result = run_local(window_of(spec), script, SCHEMA, ("a", "b"), shards=shards, lateness_ms=lateness)
     assert table(result.rows) == table(model.answer())
     assert (result.counters.rows_late, result.counters.late_windows) == (len(model.late), model.missed)
     check_row_count(result, len(rows))
@@ -196,8 +197,7 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
         SCHEMA,
         ("a", "b"),
         shards=3,
-        reshard_after=data.draw(st.integers(0, len(torn) - 1)),
-        reshard_to=data.draw(st.sampled_from([1, 2, 5])),
+        reshard_after=(data.draw(st.integers(0, len(torn) - 1)), data.draw(st.sampled_from([1, 2, 5]))),
     )
     assert table(second.rows) == table(first.rows)
     assert second.counters == first.counters
@@ -218,7 +218,9 @@ def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
     bad = [r for r in spoilt if r["ts"] in (None, future)]
     bound = {"max_groups_per_window": data.draw(st.integers(1, 3)), "on_state_cap": "drop_new_groups"}
     script = data.draw(two_sources(spoilt))
-    result = run_local(window_of(spec_of(kind), **bound), script, SCHEMA, ("a", "b"), data.draw(st.integers(1, 3)))
+    result = run_local(
+        window_of(spec_of(kind), **bound), script, SCHEMA, ("a", "b"), shards=data.draw(st.integers(1, 3))
+    )
     check_row_count(result, len(rows), len(bad))
     check_identities(result, ("u",))
     if kind == "hopping":

@@ -151,7 +151,7 @@ def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st
         script if brief else [*script[:position], Crash(step), *script[position:]],
         IDS,
         ("a", "b"),
-        data.draw(st.integers(1, 3)),
+        shards=data.draw(st.integers(1, 3)),
         lateness_ms={"a": 0, "b": 4},
     )
     assert ids(result) == sorted(missed)

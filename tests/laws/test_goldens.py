@@ -89,4 +89,4 @@ def test_golden_crashed_in_every_epoch(kind: str, step: str) -> None:
 def test_golden_with_other_shard_counts(kind: str, shards: int) -> None:
     check(kind, run(kind, SCRIPTS[kind], shards=shards))
     for after in range(len(SCRIPTS[kind])):
-        check(kind, run(kind, SCRIPTS[kind], shards=shards, reshard_after=after, reshard_to=4))
+        check(kind, run(kind, SCRIPTS[kind], shards=shards, reshard_after=(after, 4)))

@@ -26,7 +26,8 @@ from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
 
 from slackwater.config.window import Window
-from slackwater.testing.script import KILL_POINTS, START_US, Crash, LocalResult, Quiet, RowsInput, run_local
+from slackwater.testing.local_result import START_US
+from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 USERS = {"u": "string"}
 BOTH = ("a", "b")
@@ -340,7 +341,7 @@ def test_dying_at_any_step_in_a_silence_changes_no_result(kind: str, step: str) 
 def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> None:
     closing = window(idle_close_ms=CLOSE)
     whole = run(SILENCE, closing)
-    result = run([*SILENCE, *ticks(60)], closing, reshard_after=restart, reshard_to=2)
+    result = run([*SILENCE, *ticks(60)], closing, reshard_after=(restart, 2))
     assert table(result.rows) == table(whole.rows)
     assert result.counters.late == whole.counters.late
     assert result.watermark_us >= whole.watermark_us
@@ -367,7 +368,9 @@ def test_silence_and_return_of_two_sources_are_judged_as_the_contract_says(kind:
         else:
             model.epoch(item.rows)
     given_ = window_of(spec, idle_close_ms=2000)
-    result = run_local(given_, script, SCHEMA, BOTH, data.draw(st.integers(1, 3)), flush=False, lateness_ms=lateness)
+    result = run_local(
+        given_, script, SCHEMA, BOTH, shards=data.draw(st.integers(1, 3)), flush=False, lateness_ms=lateness
+    )
     closed = [w for w in model.answer() if model.watermark is not None and w["window_end"] <= model.watermark]
     assert table(result.rows) == table(closed)
     assert (result.watermark_us if model.watermark is not None else None) == model.watermark

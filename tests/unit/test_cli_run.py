@@ -217,12 +217,12 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     config: Path, engine: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names: list[str] = []
-    given = RunOptions()
+    received = RunOptions()
 
     def run(pipeline: Any, options: RunOptions) -> Status:
-        nonlocal given
+        nonlocal received
         names.append(pipeline.name)
-        given = options
+        received = options
         assert options.on_notice is not None
         assert options.on_status is not None
         assert options.stop is not None
@@ -235,9 +235,9 @@ def test_run_hands_the_flags_on_and_prints_a_summary(
     run_file(config, RunFlags(available_now=True, flush=True, metrics=MetricsAddress(0)))
     output = capsys.readouterr()
     assert names == ["user-sessions"]
-    assert [type(one).__name__ for one in given.observers] == ["Metrics", "HealthProbes"]
+    assert [type(one).__name__ for one in received.observers] == ["Metrics", "HealthProbes"]
     expected = RunOptions(available_now=True, flush=True)
-    assert replace(given, on_status=None, on_notice=None, stop=None, observers=()) == expected
+    assert replace(received, on_status=None, on_notice=None, stop=None, observers=()) == expected
     assert output.out.startswith("user-sessions: epoch 7, 1,000 rows in\n")
     lines = output.err.splitlines()
     assert len(lines) == 3

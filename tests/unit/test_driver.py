@@ -21,7 +21,8 @@ from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import START_US, build_pipeline
+from slackwater.testing.local_result import START_US
+from slackwater.testing.script import build_pipeline
 
 COUNT = Aggregation(agg="count", as_="n")
 

@@ -25,7 +25,8 @@ from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import START_US, build_pipeline
+from slackwater.testing.local_result import START_US
+from slackwater.testing.script import build_pipeline
 from slackwater.windows.compiled_window import CompiledWindow
 
 COUNT = Aggregation(agg="count", as_="n")

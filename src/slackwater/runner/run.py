@@ -68,7 +68,7 @@ def run(
 ) -> Handle: ...
 
 
-def run(
+def run(  # noqa: PLR0913 -- one argument per option
     pipeline: Pipeline,
     *,
     available_now: bool = False,

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -43,6 +44,22 @@ _FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PR
 _KEY_BYTES = 500_000  # a message is 1 MB at most by default, and its value repeats the key
 
 
+@dataclass(frozen=True)
+class TopicCreation:
+    """How a topic is created.
+
+    Args:
+        partitions: The number of partitions; by default the broker's setting.
+        compact: Whether to set cleanup.policy = compact.
+    """
+
+    partitions: int | None = None
+    compact: bool = False
+
+
+_CREATION = TopicCreation()
+
+
 class KafkaTarget:
     """Produces each epoch to one topic, at least once, or exactly once in a transaction."""
 
@@ -56,9 +73,7 @@ class KafkaTarget:
         *,
         key_columns: list[str] | None = None,
         schema_id: int | None = None,
-        create: bool = True,
-        partitions: int | None = None,
-        compact: bool = False,
+        creation: TopicCreation | None = _CREATION,
         timeout: float = 30.0,
         upserts: bool = True,
     ) -> None:
@@ -72,16 +87,14 @@ class KafkaTarget:
             delivery: "at_least_once" or "exactly_once".
             key_columns: The columns of the key; by default the identity.
             schema_id: The id in the Confluent frame before Avro values.
-            create: Create a topic that does not exist.
-            partitions: The partitions of a new topic; by default the broker's setting.
-            compact: Create the topic with cleanup.policy = compact.
+            creation: How to create a topic that does not exist; None fails instead.
             timeout: The time limit of each broker operation, in seconds.
             upserts: Whether `key_columns`, if specified, identify rows.
         """
         self._config, self._topic, self._table, self._timeout = dict(config), topic, table, timeout
         self._exactly_once = delivery == _EXACTLY_ONCE
         self.upserts = upserts and table.identity is not None
-        self._create, self._partitions, self._compact = create, partitions, compact
+        self._creation = creation
         self._rows = (
             LetterRows(table) if table.fields == LETTER else KafkaRows(table, value_format, key_columns, schema_id)
         )
@@ -267,15 +280,14 @@ class KafkaTarget:
     def _find_topic(self, admin: AdminClient) -> None:
         if self._topic in admin.list_topics(timeout=self._timeout).topics:
             return
-        if not self._create:
+        if self._creation is None:
             raise StartError(
                 f'Kafka topic "{self._topic}" does not exist on {self._brokers}, and create = false; create it '
                 f"(kafka-topics.sh --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6) "
                 "or remove create"
             )
-        self._markers.create(
-            admin, self._topic, self._partitions or -1, {"cleanup.policy": "compact"} if self._compact else {}
-        )
+        config = {"cleanup.policy": "compact"} if self._creation.compact else {}
+        self._markers.create(admin, self._topic, self._creation.partitions or -1, config)
 
     def create_topic(self) -> None:
         """Create the topic if it does not exist. Raises StartError if that is not allowed or fails."""

@@ -75,7 +75,7 @@ class LocalPipeline:
         [2, 1]
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- the public class has one argument per option
         self,
         described: Pipeline | Window | Join,
         schema: Mapping[str, str] | None = None,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import polars as pl
 
@@ -21,7 +21,7 @@ from slackwater.config.step_spec import StepSpec
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
-from slackwater.testing.local_result import START_US, LocalResult, SimulatedCrash
+from slackwater.testing.local_result import LocalResult, SimulatedCrash
 from slackwater.testing.pipeline import LocalPipeline
 from slackwater.testing.pipeline_builder import build_pipeline
 
@@ -75,67 +75,59 @@ class Restart:
     target: str | None = None
 
 
+class ScriptOptions(TypedDict, total=False):
+    """Arguments of `build_pipeline` and `LocalPipeline` that `run_local` passes on."""
+
+    lateness_ms: Mapping[str, int] | None
+    on_error: str
+    upserts: bool
+    transform_type: type[Transform]
+    shards: int
+    clock_us: int
+    store: Callable[[], protocol.StateStore] | None
+    state_dir: str | None
+    letters: Sequence[Mapping[str, Any]]
+    on_publish: Callable[[pl.DataFrame], None] | None
+
+
+_OF_CONFIG = ("lateness_ms", "on_error", "upserts", "transform_type")
+
+
 def run_local(
     step: StepSpec,
     script: Sequence[RowsInput | Quiet | Crash | Replay | Restart],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),
-    shards: int = 2,
+    *,
     flush: bool = True,
-    state_dir: str | None = None,
-    reshard_after: int | None = None,
-    reshard_to: int = 3,
-    lateness_ms: Mapping[str, int] | None = None,
-    clock_us: int = START_US,
-    store: Callable[[], protocol.StateStore] | None = None,
-    upserts: bool = True,
-    on_error: str = "drop",
-    letters: Sequence[Mapping[str, Any]] = (),
+    reshard_after: int | tuple[int, int] | None = None,
     downstream: Window | None = None,
-    on_publish: Callable[[pl.DataFrame], None] | None = None,
-    transform_type: type[Transform] = Transform,
+    **options: Unpack[ScriptOptions],
 ) -> LocalResult:
     """Run a script, and flush at its end unless `flush` is False.
 
-    Both sides of a join have the same schema. Arguments that are not listed are those of `LocalPipeline`.
+    Both sides of a join have the same schema.
 
     Args:
         step: The step under test.
         script: The items to run.
         schema: The columns of all sources.
         sources: The names of the sources.
-        reshard_after: The index of the item after which the pipeline restarts with `reshard_to` shards.
-        lateness_ms: The lateness of sources whose lateness differs from the step's.
-        upserts: Whether the target replaces rows. Otherwise, superseded rows remain in it.
-        on_error: What happens to bad rows.
+        reshard_after: The index of the item after which the pipeline restarts, and its new number of shards (default 3).
         downstream: A window over the step's results.
-        transform_type: The class with the table of the step.
+        options: The arguments of `build_pipeline` and `LocalPipeline` in `ScriptOptions`.
 
     Raises what a start raises, also for a `Restart`.
     """
 
-    def described() -> Pipeline:
-        return build_pipeline(
-            step,
-            sources,
-            lateness_ms,
-            on_error=on_error,
-            upserts=upserts,
-            downstream=downstream,
-            transform_type=transform_type,
-        )
+    local_options: dict[str, Any] = dict(options)
+    config_options = {name: local_options.pop(name) for name in _OF_CONFIG if name in local_options}
+    reshard_item, new_shards = reshard_after if isinstance(reshard_after, tuple) else (reshard_after, 3)
 
-    test = LocalPipeline(
-        described(),
-        schema,
-        shards=shards,
-        clock_us=clock_us,
-        store=store,
-        state_dir=state_dir,
-        on_publish=on_publish,
-        letters=letters,
-        capture_losses=False,
-    )
+    def described() -> Pipeline:
+        return build_pipeline(step, sources, downstream=downstream, **config_options)
+
+    test = LocalPipeline(described(), schema, capture_losses=False, **local_options)
     epochs = []
     with test:
         for index, item in enumerate(script):
@@ -151,8 +143,8 @@ def run_local(
                 test.quiet(item.ms)
             else:
                 test.pipe(item.rows, partitions=item.partitions, took_ms=item.took_ms)
-            if index == reshard_after:
-                test.restart(shards=reshard_to)
+            if index == reshard_item:
+                test.restart(shards=new_shards)
             epochs.append(test.epoch)
         if flush:
             test.flush()

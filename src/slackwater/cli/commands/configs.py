@@ -11,7 +11,7 @@ import typer
 from slackwater.cli.arguments import File
 
 
-def init(
+def init(  # noqa: PLR0913 -- one argument per option of the command
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The config to write.")] = Path("pipeline.toml"),
     sample: Annotated[
         list[Path] | None,

@@ -10,7 +10,7 @@ import typer
 from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
 
 
-def run(
+def run(  # noqa: PLR0913 -- one argument per option of the command
     file: File,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="Process the input that is available now, then stop.")

@@ -101,10 +101,11 @@ class KafkaConnector(Connector[KafkaConnection]):
         return client_settings(self.connection)
 
     def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> KafkaTarget:
-        from slackwater.targets.kafka import KafkaTarget
+        from slackwater.targets.kafka import KafkaTarget, TopicCreation
 
         window = None if spec is pipeline.dead_letter else pipeline.target_stage.transform.window
         upserts = spec.upserts("kafka", pipeline.target_stage.transform.window)
+        compact = upserts and window is not None and (window.late_data == "reopen" or window.emit == "updates")
         return KafkaTarget(
             self._settings,
             spec.topic or "",
@@ -113,9 +114,7 @@ class KafkaConnector(Connector[KafkaConnection]):
             delivery=spec.delivery or "at_least_once",
             key_columns=None if spec.key_columns is None else list(spec.key_columns),
             upserts=upserts,
-            create=spec.create is not False,
-            partitions=spec.partitions,
-            compact=upserts and window is not None and (window.late_data == "reopen" or window.emit == "updates"),
+            creation=None if spec.create is False else TopicCreation(spec.partitions, compact),
         )
 
     def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
