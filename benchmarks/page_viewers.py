@@ -32,8 +32,8 @@ import psutil
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.driver import Driver
 from slackwater.engine.driver_callbacks import DriverCallbacks
+from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import compile as compiling
 from slackwater.sources.base import Batch
@@ -77,7 +77,7 @@ class Pipeline:
             lambda epoch: None,
             skew_warnings=ClockSkewWarnings(stage_pipeline),
         )
-        self.driver = Driver(
+        self.driver = EpochDriver(
             pipeline,
             [stage],
             store,

@@ -78,7 +78,7 @@ def main() -> None:
 
     from slackwater.config.source import Source
     from slackwater.sources.payloads.base import RawRecords
-    from slackwater.sources.payloads.registry import create_payload
+    from slackwater.sources.payloads.payload_factory import create_payload
     from slackwater.spark import maven_packages, session
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -26,7 +26,7 @@ from benchmarks.data import generate
 from benchmarks.figures import machine, summarize_runs
 from benchmarks.worker_process import run_worker
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators.compile import compile_window
 from slackwater.query.state_view import StateView
@@ -58,7 +58,7 @@ def million(directory: str, sessions: int) -> None:
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     hooks = DriverCallbacks(lambda: clock)
     stage = StageRunner(name, stage_pipeline, logic, store, InProcessEngine(logic, ["a"]), hooks.faults.in_worker)
-    driver = Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
+    driver = EpochDriver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, ConsoleTarget()), hooks)
     driver.start(store.open(), 2, {})
     chance = np.random.default_rng(1)
     first = pl.DataFrame(

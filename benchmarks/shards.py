@@ -69,8 +69,8 @@ class _Run:
     def __init__(self, home: Path, shards: int, partitions: int) -> None:
         import slackwater as sw
         from slackwater.core.schema import Field
-        from slackwater.engine.driver import Driver, DriverCallbacks
         from slackwater.engine.engine_interface import SourceStats
+        from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
         from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.compile import compile_window
@@ -134,7 +134,7 @@ class _Run:
         ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
         stage = StageRunner(name, stage_pipeline, operator, self.store, engine, hooks.faults.in_worker)
         (target,) = pipeline.per_target
-        self.driver = Driver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
+        self.driver = EpochDriver(pipeline, [stage], self.store, {target: _Nowhere(meter)}, hooks)
         self.driver.start(self.store.open(), shards, {}, "s")
         self.metrics.on_start(pipeline)
         self._pile_up()

@@ -9,7 +9,7 @@ from typing import Any
 
 from docgen.markdown import MADE, cell, code
 from docgen.message_sources import ROOT
-from slackwater.config import key_docs
+from slackwater.config import config_key_docs
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
 from slackwater.engine.status import BufferCounts, Counters, StageStatus, Status
@@ -44,7 +44,7 @@ def keys_page() -> str:
         "duration key also exists with the suffix `_ms`, as a number of milliseconds: `gap_ms = 1800000`.",
     ]
     lines += ["", *(f"- [{code(table) if table else 'At the top'}](#{_anchor(table)})" for table in TABLES.values())]
-    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *key_docs.TEXTS)}
+    by_name = {spec.__name__: spec for spec in (*Transform.STEPS.values(), *config_key_docs.TEXTS)}
     for name, table in TABLES.items():
         spec: type[Spec] = by_name[name]
         shape = schema if name == "Pipeline" else schema["$defs"][name.lower()]
@@ -62,11 +62,11 @@ def keys_page() -> str:
             text = (
                 key_schema["description"]
                 if key_schema.get("deprecated")
-                else key_docs.key_sentence(spec, units.get(key, key))
+                else config_key_docs.describe_config_key(spec, units.get(key, key))
             )
             default = code(json.dumps(key_schema["default"])) if "default" in key_schema else ""
             lines.append(f"| `{key}` | {_values(key_schema)} | {default} | {cell(text)} |")
-        page, _, anchor = key_docs.doc_link(spec).removeprefix("docs/").partition("#")
+        page, _, anchor = config_key_docs.doc_link(spec).removeprefix("docs/").partition("#")
         lines += ["", f"More: [{page.removesuffix('.md')}]({page}#{anchor})."]
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from docgen.markdown import MADE, code, links_from_folder
 from docgen.message_sources import Message, messages, mistakes
-from slackwater.config import key_docs
+from slackwater.config import config_key_docs
 from slackwater.config.stage import Transform
 from slackwater.messages import PAGES as FAMILIES_BY_PAGE
 from slackwater.messages import WARNING, MessageFamily
@@ -74,7 +74,7 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "connection": "connections",
     "ddl": "sources",
     **{
-        step.__module__.rpartition(".")[2]: key_docs.doc_link(step).partition("#")[2]
+        step.__module__.rpartition(".")[2]: config_key_docs.doc_link(step).partition("#")[2]
         for step in Transform.STEPS.values()
     },
     "join_checks": "joins",
@@ -82,7 +82,7 @@ _HEADINGS: Mapping[str, str] = {  # where the keys are documented that a module 
     "sql": "transform",
     "sql_check": "transform",
     "window_columns_check": "transform",
-    "step_spec": "windows",
+    "step_base": "windows",
     "target": "target-and-dead-letters",
     "stage": "transform",
     "identifier_checks": "target-and-dead-letters",

@@ -27,7 +27,7 @@ from tests.support.topics import read_messages
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
@@ -235,7 +235,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
     pipeline, faults = build_pipeline(window, ["a"]), Dying()
     logic = compile_window(pipeline, {"user": Field("user", "string")})
 
-    def start() -> Driver:
+    def start() -> EpochDriver:
         target = PostgresTarget(url, "public.out", TargetTable("p", tuple(logic.output), logic.identity, "s"))
         target.open()
         store = PostgresStore(url, "public", "p")
@@ -245,7 +245,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         run.start(store.open(), 1, {}, "s")
         return run
 
-    def record(run: Driver, *staged: tuple[int, int | None, str]) -> Commit:
+    def record(run: EpochDriver, *staged: tuple[int, int | None, str]) -> Commit:
         """Build the next commit with these staged sessions: (start, count, reason)."""
         frame = pl.DataFrame(
             [(None, utc_time(s), None if n is None else utc_time(s + 10), s, n, reason) for s, n, reason in staged],
@@ -261,7 +261,7 @@ def test_within_the_commit_of_the_state_a_superseded_row_goes_with_it_or_not_at_
         with psycopg.connect(url) as db:
             return db.execute("SELECT session_id, n FROM out ORDER BY 1").fetchall()
 
-    def stop(run: Driver) -> None:
+    def stop(run: EpochDriver) -> None:
         for outlet in run.publishing.bindings.values():
             outlet.target.close()
         run.store.close()

@@ -20,7 +20,7 @@ from slackwater.cli.main import main
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.query.compare import compare_outputs
-from slackwater.query.outputs import ResultOutput, read_rows_at_location
+from slackwater.query.location_reader import LabeledRows, read_rows_at_location
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.targets.base import TargetTable
@@ -212,9 +212,9 @@ def test_columns_of_one_side_alone_do_not_go_unsaid(
 
 def test_rows_that_repeat_an_identity_pair_up() -> None:
     twice = sessions({"user": "a", "window_start": START, "n": 9, "total": 0.0})
-    comparison = compare_outputs(ResultOutput("a", twice), ResultOutput("b", twice.reverse()), ["user"])
+    comparison = compare_outputs(LabeledRows("a", twice), LabeledRows("b", twice.reverse()), ["user"])
     assert (comparison.same, comparison.equal, comparison.repeated) == (True, 4, (1, 1))
-    comparison = compare_outputs(ResultOutput("a", twice), ResultOutput("b", sessions()), ["user"])
+    comparison = compare_outputs(LabeledRows("a", twice), LabeledRows("b", sessions()), ["user"])
     assert (comparison.equal, comparison.only, comparison.repeated) == (3, (1, 0), (1, 0))
 
 
@@ -230,7 +230,7 @@ def test_of_revisions_the_newest_counts() -> None:
     every = pl.DataFrame(revisions, schema=["user", "_revision", "_emit_reason", "n"], orient="row")
     newest = pl.DataFrame([("a", 2), ("a", 1)], schema=["user", "n"], orient="row")
     comparison = compare_outputs(
-        ResultOutput("a", every), ResultOutput("b", newest), ["user"], ignore=["_revision", "_emit_reason"]
+        LabeledRows("a", every), LabeledRows("b", newest), ["user"], ignore=["_revision", "_emit_reason"]
     )
     assert (comparison.same, comparison.equal) == (True, 2)
 
@@ -399,9 +399,9 @@ def test_what_cannot_be_compared_is_told_in_one_line(
 
 
 def test_identities_that_do_not_fit() -> None:
-    one, other = ResultOutput("A", sessions(), ("user",)), ResultOutput("B", sessions(), ("user", "window_start"))
+    one, other = LabeledRows("A", sessions(), ("user",)), LabeledRows("B", sessions(), ("user", "window_start"))
     with pytest.raises(
         StartError, match="A identifies rows by user, B by user, window_start; name the columns with --by"
     ):
         compare_outputs(one, other)
-    assert compare_outputs(one, ResultOutput("B", sessions())).by == ("user",)
+    assert compare_outputs(one, LabeledRows("B", sessions())).by == ("user",)

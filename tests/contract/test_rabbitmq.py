@@ -219,8 +219,10 @@ def test_a_batch_that_is_not_there_any_more(
     gone = source.RabbitMessage(b"9", queue, "", "m9", None, False, None).identity
     present = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity
     with pytest.raises(EpochError, match="returned 1 of the 2 messages of a batch to repeat"):
-        source.replay_messages(source.RabbitSettings(rabbit.url, queue), [present, gone])
-    replayed = source.replay_messages(source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [present, gone])
+        source.find_redelivered_messages(source.RabbitSettings(rabbit.url, queue), [present, gone])
+    replayed = source.find_redelivered_messages(
+        source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [present, gone]
+    )
     assert bodies(replayed) == [1]
 
 

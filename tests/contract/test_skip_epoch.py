@@ -15,7 +15,7 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader

@@ -19,7 +19,7 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import YEARS, ValueLimits
-from slackwater.engine.driver import DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling
 from slackwater.operators import storability

@@ -16,7 +16,7 @@ from tests.laws.generators import final_results, joins, revisions, updates
 from tests.support.case_selection import select_cases
 
 from slackwater.state.files import background_merge, join_buffers, segments
-from slackwater.state.files.segment_merge import SegmentMerge
+from slackwater.state.files.segment_merge_policy import SegmentMerge
 
 
 class RandomlyDone(Future[Any]):

@@ -12,7 +12,7 @@ from tests.laws.generators.window_chain import check, pipeline
 from tests.support.case_selection import select_cases
 
 import slackwater as sw
-from slackwater.config.step_spec import MOST_STAGES
+from slackwater.config.step_base import MOST_STAGES
 from slackwater.errors import ConfigError
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))

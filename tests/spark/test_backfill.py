@@ -22,7 +22,7 @@ from slackwater.cli.main import main
 from slackwater.errors import BadRowError
 from slackwater.query.compare import compare_outputs
 from slackwater.query.locate_state import list_pipelines
-from slackwater.query.outputs import ResultOutput, read_rows_at_location
+from slackwater.query.location_reader import LabeledRows, read_rows_at_location
 from slackwater.runner.backfill import BackfillResult, run_backfill
 
 pytestmark = pytest.mark.spark
@@ -90,7 +90,7 @@ def within(where: str, span: tuple[int, int] = HOUR) -> pl.DataFrame:
 
 
 def assert_same(a: pl.DataFrame, b: pl.DataFrame) -> None:
-    comparison = compare_outputs(ResultOutput("a", a), ResultOutput("b", b), ["user", "window_start"])
+    comparison = compare_outputs(LabeledRows("a", a), LabeledRows("b", b), ["user", "window_start"])
     assert comparison.same, (comparison.only_examples, comparison.different_examples)
 
 

@@ -28,7 +28,7 @@ import slackwater as sw
 from slackwater.config.source import Source
 from slackwater.runner.dead_letter_replay import replay_dead_letters
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import create_payload
+from slackwater.sources.payloads.payload_factory import create_payload
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import table_parser
 from slackwater.config.stage import Transform
-from slackwater.config.step_spec import StepSpec, StepSummary
+from slackwater.config.step_base import StepBase, StepSummary
 from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed_step
@@ -55,7 +55,7 @@ class WithNth(Transform):
 
     nth: Nth | None = None
 
-    STEPS: ClassVar[Mapping[str, type[StepSpec]]] = {**Transform.STEPS, "nth": Nth}
+    STEPS: ClassVar[Mapping[str, type[StepBase]]] = {**Transform.STEPS, "nth": Nth}
     PARSERS: ClassVar[Mapping[str, ValueParser]] = {**Transform.PARSERS, "nth": table_parser(Nth)}
 
 

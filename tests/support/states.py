@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.runner.components import create_target_writers
 from slackwater.state.commit import ClockRecord, Commit, SourceRecord, StageState
@@ -27,11 +27,11 @@ def commit_of(epoch: int, **fields: Any) -> Commit:
 
 def driver_of(
     pipeline: Any, logic: Any, store: Any, target: Any, engine: Any, hooks: DriverCallbacks, letters: Any = None
-) -> Driver:
+) -> EpochDriver:
     """A driver of a pipeline whose only stage has this logic."""
     ((name, stage_pipeline),) = pipeline.stage_pipelines.items()
     stage = StageRunner(name, stage_pipeline, logic, store, engine, hooks.faults.in_worker)
-    return Driver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, target), hooks, letters)
+    return EpochDriver(pipeline, [stage], store, dict.fromkeys(pipeline.per_target, target), hooks, letters)
 
 
 def with_stage(commit: Commit, number: int = 0, **changed: Any) -> Commit:

@@ -27,7 +27,7 @@ from slackwater.sources.streaming_sources import SourceSet
 from slackwater.state.commit import BatchId, SegmentMeta
 from slackwater.state.files import arrow_files, segments
 from slackwater.state.files.local_storage import LocalStorage
-from slackwater.state.files.segment_merge import count_segments_to_merge
+from slackwater.state.files.segment_merge_policy import count_segments_to_merge
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import hyperloglog
 from slackwater.windows.state_rows import DueRowFilter

@@ -11,7 +11,7 @@ from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.observer import PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.compile import compile_window
@@ -60,7 +60,7 @@ class FailingTarget:
         self.epochs.append(epoch)
 
 
-def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", pending: Any = None) -> Driver:
+def driver(home: Path, target: Any, window: Window = WINDOW, state_id: str = "s", pending: Any = None) -> EpochDriver:
     pipeline = build_pipeline(window, ["a"])
     logic = compile_window(pipeline, FIELDS)
     hooks = DriverCallbacks(lambda: START_US, on_waiting=(lambda epoch: None) if pending is None else pending.append)

@@ -22,7 +22,7 @@ KEYS = sorted(
     {key for cls in (Window, Join, Source, Lookup, Pipeline, StateStore) for key in find_duration_keys(cls).values()}
 )
 NAMED = re.compile(rf"\b({'|'.join(KEYS)})\b")
-RESPELLED = {"window.py", "join.py", "step_spec.py"}  # modules of config/ with messages of `Spec.check`
+RESPELLED = {"window.py", "join.py", "step_base.py"}  # modules of config/ with messages of `Spec.check`
 MADE = {
     "keys.md",
     "messages",

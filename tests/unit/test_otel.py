@@ -68,7 +68,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow long timeouts, because a slow machine is not an unreachable collector."""
-    monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 60.0)
+    monkeypatch.setattr("slackwater.observe.opentelemetry_metrics.LAST_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_hanging_collector(
 
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        monkeypatch.setattr("slackwater.observe.otel.LAST_SECONDS", 0.1)
+        monkeypatch.setattr("slackwater.observe.opentelemetry_metrics.LAST_SECONDS", 0.1)
         observer = start_observer(log_lines)
         observer.on_commit(STATUS)
         observer.on_end(None)
@@ -231,7 +231,7 @@ def test_a_wrong_interval_is_one_line(interval: str, monkeypatch: pytest.MonkeyP
 def test_a_missing_extra_is_one_line(
     make: Any, module: str, option: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [m for m in sys.modules if m == module or m.startswith((f"{module}.", f"slackwater.observe.{extra}"))]:
+    for name in [m for m in sys.modules if m == module or m.startswith((f"{module}.", f"slackwater.observe.{module}"))]:
         monkeypatch.delitem(sys.modules, name)
 
     class Absent:

@@ -14,7 +14,7 @@ from tests.support.states import driver_of, target_of
 from slackwater.cli.main import main
 from slackwater.config import toml
 from slackwater.core.schema import Field
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.errors import PublishError
 from slackwater.operators import compile as compiling
 from slackwater.runner import dead_letter_reader
@@ -61,7 +61,7 @@ path = "{home}/state"
     return file
 
 
-def start_driver(file: Path) -> Driver:
+def start_driver(file: Path) -> EpochDriver:
     pipeline = toml.load(file)
     logic = compiling.compile_window(pipeline, {"k": Field("k", "string")})
     store = create_store(pipeline)
@@ -76,7 +76,7 @@ def start_driver(file: Path) -> Driver:
     return driver
 
 
-def epoch(driver: Driver, *rows: tuple[int, str]) -> None:
+def epoch(driver: EpochDriver, *rows: tuple[int, str]) -> None:
     frame = pl.DataFrame(rows, schema={"ts": pl.Int64, "k": pl.String}, orient="row")
     driver.run_batch(Batch(None, {}, {"a": frame}), 0)
 

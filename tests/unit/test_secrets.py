@@ -69,7 +69,7 @@ def test_commands_show_the_name_of_a_secret(
 
 
 def test_errors_and_log_lines_that_quote_the_sql(caplog: pytest.LogCaptureFixture) -> None:
-    from slackwater.engine import driver  # noqa: F401  # with it the log's filter
+    from slackwater.engine import epoch_driver  # noqa: F401  # with it the log's filter
 
     loads(TOML, env={"API_TOKEN": SECRET})
     quoted = f"[PARSE_SYNTAX_ERROR] near '{SECRET}'"

@@ -12,7 +12,7 @@ from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
-from slackwater.engine.driver import DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.engine.split_deletes import split_deletes
 from slackwater.errors import StartError
 from slackwater.evolution.commit_from_config import first_commit

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.support.page_client import get
 from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeline
 
-from slackwater.engine import driver
+from slackwater.engine import epoch_driver
 from slackwater.testing.script import RowsInput
 from slackwater.ui import page_cache, page_model, pages
 from slackwater.ui.blocks import throughput
@@ -318,7 +318,7 @@ def test_a_run_of_one_batch_has_a_rate(file: Path) -> None:
 
 def test_the_throughput_block_shows_planning(file: Path) -> None:
     """The in-process engine does not plan. The time that the loop of a run spends on planning is in its commits."""
-    assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(driver.PHASES)
+    assert set(throughput.PHASES) == set(pages.PHASE_LABELS) == set(epoch_driver.PHASES)
     page_source = open_page_source(file)
     with page_source.store.peek() as snapshot:
         assert snapshot is not None

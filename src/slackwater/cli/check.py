@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slackwater import explain
 from slackwater.cli.format import plural
-from slackwater.config import key_docs, sql_check, toml
+from slackwater.config import config_key_docs, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
@@ -35,7 +35,7 @@ def _names_key(file: Path, line: str) -> bool:
 
 
 def _key_page(line: str) -> str:
-    return key_docs.find_doc_link(line.partition(": ")[0])
+    return config_key_docs.find_doc_link(line.partition(": ")[0])
 
 
 def _check_config(file: Path, connect: bool) -> None:

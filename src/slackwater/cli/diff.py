@@ -13,8 +13,8 @@ import typer
 from slackwater.cli.format import align_rows, plural
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
+from slackwater.query.location_reader import LabeledRows, read_rows_at_location
 from slackwater.query.output_format import format_value
-from slackwater.query.outputs import ResultOutput, read_rows_at_location
 
 
 def print_output_diff(
@@ -40,7 +40,7 @@ def _split_names(names: str | None) -> list[str]:
     return [n.strip() for n in (names or "").split(",") if n.strip()]
 
 
-def _comparison_lines(sides: Sequence[ResultOutput], comparison: ResultComparison) -> Iterator[str]:
+def _comparison_lines(sides: Sequence[LabeledRows], comparison: ResultComparison) -> Iterator[str]:
     for letter, side, rows in zip("AB", sides, comparison.rows, strict=True):
         yield f"{letter}  {side.label}, {plural(rows, 'row')}"
     yield f"by {', '.join(comparison.by)}"
@@ -88,7 +88,7 @@ def _differing_columns(row: dict[str, Any], comparison: ResultComparison) -> lis
     return [c for c in comparison.columns if row[f"{c}__differs"]]
 
 
-def _to_json(sides: Sequence[ResultOutput], comparison: ResultComparison) -> dict[str, Any]:
+def _to_json(sides: Sequence[LabeledRows], comparison: ResultComparison) -> dict[str, Any]:
     different = [
         {
             **{c: row[c] for c in comparison.by},

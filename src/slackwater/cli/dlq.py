@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.dead_letter_causes import find_dead_letter_causes
+from slackwater.cli.dead_letter_origins import find_dead_letter_origins
 from slackwater.cli.format import format_age, plural
 from slackwater.config import toml
 from slackwater.core.file_uris import file_uri_to_path
@@ -64,7 +64,7 @@ def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | 
         print(f"{pipeline.name}: no dead letters{' of this key' if key else ''}")
         return
     letters = add_attempts(pipeline, newest).to_dicts()
-    for n, (letter, (line, why)) in enumerate(zip(letters, find_dead_letter_causes(pipeline, letters), strict=True)):
+    for n, (letter, (line, why)) in enumerate(zip(letters, find_dead_letter_origins(pipeline, letters), strict=True)):
         if n:
             print()
         print("\n".join(_letter_lines(letter, line, why)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from slackwater.config.join import Join
 from slackwater.config.message_format import format_value
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 
 AGGREGATE = "an aggregate (GROUP BY, count(), …)"
@@ -44,7 +44,7 @@ SEVERAL = GroupableColumns(
 )
 
 
-def find_groupable_columns(step: StepSpec) -> GroupableColumns:
+def find_groupable_columns(step: StepBase) -> GroupableColumns:
     """Return the columns by which a step's results may be grouped in the epoch that emits them."""
     if isinstance(step, Join):
         return GroupableColumns(

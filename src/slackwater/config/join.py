@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from slackwater.config.message_format import format_config_duration, format_value, suggest_word_or_list, value_mismatch
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, effective_allowed_lateness_ms
+from slackwater.config.step_base import RECOVERY, TIMES, StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
     Duration,
     InvalidValueError,
@@ -50,7 +50,7 @@ def _prefix(value: Any) -> str:
     return value
 
 
-class Join(StepSpec):
+class Join(StepBase):
     """A join of two sources: `Join(kind="inner", left_source="orders", …, left_keys=["id"], …, time_window="5m")`.
 
     Rows match if their keys are equal and their times are within the bounds: `time_window` in either direction, or

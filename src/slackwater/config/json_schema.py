@@ -1,6 +1,6 @@
 """JSON Schema for a pipeline's TOML, generated from the specs. Editors use it to complete keys and flag mistakes.
 
-    PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `key_docs`)
+    PARSERS, REQUIRED, ALIASES, SUGGESTIONS, defaults of a spec ──▶ one table of `$defs` (sentences: `config_key_docs`)
     rules between keys (`_rules`)                               ──▶ its `allOf`
 
 The schema accepts everything that `slackwater check` accepts. Only `slackwater check` can verify what the structure of
@@ -15,15 +15,15 @@ from itertools import combinations
 from typing import Any
 
 from slackwater.config.aggregation import _BELONGS, _NEEDS, AGGREGATES, Aggregation
+from slackwater.config.config_key_docs import describe_config_key, doc_link
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
-from slackwater.config.key_docs import doc_link, key_sentence
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec_base import Spec, find_duration_keys
 from slackwater.config.stage import Transform
-from slackwater.config.step_spec import MOST_STAGES, StepSpec
+from slackwater.config.step_base import MOST_STAGES, StepBase
 from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
 from slackwater.core.time import format_ms
@@ -121,7 +121,7 @@ def _table(spec: type[Spec], defs: dict[str, Schema]) -> Schema:
 def _description(spec: type[Spec], key: str) -> str:
     words = [*dict.fromkeys(w for w, meant in spec.SUGGESTIONS.items() if meant == key)]
     elsewhere = f" Elsewhere called {', '.join(words)}." if words else ""
-    return f"{key_sentence(spec, key)}{elsewhere} See {doc_link(spec)}"
+    return f"{describe_config_key(spec, key)}{elsewhere} See {doc_link(spec)}"
 
 
 def _with_unit(shape: Schema) -> Schema:
@@ -206,7 +206,7 @@ def _rules(spec: type[Spec]) -> list[Schema]:
         for kind, connection in CONNECTIONS.items():
             then = {"required": list(connection.REQUIRED)} | _forbid_keys(sorted(every - set(connection.PARSERS)))
             rules.append(_if_value({"const": kind}, then, "kind"))
-    if issubclass(spec, StepSpec):
+    if issubclass(spec, StepBase):
         rules += _step_rules(spec)
     if spec is Window:
         rules += _window_rules()

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from slackwater.config.spec_base import Problem, Values
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec
+from slackwater.config.step_base import RECOVERY, TIMES, StepBase
 from slackwater.config.value_parsers import ValueParser, parse_texts
 
 
-class KeyedStep(StepSpec):
+class KeyedStep(StepBase):
     """A step that processes whole rows by key.
 
     A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`.

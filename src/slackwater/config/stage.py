@@ -13,7 +13,7 @@ from slackwater.config.message_format import format_key, format_value, value_mis
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Spec, Values, table_parser
 from slackwater.config.stateless_step import ROWS
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
     InvalidTableError,
     InvalidValueError,
@@ -25,7 +25,7 @@ from slackwater.config.value_parsers import (
 )
 from slackwater.config.window import Window
 
-STEPS: Mapping[str, type[StepSpec]] = {"window": Window, "join": Join}  # a config has at most one of these tables
+STEPS: Mapping[str, type[StepBase]] = {"window": Window, "join": Join}  # a config has at most one of these tables
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
@@ -88,15 +88,15 @@ class Transform(Spec):
     }
 
     CONFIG_PATH: ClassVar[str] = "transform"  # its path in a config
-    STEPS: ClassVar[Mapping[str, type[StepSpec]]] = STEPS
+    STEPS: ClassVar[Mapping[str, type[StepBase]]] = STEPS
 
     @property
-    def stateful(self) -> StepSpec | None:
+    def stateful(self) -> StepBase | None:
         """The window, join or keyed step; None if there is none, or if it could not be read."""
         return next((step for key in self.STEPS if (step := getattr(self, key)) is not None), None)
 
     @property
-    def step(self) -> StepSpec:
+    def step(self) -> StepBase:
         """The window, join or keyed step, or otherwise the stateless step of the SQL."""
         return self.stateful or ROWS
 

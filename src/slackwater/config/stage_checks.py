@@ -10,7 +10,7 @@ from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import Lookup
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.stage import Stage
-from slackwater.config.step_spec import MOST_STAGES
+from slackwater.config.step_base import MOST_STAGES
 from slackwater.config.target_checks import list_published_stages
 from slackwater.core.humanize import mismatch
 

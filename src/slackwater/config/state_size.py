@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from slackwater.config.aggregation import QUANTILE_K, Aggregation
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 
 GIB = 1 << 30
@@ -45,7 +45,7 @@ def _accumulator_bytes(a: Aggregation) -> int:
     return {"count": 8, "min": 16, "max": 16, "sum": 32, "avg": 32, "var": 56, "stddev": 56}.get(a.agg, 24)
 
 
-def size_warnings(step: StepSpec) -> tuple[str, ...]:
+def size_warnings(step: StepBase) -> tuple[str, ...]:
     """Return a warning if the projected state of a window is above 1 GiB.
 
     The default of max_groups_per_window is only a safety limit, so the threshold is then DEFAULT_GIB.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from slackwater.config.step_spec import StepSpec, StepSummary
+from slackwater.config.step_base import StepBase, StepSummary
 
 _FOREVER_MS = 20_000 * 366 * 86_400_000  # longer than the distance between any two times of rows
 
 
-class StatelessStep(StepSpec):
+class StatelessStep(StepBase):
     """A step that emits what the SQL selects for each row, in the epoch that reads the row.
 
     Nothing waits for the watermark, so no event time is rejected as too far in the future. The event time is

@@ -11,7 +11,7 @@ from pydantic import Field
 from slackwater.config.connection import Connection, connection_or_name
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Spec, Values
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.value_parsers import (
     Duration,
     ValueParser,
@@ -116,7 +116,7 @@ class Target(Spec):
     def missing_hint(cls, key: str) -> str:
         return "name one of the [connections]"
 
-    def upserts(self, kind: str, step: StepSpec | None) -> bool:
+    def upserts(self, kind: str, step: StepBase | None) -> bool:
         """Return whether a target on a connection of this kind replaces the rows of a window.
 
         Other targets are append-only. Every target of a join is append-only too.

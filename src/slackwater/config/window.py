@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from slackwater.config.aggregation import AGGREGATES, Aggregation
 from slackwater.config.message_format import EnvString, format_config_duration, format_value, value_mismatch
 from slackwater.config.spec_base import Problem, Values, table_list_parser
-from slackwater.config.step_spec import RECOVERY, TIMES, StepSpec, effective_allowed_lateness_ms
+from slackwater.config.step_base import RECOVERY, TIMES, StepBase, effective_allowed_lateness_ms
 from slackwater.config.value_parsers import (
     Duration,
     ValueParser,
@@ -56,7 +56,7 @@ def _gap(value: Any) -> int | str:
 MOST_WINDOWS = 100_000  # per row; emitting the windows of one such row takes about a second
 
 
-class Window(StepSpec):
+class Window(StepBase):
     """A window: `Window(kind="session", gap="30m", max_session_duration="1d", group_by=["user"], …)`.
 
     Durations are strings with a unit ("30s", "5m", "2h", "30d"): `gap="30m"`. `gap_ms` also takes milliseconds. The

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.step_spec import effective_allowed_lateness_ms
+from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.core.time import format_iso
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats

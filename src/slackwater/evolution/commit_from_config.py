@@ -12,7 +12,7 @@ import xxhash
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_serialization import spec_to_data
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
@@ -26,7 +26,7 @@ def stored_emission(stage: StageState) -> dict[str, Any]:
     return {"updates": False, "retain_us": 0} | dict(stage.emission)
 
 
-def _step_description(step: StepSpec, operator: Operator) -> dict[str, Any]:
+def _step_description(step: StepBase, operator: Operator) -> dict[str, Any]:
     """Return the description of a step for the commit; empty if it contains something that cannot be written as text.
 
     Every commit contains it, so that a state can be read without a config. SQL is excluded, since it may contain

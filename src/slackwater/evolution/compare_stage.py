@@ -14,8 +14,8 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
-from slackwater.config.step_spec import StepSpec as Spec
-from slackwater.config.step_spec import effective_allowed_lateness_ms
+from slackwater.config.step_base import StepBase as Spec
+from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.humanize import plural
 from slackwater.core.schema import Field

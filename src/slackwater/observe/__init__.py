@@ -28,7 +28,7 @@ def open_telemetry(notice: Notice = _log) -> Observer:
 
     Raises StartError.
     """
-    observer: Observer = _module("otel", "--otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
+    observer: Observer = _module("opentelemetry_metrics", "otel", "OpenTelemetry's SDK").OpenTelemetry(notice)
     return observer
 
 
@@ -37,16 +37,17 @@ def open_lineage(notice: Notice = _log) -> Observer:
 
     Raises StartError.
     """
-    observer: Observer = _module("openlineage", "--openlineage", "OpenLineage's client").OpenLineage(notice)
+    observer: Observer = _module("openlineage", "openlineage", "OpenLineage's client").OpenLineage(notice)
     return observer
 
 
-def _module(extra: str, option: str, library: str) -> Any:
+def _module(name: str, extra: str, library: str) -> Any:
+    """Import a module that needs an optional library. The extra of the package and the option have the same name."""
     try:
-        return import_module(f"slackwater.observe.{extra}")
+        return import_module(f"slackwater.observe.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("slackwater"):
             raise
         raise StartError(
-            f"{option} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'"
+            f"--{extra} needs {library}, but the module {error.name} is not installed; install it: pip install 'slackwater[{extra}]'"
         ) from None

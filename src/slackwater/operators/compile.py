@@ -12,7 +12,7 @@ from slackwater.config.join import EVENT_TIME, joined_column_names
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
-from slackwater.config.step_spec import effective_allowed_lateness_ms
+from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.window import Window
 from slackwater.core.reserved_columns import ROW_COLUMNS
 from slackwater.core.schema import INTEGERS, Field

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stateless_step import StatelessStep as RowsSpec
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.window import KINDS_OF_WINDOW, Window
 from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
@@ -36,7 +36,7 @@ class OperatorType:
 
     name: str  # shown to users
     kinds: tuple[str, ...]  # the kinds that its fingerprints can have
-    step: type[StepSpec]
+    step: type[StepBase]
     operators: tuple[type[Operator], ...]
     compile: Callable[[Pipeline, Columns], Operator]  # raises StartError, with one line per problem
     from_state: Callable[[str, StageState], Operator] | None = None
@@ -67,7 +67,7 @@ def find_type_by_kind(kind: object) -> OperatorType | None:
     return next((operator_type for operator_type in OPERATOR_TYPES if kind in operator_type.kinds), None)
 
 
-def find_type_by_step(step: StepSpec) -> OperatorType:
+def find_type_by_step(step: StepBase) -> OperatorType:
     """Return the operator type of a config step."""
     operator_type = next(
         (operator_type for operator_type in OPERATOR_TYPES if isinstance(step, operator_type.step)), None

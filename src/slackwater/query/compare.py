@@ -20,7 +20,7 @@ import polars as pl
 
 from slackwater.core.json_encoding import is_nested
 from slackwater.errors import StartError
-from slackwater.query.outputs import ResultOutput
+from slackwater.query.location_reader import LabeledRows
 from slackwater.targets.files import json_columns
 
 _UTC = pl.Datetime("us", "UTC")
@@ -63,8 +63,8 @@ class ResultComparison:
 
 
 def compare_outputs(
-    a: ResultOutput,
-    b: ResultOutput,
+    a: LabeledRows,
+    b: LabeledRows,
     by: Sequence[str] | None = None,
     ignore: Sequence[str] = (),
     tolerance: float = 0.0,
@@ -125,7 +125,7 @@ def compare_outputs(
     )
 
 
-def _choose_identity(a: ResultOutput, b: ResultOutput, by: Sequence[str] | None) -> list[str]:
+def _choose_identity(a: LabeledRows, b: LabeledRows, by: Sequence[str] | None) -> list[str]:
     if by:
         return list(dict.fromkeys(by))
     identities = [side.identity for side in (a, b) if side.identity is not None]

@@ -16,7 +16,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.spec_serialization import spec_from_data
 from slackwater.config.stage import Stage, Transform
-from slackwater.config.step_spec import effective_allowed_lateness_ms
+from slackwater.config.step_base import effective_allowed_lateness_ms
 from slackwater.config.target import StateStore, Target
 from slackwater.errors import ConfigError, StateError
 from slackwater.state.commit import Commit, StageState

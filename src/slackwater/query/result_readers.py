@@ -30,7 +30,7 @@ from slackwater.config.connection import (
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
-from slackwater.query import outputs
+from slackwater.query import location_reader
 from slackwater.query.multiset_difference import subtract_rows
 from slackwater.query.row_count import RowCount
 from slackwater.targets.output_directory import OutputDirectory, open_directory
@@ -190,7 +190,7 @@ class _FileResultReader:
             raise StartError(f"{self.location} cannot be accessed ({error.strerror}); check who may read it") from None
         new_paths = [p for p in paths if p.name not in self._seen]
         self._seen |= {p.name for p in new_paths}
-        frames = [f for f in (outputs.read_file(p, self.form) for p in new_paths) if f.height]
+        frames = [f for f in (location_reader.read_file(p, self.form) for p in new_paths) if f.height]
         return pl.concat(frames, how="diagonal_relaxed") if frames else None
 
     def close(self) -> None:
@@ -326,7 +326,7 @@ class PostgresResultReader:
 
     def count(self, rows_read: int) -> RowCount:
         assert self._snapshot is not None, "newest was asked"
-        row_count = outputs.count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
+        row_count = location_reader.count_rows(self.url, self.table, self._snapshot_clause(self._snapshot), COUNTED + 1)
         return RowCount(min(row_count, COUNTED), row_count > COUNTED)
 
     def poll(self) -> pl.DataFrame | None:
@@ -338,7 +338,7 @@ class PostgresResultReader:
 
     def _read(self, snapshot: str, tail: str) -> pl.DataFrame | None:
         """Return the rows of this snapshot. Rows written later belong to the next snapshot."""
-        rows = outputs.read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
+        rows = location_reader.read_table(self.url, self.table, f"{self._snapshot_clause(snapshot)}{tail}")
         return None if rows is None else _none_if_empty(rows)
 
     @staticmethod

@@ -13,7 +13,7 @@ import polars as pl
 
 from slackwater.core.hashing import key_hash, shard_of
 from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.engine.driver import Driver
+from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport
 from slackwater.operators.window_base import WindowOperator
@@ -30,7 +30,7 @@ class Corrections:
     `refused`: `__group` and the reason, for rows that cannot be applied.
     """
 
-    def __init__(self, logic: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> None:
+    def __init__(self, logic: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> None:
         state = driver.state
         self.logic, self.store = logic, driver.store
         stored = _stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
@@ -98,13 +98,15 @@ def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
 
 
 @singledispatch
-def compute_corrections(operator: Operator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
+def compute_corrections(
+    operator: Operator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame
+) -> Corrections:
     """Compute the corrections that late rows cause."""
     raise_unregistered(operator, "slackwater.replay.corrections")
 
 
 @compute_corrections.register(WindowOperator)
-def _(operator: WindowOperator, driver: Driver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
+def _(operator: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
     return Corrections(operator, driver, target, rows)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.singledispatch_fallback import raise_unregistered
-from slackwater.engine.driver import Driver
+from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.errors import StartError
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
@@ -91,11 +91,13 @@ def count_replayable_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, 
     return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
 
 
-def _ledger(driver: Driver) -> AttemptLedger:
+def _ledger(driver: EpochDriver) -> AttemptLedger:
     return AttemptLedger.from_commit(driver.state, driver.store.read_list)
 
 
-def _write_attempts(driver: Driver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False) -> ReplayRecord:
+def _write_attempts(
+    driver: EpochDriver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False
+) -> ReplayRecord:
     """Write the list of dead letters that the next epoch applies, and the list of those that could not be applied.
 
     The epoch's commit references them.
@@ -119,7 +121,7 @@ class _SplitLetters:
     bad: pl.DataFrame
 
 
-def _bad_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+def _bad_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Replay bad rows as an ordinary epoch. Rows that fail again remain dead letters, with one more attempt."""
     if letters.is_empty():
         return ReplayResult()
@@ -162,7 +164,7 @@ def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return read, read.select("epoch", "__id", "__letter")
 
 
-def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
+def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
     """Read the dead letters again, as an epoch would, and separate those that are still bad rows.
 
     Equal letters have the same outcome.
@@ -187,12 +189,12 @@ def _split_letters(driver: Driver, letters: pl.DataFrame, payload: Payload) -> _
     )
 
 
-def _keeps_late_rows(driver: Driver) -> bool:
+def _keeps_late_rows(driver: EpochDriver) -> bool:
     """Return whether a late row becomes a dead letter or a separate result, rather than being dropped."""
     return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
 
 
-def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
+def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
     """Keep the dead letters whose rows `late_data = "drop"` would drop as late.
 
     A row behind the watermark might still join an open session. Therefore, if any row would be dropped, all letters
@@ -215,7 +217,7 @@ def _separate_late(driver: Driver, judged: _SplitLetters, payload: Payload) -> _
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
-def _check_late(driver: Driver) -> None:
+def _check_late(driver: EpochDriver) -> None:
     """Raise StartError if late rows cannot be applied, before anything is applied."""
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
@@ -240,7 +242,7 @@ def _is_readable(target: TargetWriter) -> bool:
     return target.upserts and isinstance(target, ReadableTarget)
 
 
-def _late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+def _late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
     """Replay late rows as corrections of windows; call `_check_late` first."""
     result = ReplayResult()
     if letters.is_empty():
@@ -269,7 +271,7 @@ def _late_rows(driver: Driver, letters: pl.DataFrame, payload: Payload, dry: boo
 
 
 def _match_rows(
-    driver: Driver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
+    driver: EpochDriver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the rows of dead letters, and the letters that have rows.
 
@@ -369,7 +371,7 @@ def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def replay_letters(
-    driver: Driver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
+    driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
 ) -> ReplayResult:
     """Apply pending dead letters, at most `limit`, in the order of `_pending_letters`. `dry`: only report."""
     todo, before = _pending_letters(letters, _ledger(driver))

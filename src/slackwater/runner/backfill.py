@@ -32,8 +32,8 @@ from slackwater.runner.backfill_plan import BackfillRange, backfill_pipeline, re
 from slackwater.runner.backfill_source import FilesRangeReader, KafkaRangeReader, PlannedRangeReader
 from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import create_target_writers
-from slackwater.runner.run_reporter import RunReporter
-from slackwater.runner.runner import RunComponents, Runner
+from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
+from slackwater.runner.run_notifications import RunNotifier
 from slackwater.sources.base import SelfPlannedSource, combine_batches, spark_error_reason
 from slackwater.sources.files import FilesSource
 from slackwater.sources.kafka import KafkaSource
@@ -108,7 +108,7 @@ def run_backfill(
         targets = create_target_writers(pipeline, operators, state_id, latest)
         return {name: RangeFilterTarget(inner, window, span, now, partial, written) for name, inner in targets.items()}
 
-    runner = Runner(backfill, spark, RunReporter(on_notice or (lambda level, line: None), on_status), stop)
+    runner = PipelineRunner(backfill, spark, RunNotifier(on_notice or (lambda level, line: None), on_status), stop)
     with runner.error_boundary():
         latest = runner.store.open()
         try:
@@ -127,7 +127,7 @@ def run_backfill(
             runner.close()
 
 
-def _finish(runner: Runner, components: RunComponents) -> Status | None:
+def _finish(runner: PipelineRunner, components: RunComponents) -> Status | None:
     """Close all open windows and remove the state. Return the last status, or None if the run was stopped early."""
     if runner.stop.is_set():
         return None
@@ -140,7 +140,7 @@ def _finish(runner: Runner, components: RunComponents) -> Status | None:
 class _HistoryRunner:
     """Runs the rows of the range through the driver, batch by batch."""
 
-    def __init__(self, runner: Runner, components: RunComponents, span: BackfillRange) -> None:
+    def __init__(self, runner: PipelineRunner, components: RunComponents, span: BackfillRange) -> None:
         self.pipeline, self.store, self.stop = runner.pipeline, runner.store, runner.stop
         self.notice = runner.reporter.notice
         self.session, self.driver, self.engine, self.span = (

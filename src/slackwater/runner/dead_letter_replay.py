@@ -13,8 +13,8 @@ from slackwater.operators.dead_letters import LATE
 from slackwater.replay.replay import ReplayResult, count_replayable_late_letters
 from slackwater.replay.replay import replay_letters as apply
 from slackwater.runner import dead_letter_reader, run_log
-from slackwater.runner.run_reporter import RunReporter
-from slackwater.runner.runner import Runner
+from slackwater.runner.pipeline_runner import PipelineRunner
+from slackwater.runner.run_notifications import RunNotifier
 from slackwater.spark import dead_letter_frames
 from slackwater.state.commit import Commit
 
@@ -47,7 +47,7 @@ def replay_dead_letters(
             f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; to list "
             "them: slackwater dlq list"
         )
-    runner = Runner(pipeline, spark, RunReporter(on_notice or run_log.log_notice))
+    runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
         if len(pipeline.stage_pipelines) > 1:
             raise StartError(
@@ -96,7 +96,7 @@ def _check_late(pipeline: Pipeline, choose: Callable[[pl.DataFrame], pl.DataFram
         )
 
 
-def _open_store(runner: Runner) -> Commit | None:
+def _open_store(runner: PipelineRunner) -> Commit | None:
     try:
         return runner.store.open()
     except LockHeldError as error:

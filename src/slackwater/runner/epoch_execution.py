@@ -1,4 +1,4 @@
-"""Run epochs one at a time, as planned by `EpochLoop` or by Spark's streaming query.
+"""Run epochs one at a time, as planned by `PollingLoop` or by Spark's streaming query.
 
 run: read, aggregate, commit, publish ─▶ remember the files that were read, commit offsets to Kafka's consumer groups
 tick: an epoch without rows              └─▶ on failure: an error on one line
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
 from slackwater.runner.input_file_watcher import InputFileWatcher
-from slackwater.runner.runner import RunComponents, Runner
+from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.secrets import has_secrets
 from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
@@ -19,7 +19,7 @@ from slackwater.sources.base import Batch, Seekable, spark_error_reason
 class EpochExecutor:
     """Runs epochs. `run` and `tick` must be called from one thread at a time."""
 
-    def __init__(self, runner: Runner, components: RunComponents, files: InputFileWatcher) -> None:
+    def __init__(self, runner: PipelineRunner, components: RunComponents, files: InputFileWatcher) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = runner.pipeline, runner.reporter, runner.stop
         self.components, self.files, self.driver = components, files, components.driver

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets, Offsets
-from slackwater.runner.run_reporter import RunReporter
-from slackwater.runner.runner import RunComponents
+from slackwater.runner.pipeline_runner import RunComponents
+from slackwater.runner.run_notifications import RunNotifier
 from slackwater.sources import files
 from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker
 from slackwater.sources.file_change_tracker import changed_files_text as changed_text
@@ -20,7 +20,7 @@ log = logging.getLogger("slackwater")
 class InputFileWatcher:
     """Watches the files that the state has read. `remember` adds the files of each epoch."""
 
-    def __init__(self, pipeline: str, components: RunComponents, reporter: RunReporter) -> None:
+    def __init__(self, pipeline: str, components: RunComponents, reporter: RunNotifier) -> None:
         self._pipeline, self._components, self._reporter = pipeline, components, reporter
         self._store = components.streams.store
         self._sources = {s.name: s for s in components.streams.sources if isinstance(s, FilesSource)}

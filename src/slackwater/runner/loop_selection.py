@@ -1,4 +1,4 @@
-"""Choose and run the main loop: `EpochLoop` if the sources can be polled without Spark, else Spark's streaming query."""
+"""Choose and run the main loop: `PollingLoop` if the sources can be polled without Spark, else Spark's streaming query."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import shutil
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query
 from slackwater.runner.epoch_execution import EpochExecutor
-from slackwater.runner.epoch_loop import EpochLoop
 from slackwater.runner.input_file_watcher import InputFileWatcher
-from slackwater.runner.runner import RunComponents, Runner
+from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
+from slackwater.runner.polling_loop import PollingLoop
 from slackwater.sources.base import Seekable
 from slackwater.sources.planner_creation import create_planners
 from slackwater.spark import session
 
 
-def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
+def run_to_end(runner: PipelineRunner, components: RunComponents, *, available_now: bool, offsets_given: bool) -> None:
     """Run to the end of the input (`available_now`) or until the runner is stopped.
 
     `offsets_given`: offsets for new sources were specified for this start, so they are committed before the first
@@ -36,7 +36,7 @@ def run_to_end(runner: Runner, components: RunComponents, *, available_now: bool
     else:
         _forget_checkpoints(components)
         session.list_files_locally(components.session)
-        EpochLoop(epochs, planners, available_now).follow()
+        PollingLoop(epochs, planners, available_now).follow()
     if available_now:
         files.report_changes(None)
         for engine in components.engines:

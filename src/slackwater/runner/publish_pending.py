@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.runner import run_log, skip_publish
-from slackwater.runner.run_reporter import RunReporter
-from slackwater.runner.runner import Runner
+from slackwater.runner.pipeline_runner import PipelineRunner
+from slackwater.runner.run_notifications import RunNotifier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,7 +27,7 @@ def publish_pending(
     """
     with skip_publish.lock_pending_epoch(pipeline, epoch):
         pass  # raises an error before Spark starts if the epoch is not pending
-    runner = Runner(pipeline, spark, RunReporter(on_notice or run_log.log_notice))
+    runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
         latest = runner.store.open()
         try:

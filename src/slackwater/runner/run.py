@@ -25,9 +25,9 @@ from slackwater.runner import (
 from slackwater.runner.background_run import Handle
 from slackwater.runner.components import create_targets
 from slackwater.runner.local_paths import check_moved_directories
+from slackwater.runner.pipeline_runner import PipelineRunner
+from slackwater.runner.run_notifications import RunNotifier
 from slackwater.runner.run_options import RunOptions
-from slackwater.runner.run_reporter import RunReporter
-from slackwater.runner.runner import Runner
 from slackwater.secrets import mask_secrets
 from slackwater.state.commit import Commit
 
@@ -138,12 +138,12 @@ def run_pipeline(pipeline: Pipeline, options: RunOptions) -> Status | None:
         pipeline = starting_offsets.set_starting_offsets(pipeline, options.rebuild)
     began, stop = time.monotonic(), options.stop or threading.Event()
     if options.on_notice is not None:
-        reporter = RunReporter(options.on_notice, options.on_status, options.observers)
-        return _with_pipeline(_run(Runner(pipeline, options.spark, reporter, stop), options), pipeline)
+        reporter = RunNotifier(options.on_notice, options.on_status, options.observers)
+        return _with_pipeline(_run(PipelineRunner(pipeline, options.spark, reporter, stop), options), pipeline)
     with run_log.log_to_stderr() as notice:
         lines = run_log.ThrottledStatusLog()
-        reporter = RunReporter(notice, options.on_status or lines.status, options.observers)
-        last = _run(Runner(pipeline, options.spark, reporter, stop), options)
+        reporter = RunNotifier(notice, options.on_status or lines.status, options.observers)
+        last = _run(PipelineRunner(pipeline, options.spark, reporter, stop), options)
         lines.close()
         notice("info", mask_secrets(run_log.end_line(pipeline, last, time.monotonic() - began)))
         return _with_pipeline(last, pipeline)
@@ -154,7 +154,7 @@ def _with_pipeline(last: Status | None, pipeline: Pipeline) -> Status | None:
     return None if last is None else replace(last, config=pipeline)
 
 
-def _run(runner: Runner, options: RunOptions) -> Status | None:
+def _run(runner: PipelineRunner, options: RunOptions) -> Status | None:
     pipeline, reporter = runner.pipeline, runner.reporter
     with reporter.observers.observe_run(pipeline):
         with runner.error_boundary():
@@ -176,7 +176,7 @@ def _run(runner: Runner, options: RunOptions) -> Status | None:
                 runner = runner.new_runner()
 
 
-def _run_once(runner: Runner, options: RunOptions) -> Status | None:
+def _run_once(runner: PipelineRunner, options: RunOptions) -> Status | None:
     """Run once, bound to the columns that the sources have at the start.
 
     Raises NewColumnsError if a source gets new columns that the config accepts.
@@ -196,7 +196,7 @@ def _run_once(runner: Runner, options: RunOptions) -> Status | None:
             runner.close()
 
 
-def _with_state(runner: Runner, latest: Commit | None, options: RunOptions) -> Status | None:
+def _with_state(runner: PipelineRunner, latest: Commit | None, options: RunOptions) -> Status | None:
     """Run once, while holding the lock of the state."""
     pipeline, reporter = runner.pipeline, runner.reporter
     reporter.notice("info", run_log.start_line(pipeline, latest))
@@ -229,7 +229,7 @@ def _with_state(runner: Runner, latest: Commit | None, options: RunOptions) -> S
     return reporter.last
 
 
-def _open_store(runner: Runner, options: RunOptions) -> Commit | None:
+def _open_store(runner: PipelineRunner, options: RunOptions) -> Commit | None:
     """Lock the store and return the latest commit; None if there is no state or the run starts over.
 
     Starting over deletes nothing: the old state is renamed.
@@ -247,7 +247,7 @@ def _open_store(runner: Runner, options: RunOptions) -> Commit | None:
     return None
 
 
-def _check_former_output(runner: Runner, choice: str | None) -> None:
+def _check_former_output(runner: PipelineRunner, choice: str | None) -> None:
     """Warn about output of an earlier state that stays in the target. Raises StartError if the user made no choice."""
     for line in previous_output.check_previous_output(runner.pipeline, choice):
         runner.reporter.notice("warning", line)

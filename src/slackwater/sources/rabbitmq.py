@@ -106,7 +106,7 @@ def _parse_count(options: Mapping[str, str], key: str, default: int, maximum: in
     return int(text)
 
 
-def replay_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
+def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[bytes]) -> list[RabbitMessage]:
     """Find the messages of an unfinished batch in the queue, without acknowledging them.
 
     Raises EpochError if some are missing and `on_data_loss` is "fail".
@@ -198,7 +198,7 @@ class RabbitReader(SimpleDataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def readBetweenOffsets(self, start: dict[str, Any], end: dict[str, Any]) -> Iterator[tuple[Any, ...]]:  # noqa: N802
         expected = _unpack_identities(end["ids"])
-        return iter([astuple(m) for m in replay_messages(self._settings, expected)] if expected else [])
+        return iter([astuple(m) for m in find_redelivered_messages(self._settings, expected)] if expected else [])
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._open is not None:
@@ -270,6 +270,6 @@ __all__ = [
     "RabbitSettings",
     "broker_address",
     "check_queue",
-    "replay_messages",
+    "find_redelivered_messages",
     "stream",
 ]

@@ -21,7 +21,7 @@ from slackwater.core.time import parse_duration_ms
 from slackwater.core.value_limits import ANYTHING
 from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import ConfigError, StartError
@@ -116,7 +116,7 @@ class LocalPipeline:
         self.now_us, self.shards = clock_us, shards
         self._faults = LocalFaults()
         self._reshard: int | None = None
-        self._driver: Driver
+        self._driver: EpochDriver
         # survives a crash
         self._checkpoint, self._batches, self._state_id = uuid.uuid4().hex, 0, uuid.uuid4().hex
         self._result = LocalResult()
@@ -352,7 +352,7 @@ class LocalPipeline:
             )
             for number, (name, p) in enumerate(pipeline.stage_pipelines.items())
         ]
-        self._driver = Driver(pipeline, stages, store, self._targets, hooks, self._letter_target)
+        self._driver = EpochDriver(pipeline, stages, store, self._targets, hooks, self._letter_target)
         try:
             self._driver.start(store.open(), self.shards, {}, self._state_id)
         except BaseException:

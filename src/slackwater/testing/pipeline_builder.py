@@ -10,7 +10,7 @@ from slackwater.config.connection import DeltaConnection, FilesConnection, Kafka
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
 from slackwater.config.stage import Stage, Transform
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 
@@ -33,7 +33,7 @@ def rename_options(renamed: Mapping[str, Any], **options: Any) -> dict[str, Any]
     return options
 
 
-def _default_target(step: StepSpec, upserts: bool) -> Target:
+def _default_target(step: StepBase, upserts: bool) -> Target:
     """Return the config of a target that behaves like the target of the test.
 
     Delta tables do not support all column names, so some steps get a topic.
@@ -45,7 +45,7 @@ def _default_target(step: StepSpec, upserts: bool) -> Target:
 
 
 def build_pipeline(
-    step: StepSpec,
+    step: StepBase,
     sources: Sequence[str],
     lateness_ms: Mapping[str, int] | None = None,
     name: str = "law",

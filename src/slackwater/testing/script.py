@@ -17,7 +17,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stage import Transform
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.window import Window
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state import protocol
@@ -68,7 +68,7 @@ class Crash:
 class Restart:
     """Stop and start again with the same state. Whatever is not None changes. `target`: the name of another target."""
 
-    step: StepSpec | None = None
+    step: StepBase | None = None
     shards: int | None = None
     sources: Sequence[str] | None = None
     downstream: Window | None = None
@@ -94,7 +94,7 @@ _OF_CONFIG = ("lateness_ms", "on_error", "upserts", "transform_type")
 
 
 def run_local(
-    step: StepSpec,
+    step: StepBase,
     script: Sequence[RowsInput | Quiet | Crash | Replay | Restart],
     schema: Mapping[str, str],
     sources: Sequence[str] = ("a",),

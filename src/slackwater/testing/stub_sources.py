@@ -32,7 +32,7 @@ from slackwater.sources.base import CORRUPT
 from slackwater.sources.kafka import KafkaSource
 from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
-from slackwater.sources.payloads.registry import create_payload
+from slackwater.sources.payloads.payload_factory import create_payload
 from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark.source_statistics import FILE

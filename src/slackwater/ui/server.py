@@ -43,7 +43,7 @@ from slackwater.query.state_view import StateView
 from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
 from slackwater.secrets import remember_secret
 from slackwater.ui import pages
-from slackwater.ui.access import Access, check_bind_address
+from slackwater.ui.access_control import TokenMiddleware, check_bind_address
 from slackwater.ui.blocks.upcoming_closes import closing_windows
 from slackwater.ui.page_cache import CommitWatcher, PageCache
 from slackwater.ui.page_model import PageModel, PageSource, latest_snapshot, load_key, load_model, select_window_stage
@@ -87,7 +87,9 @@ def serve_pages(
         remember_secret(token)
     ui = UiApplication(watched)
     try:
-        http = start_server(Access(ui.app, token), port, host, service="the page", option="--port", names=names)
+        http = start_server(
+            TokenMiddleware(ui.app, token), port, host, service="the page", option="--port", names=names
+        )
     except BaseException:
         ui.stop()
         raise

@@ -27,7 +27,7 @@ import slackwater as sw
 from slackwater.cli import plan
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.engine.clock_skew import ClockSkewWarnings
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
 from slackwater.evolution.difference import REBUILD
@@ -102,7 +102,7 @@ class RestartedRun(LocalPipeline):
                 for number, (name, stage_pipeline) in enumerate(pipeline.stage_pipelines.items())
             ]
             hooks = DriverCallbacks(lambda: self.now_us, faults=self._faults)
-            self._driver = Driver(pipeline, stages, store, self._targets, hooks, held_markers=held_markers)
+            self._driver = EpochDriver(pipeline, stages, store, self._targets, hooks, held_markers=held_markers)
             self._driver.start(latest, self.shards, {}, state_id, branches=latest is not stored)
         except BaseException:
             store.close()

@@ -17,7 +17,7 @@ from tests.support.configs import ISSUE
 from tests.support.doc_pages import anchors
 
 import slackwater as sw
-from slackwater.config import json_schema, key_docs
+from slackwater.config import config_key_docs, json_schema
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline
@@ -153,7 +153,7 @@ TABLES = sorted({*tables(), *CONNECTIONS.values()} - {Connection}, key=lambda sp
 
 @pytest.mark.parametrize("spec", TABLES, ids=lambda spec: spec.__name__)
 def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) -> None:
-    page, _, anchor = key_docs.doc_link(spec).partition("#")
+    page, _, anchor = config_key_docs.doc_link(spec).partition("#")
     text = (ROOT / page).read_text()
     assert anchor in anchors(text)
     (section,) = [s for s in re.split(r"^## ", text, flags=re.MULTILINE)[1:] if anchor in anchors(f"## {s}")]
@@ -162,13 +162,13 @@ def test_every_key_has_a_sentence_and_a_section_that_names_it(spec: type[Spec]) 
         if key in spec.PYTHON_ONLY or (issubclass(spec, KeyedStep) and key in KeyedStep.PARSERS):
             continue
         own_table = "of" in spec.PARSERS[key].shape  # type: ignore[attr-defined]
-        assert key_docs.key_sentence(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
+        assert config_key_docs.describe_config_key(spec, key).endswith("."), f"{spec.__name__}.{key} has no sentence"
         assert own_table or f"`{units.get(key, key)}`" in section, f"{page}#{anchor} does not name {key}"
 
 
 def test_no_sentence_describes_a_missing_key() -> None:
     of_connections = {key for connection in CONNECTIONS.values() for key in connection.PARSERS}
-    for spec, sentences in key_docs.TEXTS.items():
+    for spec, sentences in config_key_docs.TEXTS.items():
         assert set(sentences) <= (of_connections if spec is Connection else set(spec.PARSERS)), spec.__name__
 
 
@@ -200,7 +200,7 @@ def test_the_schema_names_the_words_of_other_systems() -> None:
     ],
 )
 def test_each_key_links_to_its_section_of_the_docs(key: str, anchor: str) -> None:
-    assert key_docs.find_doc_link(key) == f"docs/configuration.md#{anchor}"
+    assert config_key_docs.find_doc_link(key) == f"docs/configuration.md#{anchor}"
 
 
 def test_the_schema_and_check_agree_on_the_readme_example() -> None:

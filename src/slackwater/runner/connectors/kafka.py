@@ -29,7 +29,7 @@ from slackwater.sources.kafka import sample_records
 from slackwater.sources.kafka_broker import KafkaBroker, client_settings, make_client, named_topics
 from slackwater.sources.kafka_planner import PlannedKafkaSource
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import create_payload
+from slackwater.sources.payloads.payload_factory import create_payload
 from slackwater.targets.base import TargetTable
 from slackwater.targets.kafka_rows import LETTER_HEADERS
 

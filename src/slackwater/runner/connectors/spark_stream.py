@@ -13,7 +13,7 @@ from slackwater.config.source import Source
 from slackwater.runner.connectors.base import C, Connector, source_time_zone
 from slackwater.sources import spark_connect
 from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.registry import create_payload
+from slackwater.sources.payloads.payload_factory import create_payload
 from slackwater.sources.planner_creation import connect_not_supported_error
 from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.windows.aggregations import quote_column

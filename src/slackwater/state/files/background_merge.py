@@ -18,7 +18,7 @@ from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.join_buffers import JoinWriter
-from slackwater.state.files.segment_merge import FAN, SegmentMerge
+from slackwater.state.files.segment_merge_policy import FAN, SegmentMerge
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import NoState, StateLayout

@@ -24,7 +24,7 @@ from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
 from slackwater.state.files.arrow_files import frame_of
 from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
-from slackwater.state.files.segment_merge import MOST, SegmentMerge, count_segments_to_merge
+from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
 from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.state.protocol import OUTLINE
 from slackwater.watermark import NO_WATERMARK

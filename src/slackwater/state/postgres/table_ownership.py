@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from slackwater.config.step_spec import MOST_STAGES
+from slackwater.config.step_base import MOST_STAGES
 from slackwater.errors import StateError
 from slackwater.state.postgres import client
 from slackwater.state.postgres.table_names import TableNames

@@ -10,7 +10,7 @@ from slackwater.engine.status import Status
 from slackwater.secrets import mask_secrets
 
 
-class RunReporter:
+class RunNotifier:
     """Sends notices and statuses. `last` is the status after the latest commit of this run, None before the first."""
 
     def __init__(

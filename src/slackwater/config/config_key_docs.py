@@ -15,7 +15,7 @@ from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Lookup, Source
 from slackwater.config.spec_base import Spec
 from slackwater.config.stage import Stage, Transform
-from slackwater.config.step_spec import StepSpec
+from slackwater.config.step_base import StepBase
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 
@@ -204,7 +204,7 @@ _DOC_LINKS: Mapping[type[Spec], DocLink] = {
 }
 
 
-def key_sentence(spec: type[Spec], key: str) -> str:
+def describe_config_key(spec: type[Spec], key: str) -> str:
     """Return the sentence that describes a key of a spec; "" if there is none.
 
     A stage inherits the sentences of a transform. A spec outside this module defines its own in `TEXTS`.
@@ -213,7 +213,7 @@ def key_sentence(spec: type[Spec], key: str) -> str:
         sentences = {**TEXTS.get(cls, {}), **vars(cls).get("TEXTS", {})}
         if key in sentences:
             return sentences[key]
-    if issubclass(spec, StepSpec) and key in _TIMES:
+    if issubclass(spec, StepBase) and key in _TIMES:
         return _TIMES[key]
     step = getattr(spec, "STEPS", {}).get(key)  # otherwise, the first line of the step's docstring
     return "" if step is None else (step.__doc__ or "").partition("\n")[0]

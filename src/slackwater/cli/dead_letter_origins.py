@@ -14,7 +14,7 @@ from slackwater.sources import bad_value_search
 UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
 
 
-def find_dead_letter_causes(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
+def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
     """Return the line of each dead letter (None if unknown), and the value that caused it."""
     sources = {s.name: s for s in pipeline.sources}
     places = [

@@ -46,7 +46,7 @@ def _is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-class Access:
+class TokenMiddleware:
     """ASGI middleware that requires the token, if one is set.
 
     The token is passed as `?token=…` once, then as a cookie set by the response, or as a bearer token.

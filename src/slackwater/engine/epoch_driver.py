@@ -39,7 +39,7 @@ GARBAGE_EVERY = 16  # epochs between garbage collections
 PHASES = ("plan", "read", "ingest", "emit", "commit", "write", "note")  # the phases of an epoch that are reported
 
 
-class Driver:
+class EpochDriver:
     """Runs one pipeline on one engine.
 
     Call `start` first, then `run_batch`, `tick` and `flush` from one thread at a time.

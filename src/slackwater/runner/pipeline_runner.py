@@ -20,7 +20,7 @@ from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
-from slackwater.engine.driver import Driver, DriverCallbacks
+from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.observer import RunSchema
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
@@ -33,7 +33,7 @@ from slackwater.runner.components import (
     create_target_writers,
     spark_settings,
 )
-from slackwater.runner.run_reporter import RunReporter
+from slackwater.runner.run_notifications import RunNotifier
 from slackwater.runner.stage_binding import bind_stages, create_stage_runners
 from slackwater.sources import planner_creation, spark_connect
 from slackwater.sources.lookup_views import LookupViews
@@ -60,14 +60,14 @@ class RunComponents:
     session: SparkSession
     streams: SourceSet
     engines: Sequence[SparkEngine]
-    driver: Driver
+    driver: EpochDriver
 
 
-class Runner:
+class PipelineRunner:
     """Owns the store's lock, Spark, and all open components. Once `stop` is set, nothing new is started."""
 
     def __init__(
-        self, pipeline: Pipeline, spark: SparkSession | None, reporter: RunReporter, stop: threading.Event | None = None
+        self, pipeline: Pipeline, spark: SparkSession | None, reporter: RunNotifier, stop: threading.Event | None = None
     ) -> None:
         # configuration
         self.pipeline, self.reporter, self.stop = pipeline, reporter, stop or threading.Event()
@@ -76,13 +76,13 @@ class Runner:
         # state of the run: None before `prepare`
         self.spark: SparkSession | None = None
         self._latest: Commit | None = None  # the latest commit at the start
-        self._driver: Driver | None = None
+        self._driver: EpochDriver | None = None
         self._opened = ExitStack()
         self._opened.callback(self.store.close)
 
-    def new_runner(self) -> Runner:
+    def new_runner(self) -> PipelineRunner:
         """Return a runner for another start on the same Spark session. Close this one first."""
-        return Runner(self.pipeline, self.spark, self.reporter, self.stop)
+        return PipelineRunner(self.pipeline, self.spark, self.reporter, self.stop)
 
     @property
     def epoch(self) -> int:
@@ -162,7 +162,9 @@ class Runner:
         self.reporter.observers.on_schema(RunSchema({s.name: _fields(s.schema) for s in sources}, output))
         letters, targets = create_letter_writer(pipeline, state_id), make_targets(pipeline, operators, state_id, latest)
         open_errors = self._open_targets(targets, letters)
-        driver = self._driver = Driver(pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers)
+        driver = self._driver = EpochDriver(
+            pipeline, stages, self.store, targets, hooks, letters, open_errors, held_markers
+        )
         if self.stop.is_set():
             return None
         driver.start(latest, shards, schemas, state_id, branches=latest is not stored_commit)

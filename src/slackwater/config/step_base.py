@@ -60,7 +60,7 @@ class StepSummary(NamedTuple):
     state: str  # what it stores: "one number per key, forever"
 
 
-class StepSpec(Spec):
+class StepBase(Spec):
     """Base class of the step of a stage: a `Window`, a `Join`, or a step by key (`config.keyed_step`)."""
 
     kind: str
@@ -113,7 +113,7 @@ class StepSpec(Spec):
             )
 
 
-def effective_allowed_lateness_ms(step: StepSpec) -> int:
+def effective_allowed_lateness_ms(step: StepBase) -> int:
     """Return how long (ms) a window can be corrected after its close, or a row joined after the watermark passed it."""
     if step.late_data != "reopen":
         return 0

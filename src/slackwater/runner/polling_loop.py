@@ -31,7 +31,7 @@ _RETRY_S = 1.0
 _CHECK_S = 1.0
 
 
-class EpochLoop:
+class PollingLoop:
     """The loop of one run. `available_now`: end when all input that existed at the first poll has been processed."""
 
     def __init__(self, epochs: EpochExecutor, planners: Planners, available_now: bool) -> None:

@@ -55,7 +55,7 @@ _TYPES: Mapping[str, pl.DataType] = {
 
 
 @dataclass(frozen=True)
-class ResultOutput:
+class LabeledRows:
     """Rows with a label for messages. `identity`: the columns that identify a row, if known."""
 
     label: str
@@ -63,7 +63,7 @@ class ResultOutput:
     identity: tuple[str, ...] | None = None
 
 
-def read_rows_at_location(where: str) -> ResultOutput:
+def read_rows_at_location(where: str) -> LabeledRows:
     """Read the rows at a location (see the module docstring). Raises StartError, StateError or ConfigError."""
     if where.startswith("state:"):
         return _read_state(where.removeprefix("state:"))
@@ -83,17 +83,17 @@ def read_rows_at_location(where: str) -> ResultOutput:
     return _read_path(where)
 
 
-def _read_state(where: str) -> ResultOutput:
+def _read_state(where: str) -> LabeledRows:
     place, _, name = where.partition("#")
     store = locate_store(place, name or None)
     with closing(store), StateView(store) as view:
         rows, commit = view.scan(), view.manifest()
     identity = restore_window(commit, -1).identity
     label = f"state of {commit.pipeline} in epoch {commit.epoch}"
-    return ResultOutput(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
+    return LabeledRows(label, rows.select(c for c in rows.columns if not c.startswith("_")), identity)
 
 
-def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
+def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
     target, window = pipeline.target, pipeline.target_stage.transform.window
     connection = resolve_connection(target.connection, pipeline.connections)
     identity = None if window is None else (*window.group_by, window.window_start_column)
@@ -105,22 +105,22 @@ def _read_pipeline_target(pipeline: Pipeline) -> ResultOutput:
             f"{pipeline.name}: its target is {kind}, which cannot be read; name files, a table or state:FILE"
         )
     label = f"{pipeline.name}, target {target.name}" if pipeline.targets else pipeline.name
-    return ResultOutput(f"{label}: {output.label}", output.rows, identity)
+    return LabeledRows(f"{label}: {output.label}", output.rows, identity)
 
 
 @singledispatch
-def _read_target(connection: Connection, target: Target) -> ResultOutput | None:
+def _read_target(connection: Connection, target: Target) -> LabeledRows | None:
     """Read all rows of a target. None if it cannot be read, or not completely."""
-    raise_unregistered(connection, "slackwater.query.outputs")
+    raise_unregistered(connection, "slackwater.query.location_reader")
 
 
 @_read_target.register
-def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> ResultOutput | None:
+def _(connection: ConsoleConnection | KafkaConnection, target: Target) -> LabeledRows | None:
     return None
 
 
 @_read_target.register
-def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
+def _(connection: FilesConnection, target: Target) -> LabeledRows | None:
     path = target.path or ""
     if is_local(path):
         return _read_path(path)
@@ -128,12 +128,12 @@ def _(connection: FilesConnection, target: Target) -> ResultOutput | None:
 
 
 @_read_target.register
-def _(connection: DeltaConnection, target: Target) -> ResultOutput | None:
+def _(connection: DeltaConnection, target: Target) -> LabeledRows | None:
     return _read_delta(target.path or "", connection.options)
 
 
 @_read_target.register
-def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
+def _(connection: IcebergConnection, target: Target) -> LabeledRows | None:
     from slackwater.targets import iceberg_tables as iceberg
 
     label = f"Iceberg table {target.table}"
@@ -144,18 +144,18 @@ def _(connection: IcebergConnection, target: Target) -> ResultOutput | None:
         raise StartError(f"{label}: cannot be read ({iceberg.iceberg_error_reason(error)})") from None
     if rows is None:
         raise StartError(f"{label}: there is no such table in its catalog")
-    return ResultOutput(label, rows)
+    return LabeledRows(label, rows)
 
 
 @_read_target.register
-def _(connection: PostgresConnection, target: Target) -> ResultOutput | None:
+def _(connection: PostgresConnection, target: Target) -> LabeledRows | None:
     return _read_postgres(str(connection.url), target.table or "")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _read_path(where: str) -> ResultOutput:
+def _read_path(where: str) -> LabeledRows:
     path = Path(where)
     if "://" in where or (path / "_delta_log").is_dir():
         return _read_delta(where, {})
@@ -171,7 +171,7 @@ def _read_path(where: str) -> ResultOutput:
         raise StartError(f"{where}: {kinds_text}, expected files of one kind: {', '.join(_SUFFIXES)}")
     (kind,) = kinds
     frames = [read_file(p, str(kind)) for p in files if _SUFFIXES.get(p.suffix) == kind]
-    return ResultOutput(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
+    return LabeledRows(where, pl.concat([f for f in frames if f.width] or frames, how="diagonal_relaxed"))
 
 
 def read_file(path: Path, kind: str) -> pl.DataFrame:
@@ -191,7 +191,7 @@ def read_file(path: Path, kind: str) -> pl.DataFrame:
         raise StartError(f"{path}: cannot be read as {kind} ({str(error).splitlines()[0]})") from None
 
 
-def _read_delta(path: str, options: Mapping[str, str]) -> ResultOutput:
+def _read_delta(path: str, options: Mapping[str, str]) -> LabeledRows:
     from deltalake import DeltaTable
 
     try:
@@ -199,7 +199,7 @@ def _read_delta(path: str, options: Mapping[str, str]) -> ResultOutput:
     except Exception as error:  # deltalake has no common base class
         raise StartError(f"{path}: cannot be read as a Delta table ({str(error).splitlines()[0]})") from None
     assert isinstance(rows, pl.DataFrame)
-    return ResultOutput(f"Delta table {path}", rows)
+    return LabeledRows(f"Delta table {path}", rows)
 
 
 # -- Postgres --------------------------------------------------------------------------------------------------------
@@ -211,13 +211,13 @@ def _server_address(url: str) -> str:
     return client.server_address(url)
 
 
-def _read_postgres(url: str, table: str) -> ResultOutput:
+def _read_postgres(url: str, table: str) -> LabeledRows:
     schema, _, name = table.rpartition(".")
     label = f"table {schema or 'public'}.{name} in Postgres at {_server_address(url)}"
     rows = read_table(url, table)
     if rows is None:
         raise StartError(f"{label}: there is no such table; expected postgresql://…/database#schema.table")
-    return ResultOutput(label, rows)
+    return LabeledRows(label, rows)
 
 
 def read_table(url: str, table: str, tail: str = "") -> pl.DataFrame | None:
