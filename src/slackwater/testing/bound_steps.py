@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class BoundSteps:
-    """The operators of all steps, and the SQL frontends of those that need Spark.
+    """The operators of all steps, and the row preparers of the steps whose rows Spark prepares.
 
     Args:
         pipeline: The pipeline.
@@ -64,7 +64,7 @@ class BoundSteps:
 
     @property
     def front(self) -> SparkRowPreparer | None:
-        """Return the SQL frontend of the first step; None without Spark."""
+        """Return the row preparer of the first step; None without Spark."""
         return self.fronts.get(next(iter(self.operators)))
 
     def engine(self, name: str, stage_pipeline: Pipeline) -> Engine:

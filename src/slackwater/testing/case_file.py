@@ -45,7 +45,7 @@ ONLY = ""  # represents the only source or target
 
 @attach_json_schema(anyOf=[_ROWS, {"type": "object", "additionalProperties": _ROWS}])
 def _parse_rows(value: Any) -> dict[str, tuple[Any, ...]]:
-    """Parse rows of the only source, or by source."""
+    """Parse the rows of the only source, or of several sources by name."""
     return _per_source(
         value, (dict, str), 'a list of rows ([{ user_id = "u1" }]), or one per source (rows.SOURCE = [...])'
     )
@@ -96,7 +96,7 @@ def _parse_expected(value: Any) -> tuple[dict[str, Any], ...]:
 
 @attach_json_schema(anyOf=[_EXPECTED, {"type": "object", "additionalProperties": _EXPECTED}])
 def _parse_by_target(value: Any) -> dict[str, tuple[dict[str, Any], ...]]:
-    """Parse rows of the only target, or by target."""
+    """Parse the rows of the only target, or of several targets by name."""
     if isinstance(value, Mapping):
         return _parse_by_name(value)
     return {ONLY: _parse_expected(value)}
@@ -131,7 +131,7 @@ def _parse_time(value: Any) -> dt.datetime:
 
 
 class CaseRestart(Spec):
-    """A restart with the same state, and with another number of shards or another config."""
+    """A restart with the same state, but with another number of shards or another config."""
 
     shards: int | None = None
     pipeline: str | None = None
@@ -145,7 +145,7 @@ class CaseRestart(Spec):
 
 
 class CaseStep(Spec):
-    """One step of a test: rows arrive, time passes, or the process dies."""
+    """One step of a test, in which rows arrive, time passes, or the process crashes, for example."""
 
     rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
@@ -304,7 +304,7 @@ def _parse_case(path: Path) -> dict[str, Any]:
 
 
 def _is_case(path: Path) -> bool:
-    """Return whether a TOML file is a test: it has steps."""
+    """Return whether a TOML file is a test, that is, whether it has steps."""
     try:
         return "steps" in _parse_case(path)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Runs test files. The rows of all steps pass through Spark at once; then the steps run one at a time."""
+"""Run test files. Spark prepares the rows of all steps at once; then the steps run one at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CaseResult:
 
     Args:
         path: The test file.
-        differences: The differences by "rows" ("rows.NAME" with several targets), "stages.NAME", "late" and "bad".
+        differences: The differences by key: "rows" ("rows.NAME" with several targets), "stages.NAME", "late" or "bad".
         failed: Why the test failed, if the pipeline stopped or should have stopped.
         wrong: Whether the test or its config is invalid.
         seconds: The duration of the test.
@@ -61,7 +61,7 @@ class CaseResult:
 
 
 def _difference_title(key: str) -> str:
-    """Return the title of a difference."""
+    """Return the title of the difference that has this key in `CaseResult.differences`."""
     kind, _, name = key.partition(".")
     if name:
         return f"rows of {'target' if kind == 'rows' else 'stage'} {json.dumps(name, ensure_ascii=False)}"
@@ -138,7 +138,7 @@ class LoadedCase:
     # -- running -------------------------------------------------------------------------------------------------
 
     def run(self, session: SparkSession) -> CaseResult:
-        """Run the test. Failures are part of the outcome."""
+        """Run the test, and return its outcome, which contains any failures."""
         began, outcome, fails = time.monotonic(), CaseResult(self.path), self.case.expect.fails
         try:
             result, test = self._result(session)
@@ -169,7 +169,7 @@ class LoadedCase:
             return test.result(), test
 
     def _prepare_rows(self, test: LocalPipeline, steps: Sequence[CaseStep]) -> dict[int, dict[str, Rows]]:
-        """Prepare the rows of all steps up to the next config change with Spark. Return them by step and source."""
+        """Use Spark to prepare the rows of all steps up to the next config change. Return them by step and source."""
         from slackwater.testing.spark_row_preparation import InputRows
 
         clock, inputs = test.now_us, list[tuple[int, InputRows]]()
@@ -259,7 +259,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _letter_row(letter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row of a dead letter, or its text if it is not a row."""
+    """Return the row of a dead letter, or a mapping with its text if it could not be decoded."""
     value = letter["value"]
     text = "" if value is None else value.decode(errors="replace")
     try:

@@ -30,7 +30,7 @@ class Difference:
         actual: The actual rows.
         missing: The indexes of expected rows that no actual row matches.
         unexpected: The indexes of actual rows that no expected row matches.
-        pairs: The index of an expected row, the index of the actual row, and the columns in which they differ.
+        pairs: Similar rows: the index of an expected row, the index of an actual row, and the columns that differ.
     """
 
     columns: Sequence[str]
@@ -124,10 +124,10 @@ def compare_rows(
 def _nearest(
     row: Row, actual: Sequence[Row], among: Iterable[int], columns: Sequence[str], needed: Sequence[str] | None
 ) -> int | None:
-    """Return the index of the row that was probably meant.
+    """Return the index of the actual row that most likely corresponds to the expected row `row`; None if there is none.
 
-    With `needed`, it is the row that is equal in these columns. Otherwise, it is equal in more than half of all
-    columns.
+    With `needed`, it is a row with equal values in these columns. Otherwise, more than half of all columns must be
+    equal.
     """
     if needed is not None:
         return next((j for j in among if needed and not _differing(row, actual[j], needed)), None)

@@ -1,4 +1,4 @@
-"""Replaces the expectations of a test file with the actual results. The rest of the file, including comments, is kept."""
+"""Replace the expectations of a test file with the actual results. The rest of the file, including comments, is kept."""
 
 from __future__ import annotations
 

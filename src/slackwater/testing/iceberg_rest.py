@@ -22,7 +22,7 @@ from slackwater.testing.services import Process, free_port
 
 @dataclass
 class RestCatalog:
-    """The server with its tables in a temporary directory, which is removed when it stops."""
+    """The server, with its tables in a temporary directory. The directory is removed when the server stops."""
 
     directory: Path
     port: int

@@ -1,7 +1,7 @@
 """The in-process engine for tests: it runs the same driver and shard tasks as a Spark run, without Spark.
 
-The payload of a batch is one frame per source, with `ts` (event time in µs; NULL for a bad row) and the columns. If the
-batch lists partitions of a source, `__partition` is a row's partition.
+The payload of a batch is one frame per source, with the source's columns and `ts` (event time in µs; NULL for a bad
+row). If the batch lists partitions of a source, the column `__partition` has the partition of each row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class InProcessEngine:
         keeps_late: Whether late rows become dead letters.
         max_future_ms: `max_future_ms` of the step.
         inputs: The names of the step's inputs, by source, if they differ from the source.
-        foresees: Whether statistics are known before rows are read, as from file footers.
+        foresees: Whether statistics are known before rows are read, as with Parquet footers.
     """
 
     logic: Operator
@@ -95,9 +95,9 @@ class InProcessEngine:
         return rows.filter(self._in_time_range(rows) & (rows["ts"] <= latest))
 
     def _letter_keys(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the keys of rows whose dead letters are written in a second pass.
+        """Return the key columns that the dead letters of late rows need, in the declared types.
 
-        Other operators have no such columns.
+        Only tumbling and hopping windows need them; for other operators, the frame is empty.
         """
         if not isinstance(self.logic, PaneOperator):
             return pl.DataFrame()
@@ -155,9 +155,9 @@ class InProcessEngine:
         unfit: list[UnstorableRows],
         staged: list[LetterFile],
     ) -> pl.DataFrame:
-        """Return the rows that the input `name` can store.
+        """Return the rows of the input `name` that can be stored.
 
-        Report the others in `unfit`, and add their dead letters to `staged` if they are kept.
+        The other rows are reported in `unfit`. If bad rows are kept, their dead letters are added to `staged`.
         """
         why = storability.unstorable_reason(self.logic, self.logic.input_index(name), task.capacity, rows)
         if why is None or not why.len() - why.null_count():
@@ -206,7 +206,7 @@ class InProcessEngine:
 
 @dataclass(frozen=True)
 class NewestSpans:
-    """The event times of the newest rows of a batch, for the clocks of an epoch. `latest`: later rows are ignored (µs)."""
+    """The newest event times of a batch, for the clocks of an epoch. `latest`: later times are ignored (µs), by source."""
 
     frames: Mapping[str, pl.DataFrame]
     latest: Mapping[str, int]
@@ -266,7 +266,7 @@ def _(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
 
 @singledispatch
 def lift_inputs(operator: Operator, frame: pl.DataFrame) -> pl.DataFrame:
-    """Convert selected columns (`spark.operator_rows`) for `operator.ingest`: windows lift their rows."""
+    """Convert the columns that an epoch's SQL selects to those that `operator.ingest` expects: windows lift their rows."""
     raise_unregistered(operator, "slackwater.testing.in_process_engine.lift_inputs")
 
 

@@ -17,7 +17,7 @@ START_US = 4_000_000_000_000_000  # the start of the virtual clock (µs), after 
 
 
 class SimulatedCrash(BaseException):
-    """A simulated crash of the driver. It is not an Exception, so that no handler catches it by accident."""
+    """A simulated crash of the driver. It is not a subclass of Exception, so that no handler catches it by accident."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class LocalResult(TerminalRepr):
         statuses: The status of each commit, over all restarts.
         epochs: The epoch after each item of a script.
         table: What a reader of the first target sees.
-        tables: The same for each target, by name.
+        tables: What a reader of each target sees, by name.
         stages: The results of each stage that has a target or is watched.
     """
 

@@ -1,7 +1,7 @@
-"""An engine for tests: event time and SQL run on Spark (`testing.spark_row_preparation`), windows and joins in this process.
+"""An engine for tests: Spark evaluates event time and SQL, and this process computes windows and joins.
 
-A shard gets the same rows as on Spark. There is no shuffle, no Python worker and no streaming query, so that a test
-takes milliseconds.
+`testing.spark_row_preparation` evaluates the SQL, so a shard gets the same rows as on Spark. There is no shuffle, no
+Python worker and no streaming query, so a test takes milliseconds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from slackwater.watermark import SourceActivity
 
 @dataclass
 class LazyRows:
-    """Rows of a source. Each step that reads them prepares them once, with its own SQL.
+    """Rows of a source that are prepared on first use, once for each step that reads them.
 
     Args:
         input_rows: The rows of the test.
         offsets: The next offset of each topic partition before these rows.
-        next_offsets: The same after these rows.
-        prepared: The prepared rows, by the id of the frontend.
+        next_offsets: The next offset of each topic partition after these rows.
+        prepared: The prepared rows, by the id of the row preparer.
     """
 
     input_rows: InputRows
@@ -46,7 +46,7 @@ class LazyRows:
     prepared: dict[int, PreparedRows] = field(default_factory=dict)
 
     def prepare(self, front: SparkRowPreparer) -> PreparedRows:
-        """Return the rows as prepared by a frontend."""
+        """Return the rows as prepared by the row preparer `front`."""
         if id(front) not in self.prepared:
             self.next_offsets = dict(self.offsets)
             (self.prepared[id(front)],) = front.prepare([self.input_rows], self.next_offsets)
@@ -54,7 +54,7 @@ class LazyRows:
 
     @property
     def timed(self) -> pl.DataFrame:
-        """Return `PreparedRows.timed` of any frontend, since the partitions of the rows do not depend on the frontend."""
+        """Return `PreparedRows.timed` of any row preparer. The partitions of the rows are the same in all of them."""
         return next(iter(self.prepared.values())).timed
 
 
@@ -137,7 +137,7 @@ class LocalSqlEngine:
         return reports
 
     def _stage_bad_rows(self, source: str, timed: pl.DataFrame, task: ShardTask, staged: list[LetterFile]) -> list[str]:
-        """Return samples of the bad rows. Stage their dead letters if they are kept."""
+        """Return samples of the bad rows. If bad rows are kept, also stage their dead letters."""
         bad = timed.filter(pl.col("bad").is_not_null())
         if bad.height and task.keeps_bad:
             sane = pl.when(pl.col("bad") != OUTSIDE).then(pl.col("ts"))
@@ -154,7 +154,7 @@ class LocalSqlEngine:
     def _storable_rows(
         self, source: str, rows: PreparedRows, task: ShardTask, unfit: list[UnstorableRows], staged: list[LetterFile]
     ) -> pl.DataFrame:
-        """Return the rows that can be stored. Report the others, and stage their dead letters if they are kept."""
+        """Return the rows that can be stored. Report the others; if bad rows are kept, also stage their dead letters."""
         why = rows.rows[storability.UNFIT]
         if not why.len() - why.null_count():
             return rows.rows
@@ -170,7 +170,7 @@ class LocalSqlEngine:
         return rows.rows.filter(why.is_null())
 
     def payload(self, rows: pl.DataFrame) -> Any:
-        """Return results of the previous stage as a DataFrame, which `ingest` prepares."""
+        """Return the results of the previous stage as a DataFrame, which `ingest` prepares later."""
         return self.front.session.createDataFrame(rows.to_arrow(compat_level=pl.CompatLevel.oldest()))
 
     def replay_rows(self, payload: Mapping[str, Any], clock_us: int, capacity: ValueLimits = ANYTHING) -> pl.DataFrame:

@@ -86,7 +86,10 @@ class MemoryTarget:
 
     @property
     def held(self) -> pl.DataFrame:
-        """Return the rows that a reader sees: `table` if rows are replaced, otherwise all rows that were ever added."""
+        """Return the rows that a reader of the target sees.
+
+        If rows are replaced, these are the rows of `table`. Otherwise, they are all rows that were ever added.
+        """
         if self.upserts or not self._changes:
             return self.table
         columns = list(self._schema)

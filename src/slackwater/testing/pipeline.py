@@ -1,6 +1,6 @@
-"""Runs a pipeline in one process with a virtual clock. The test decides when rows arrive and when the process crashes.
+"""Run a pipeline in one process with a virtual clock. The test decides when rows arrive and when the process crashes.
 
-The driver, the state store and the operators are those of a run. Sources are scripted, and targets are in memory.
+The driver, the state store and the operators are the real ones. Sources are scripted, and targets are in memory.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class LocalPipeline:
         partitions: Mapping[str, Sequence[str]] | None = None,
         took_ms: int = 0,
     ) -> None:
-        """Run one epoch with rows of the only source, or by source. A string is a raw record, which may be broken.
+        """Run one epoch with rows of the only source, or with rows by source. A string is a raw, possibly broken record.
 
         `partitions`: all partitions of each source that has any. A row states its partition in "partition", or in
         "_partition" for Kafka. `took_ms`: how long the epoch takes.
@@ -171,7 +171,7 @@ class LocalPipeline:
         self._run_epoch(payload, parts)
 
     def prepare(self, input_rows: Sequence[InputRows]) -> list[Rows]:
-        """Prepare rows with Spark for `pipe_prepared`, in the same order; immediately if only one step reads sources."""
+        """Prepare rows with Spark for `pipe_prepared`, and return them in the same order."""
         from slackwater.testing.local_sql_engine import LazyRows
 
         readers = {s.name: n for n, p in reversed(self.pipeline.stage_pipelines.items()) for s in p.sources}
@@ -222,8 +222,8 @@ class LocalPipeline:
     ) -> None:
         """Stop and start again with the same state, but another config, other shards, or another target (any name).
 
-        Raises what a start raises, for example if the config does not fit the state. Targets keep their rows, even
-        while no config uses them.
+        Raises the errors that a start raises, for example if the config does not fit the state. Targets keep their
+        rows, even while no config uses them.
         """
         self._stop()
         self.shards = shards or self.shards
@@ -285,7 +285,7 @@ class LocalPipeline:
 
     @property
     def front(self) -> SparkRowPreparer | None:
-        """Return the SQL frontend of the first stage; None without Spark."""
+        """Return the row preparer of the first stage; None without Spark."""
         return self._bound.front
 
     @property

@@ -59,12 +59,12 @@ def build_pipeline(
     Args:
         step: The window, join or other step.
         sources: The names of its sources.
-        lateness_ms: The lateness of sources whose lateness differs from the step's.
+        lateness_ms: The lateness of each source whose lateness differs from that of the step, in milliseconds.
         name: The name of the pipeline.
         on_error: What happens to bad rows.
         upserts: Whether the target replaces rows.
         downstream: A window that reads the results of the step.
-        transform_type: The class with the table of the step.
+        transform_type: The class of the config table that contains the step.
     """
     keeps_letters = on_error == "dlq" or step.late_data in ("dlq", "reopen")
     described: dict[str, Any] = {step.table: step}

@@ -1,6 +1,6 @@
 """A pytest plugin that collects and runs pipeline tests in TOML files (`docs/testing.md`).
 
-The fixture `slackwater_test` runs one from Python: `slackwater_test("tests/clicks.toml")`.
+The fixture `slackwater_test` runs such a file from a Python test: `slackwater_test("tests/clicks.toml")`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _DiffersError(Exception):
-    """The results differ from those that the test expects."""
+    """Raised when the results differ from those that the test expects."""
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -53,7 +53,7 @@ class CaseItem(pytest.Item):
 
 
 def _check_case(path: Path | str) -> CaseResult:
-    """Run a test file. If the results are not as expected, raises an error with the differences."""
+    """Run a test file. Raises an error with the differences if the results are not as expected."""
     from slackwater.testing import case_runner
 
     test = case_runner.LoadedCase.read(Path(path))

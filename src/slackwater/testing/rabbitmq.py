@@ -1,10 +1,10 @@
-"""A RabbitMQ broker for tests and demos: the Debian package, on loopback, on free ports, stopped by process id.
+"""A RabbitMQ broker for tests and demos, from the Debian package. It listens on free ports of the loopback interface.
 
     with RabbitMQ.started() as rabbit:
         rabbit.url                                       # amqp://guest:guest@127.0.0.1:…/%2F
 
 It has a separate port mapper (epmd) and separate files, so that it does not conflict with another broker. It runs as any
-user, including root.
+user, including root, and is stopped by process id.
 """
 
 from __future__ import annotations

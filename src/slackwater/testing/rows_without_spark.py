@@ -1,4 +1,4 @@
-"""Reads the rows of a test without Spark. It cannot run SQL, and rejects pipelines that have any."""
+"""Read the rows of a test without Spark. Pipelines with SQL are rejected."""
 
 from __future__ import annotations
 

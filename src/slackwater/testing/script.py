@@ -1,10 +1,10 @@
-"""Runs a script of steps on a `LocalPipeline`. Property tests generate such scripts.
+"""Run a script of steps on a `LocalPipeline`. Property tests generate such scripts.
 
     result = run_local(window, [RowsInput({"a": [{"ts": 0, "user": "u"}]}), Crash("commit.before"), Quiet(500)],
                        schema={"user": "string"}, sources=("a",))
 
 A `RowsInput` is one micro-batch of all sources. A `Crash` is armed for the next epoch: the driver crashes at that step
-and restarts with the same store and target. The batch is then repeated, as by Spark.
+and restarts with the same store and target. The batch is then repeated, as Spark repeats an unfinished batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Crash:
 
 @dataclass(frozen=True)
 class Restart:
-    """Stop and start again with the same state. Whatever is not None changes. `target`: the name of another target."""
+    """Stop and start again with the same state. Fields that are not None change. `target`: the name of another target."""
 
     step: StepBase | None = None
     shards: int | None = None
@@ -117,7 +117,7 @@ def run_local(
         downstream: A window over the step's results.
         options: The arguments of `build_pipeline` and `LocalPipeline` in `ScriptOptions`.
 
-    Raises what a start raises, also for a `Restart`.
+    Raises the errors that a start raises, also for a `Restart`.
     """
 
     local_options: dict[str, Any] = dict(options)

