@@ -30,18 +30,18 @@ def index_page() -> str:
         "",
         MADE,
         "",
-        "`slackwater COMMAND --help` prints the same.",
+        "`slackwater COMMAND --help` prints the same text.",
         "",
         "| exit code | meaning |",
         "|---|---|",
         "| 0 | done |",
         "| 1 | failed |",
         "| 2 | wrong config or command line |",
-        "| 130, 143 | ended at once by a signal |",
+        "| 130, 143 | ended immediately by a signal |",
         "| 70 | an internal error |",
     ]
     for page, (title, _) in _GROUPS.items():
-        lines += ["", f"## {title}", "", "| command | |", "|---|---|"]
+        lines += ["", f"## {title}", "", "| command | purpose |", "|---|---|"]
         for path, command in _commands(page):
             anchor = "-".join(path)
             lines.append(f"| [{code(' '.join(path))}]({page}#{anchor}) | {cell(first_sentence(command.help or ''))} |")
@@ -87,7 +87,7 @@ def _command(command: Any, path: list[str]) -> Iterator[str]:
         (_option(o, hints), o.help) for o in options
     ]
     if documented_parameters:
-        yield from ("", "| | |", "|---|---|")
+        yield from ("", "| argument or option | meaning |", "|---|---|")
         yield from (f"| {code(name)} | {cell(text or '')} |" for name, text in documented_parameters)
 
 

@@ -35,9 +35,9 @@ def index_page() -> str:
         "",
         MADE,
         "",
-        "Every error and warning, by what it means. An error is one line: what is wrong, where, what was found and expected, what to do. On a",
-        "terminal a second line names its heading on these pages; in Python `error.documented` does. `slackwater` ends with exit code 2 for a",
-        "wrong config or command line, with 1 for all other errors.",
+        "These pages list every error and warning by its meaning. An error is one line: what is wrong, where, what was found and expected,",
+        "and what to do. On a terminal, a second line gives its section on these pages; in Python, `error.documented` does. `slackwater` ends",
+        "with exit code 2 for a wrong config or command line, and with 1 for all other errors.",
     ]
     for page, families in _GROUPS.items():
         lines += ["", f"## {_TITLES[page]}", ""]

@@ -70,7 +70,7 @@ def index_page() -> str:
     assert not missing, f"exported names without a page: {missing}"
     lines = ["# Python", "", MADE, "", "The names that `import slackwater as sw` provides."]
     for page, (title, names) in _GROUPS.items():
-        lines += ["", f"## {title}", "", "| name | |", "|---|---|"]
+        lines += ["", f"## {title}", "", "| name | description |", "|---|---|"]
         for name in names:
             sentence = cell(first_sentence(_VALUES.get(name) or _doc(getattr(slackwater, name))))
             lines.append(f"| [{code(f'sw.{name}')}]({page}#sw{name.lower()}) | {sentence} |")

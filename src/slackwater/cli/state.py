@@ -16,19 +16,21 @@ state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_h
 Where = Annotated[
     str, typer.Argument(metavar="WHERE", help="The pipeline's TOML file, a state directory, or a database URL.")
 ]
-Name = Annotated[str | None, typer.Option("--pipeline", help="The pipeline, if several have their state in WHERE.")]
-Schema = Annotated[str, typer.Option(help="The schema of the tables (with a URL).")]
-Key = Annotated[list[str] | None, typer.Argument(metavar="K=V", help="The key; a name alone stands for NULL.")]
+Name = Annotated[str | None, typer.Option("--pipeline", help="The name of the pipeline, if WHERE contains several.")]
+Schema = Annotated[str, typer.Option(help="The schema of the tables in a database.")]
+Key = Annotated[
+    list[str] | None, typer.Argument(metavar="K=V", help="The key; a name without a value stands for NULL.")
+]
 Epoch = Annotated[
     int | None,
     typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Read an earlier commit that is kept."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line; times in ISO 8601.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with times in ISO 8601.")]
 
 
 @state.command("ls")
 def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
-    """List the pipelines whose state is stored there, with epoch, watermark and size."""
+    """List the pipelines in a state directory or database, with epoch, watermark and size."""
     from slackwater.cli.state_show import list_states
 
     list_states(where, schema, as_json)
@@ -38,7 +40,7 @@ def ls(where: Where, schema: Schema = "public", as_json: Json = False) -> None:
 def show(
     where: Where, pipeline: Name = None, schema: Schema = "public", epoch: Epoch = None, as_json: Json = False
 ) -> None:
-    """Show one state: its steps, its clocks, and where its sources continue."""
+    """Show one state: its stages, its watermarks, and where its sources continue."""
     from slackwater.cli.state_show import show_state
 
     show_state(where, pipeline, schema, epoch, as_json)
@@ -64,10 +66,10 @@ def find_sessions(
     where: Where,
     key: Key = None,
     earliest_end: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Sessions whose last event is at or after this time.")
+        str | None, typer.Option(metavar="TIME", help="Select sessions whose last event is at or after this time.")
     ] = None,
     latest_start: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Sessions that start at or before this time.")
+        str | None, typer.Option(metavar="TIME", help="Select sessions that start at or before this time.")
     ] = None,
     pipeline: Name = None,
     schema: Schema = "public",
@@ -101,7 +103,7 @@ def sizes(
     schema: Schema = "public",
     as_json: Json = False,
 ) -> None:
-    """Show the size of a state by shard, the data that only older commits reference, and how the state grows."""
+    """Show the size of a state by shard, and of the files that only older commits need."""
     from slackwater.cli.state_maintenance import show_sizes
 
     show_sizes(where, pipeline, schema, hot_keys, as_json)
@@ -144,7 +146,7 @@ def fork(
     schema: Schema = "public",
     epoch: Annotated[
         int | None,
-        typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="An earlier commit that is kept."),
+        typer.Option("--at", min=-1, max=MOST_EPOCHS, metavar="EPOCH", help="Copy an earlier commit that is kept."),
     ] = None,
 ) -> None:
     """Copy a state for another pipeline, even while a runner is active."""
@@ -160,7 +162,7 @@ def reset(
         list[str],
         typer.Option(
             metavar="OFFSETS",
-            help="earliest, latest or a time, for all sources or as SOURCE=…; or JSON: source, topic, partition, offset.",
+            help="earliest, latest or a time, for all sources or as SOURCE=…; or JSON with source, topic, partition and offset.",
         ),
     ],
     pipeline: Name = None,
@@ -181,7 +183,9 @@ def export(
     ],
     condition: Annotated[
         str | None,
-        typer.Option("--where", metavar="SQL", help="Only windows that match, as in \"n > 100 AND _status = 'open'\"."),
+        typer.Option(
+            "--where", metavar="SQL", help="Select only windows that match, such as \"n > 100 AND _status = 'open'\"."
+        ),
     ] = None,
     pipeline: Name = None,
     schema: Schema = "public",

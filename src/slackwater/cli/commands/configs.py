@@ -18,18 +18,22 @@ def init(  # noqa: PLR0913 -- one argument per option of the command
         typer.Option(
             "--sample",
             metavar="PATH",
-            help="Sample rows to derive the config from: a file or directory of JSON lines, CSV or Parquet, also .gz; two for a join.",
+            help="Sample rows to derive the config from: a file or directory of JSON lines, CSV or Parquet, also .gz; repeat the option for a join.",
         ),
     ] = None,
-    source: Annotated[str | None, typer.Option(help="Where rows come from: files or kafka.")] = None,
-    kind: Annotated[str | None, typer.Option(help="session, tumbling, hopping or join.")] = None,
+    source: Annotated[str | None, typer.Option(help="The kind of source: files or kafka.")] = None,
+    kind: Annotated[str | None, typer.Option(help="The kind: session, tumbling, hopping or join.")] = None,
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column to group or join by; may be repeated.")
     ] = None,
     time: Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the event time.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Kafka topic; give two for a join.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="The Kafka topic; repeat the option for a join.")
+    ] = None,
     brokers: Annotated[str, typer.Option(help="Kafka's bootstrap servers.")] = "localhost:9092",
-    name: Annotated[str | None, typer.Option(help="The pipeline's name, else the file's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The name of the pipeline; by default, the name of the file.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     no_test: Annotated[
         bool, typer.Option("--no-test", help="Do not write a test, tests/NAME.toml, with rows of the sample.")
@@ -46,7 +50,9 @@ def check(
     file: File,
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Also check that brokers, topics, databases and tables exist and fit."),
+        typer.Option(
+            "--connect", help="Also check that brokers, topics, databases and tables exist and match the config."
+        ),
     ] = False,
 ) -> None:
     """Check a config. Spark starts only if --connect needs it."""

@@ -23,13 +23,15 @@ def dlq_list(file: File) -> None:
 def dlq_show(
     file: File,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of letters to print.")
+        int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of dead letters to print.")
     ] = 10,
-    reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
-    source: Annotated[str | None, typer.Option(help="Only letters of this source.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Select only dead letters with this reason, such as late.")] = None,
+    source: Annotated[str | None, typer.Option(help="Select only dead letters of this source.")] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="K=V,…", help="Only late rows of this key of a window; a name alone stands for NULL."),
+        typer.Option(
+            metavar="K=V,…", help="Select only late rows of this key; a name without a value stands for NULL."
+        ),
     ] = None,
 ) -> None:
     """Print the newest dead letters with their content."""
@@ -41,12 +43,15 @@ def dlq_show(
 @group.command("replay")
 def dlq_replay(
     file: File,
-    reason: Annotated[str | None, typer.Option(help="Only letters of this reason, as in late.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Select only dead letters with this reason, such as late.")] = None,
     epoch: Annotated[
-        str | None, typer.Option(metavar="A..B", help="Only letters of these epochs: A..B, A.., ..B or one number.")
+        str | None, typer.Option(metavar="A..B", help="Select only dead letters of these epochs: A..B, A.., ..B or N.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="At most this many, the oldest first.")
+        int | None,
+        typer.Option(
+            "--limit", "-n", min=1, max=MOST_ROWS, help="Apply at most this many, those with the fewest tries first."
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:

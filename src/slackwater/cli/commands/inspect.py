@@ -20,26 +20,29 @@ def show(
             "-n",
             min=1,
             max=MOST_ROWS,
-            help="The number of rows, those of the newest windows; 20 by default, or all with --sql.",
+            help="The number of rows to print, from the newest windows; 20 by default, all with --sql.",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new rows as they are published, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Print new rows as they are published, until Ctrl-C.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per row; times in ISO 8601.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Lines of CSV with a header; times in ISO 8601.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per row, with times in ISO 8601.")
+    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header, with times in ISO 8601.")] = False,
     where: Annotated[
         str | None,
-        typer.Option(metavar="CONDITION", help="Only rows for which this SQL condition is true; it searches all rows."),
+        typer.Option(metavar="CONDITION", help="Select only rows that match this SQL condition, out of all rows."),
     ] = None,
     columns: Annotated[
-        list[str] | None, typer.Option(metavar="NAME,…", help="Only these columns, in this order; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME,…", help="Print only these columns, in this order; may be repeated."),
     ] = None,
     sql: Annotated[
-        str | None, typer.Option(metavar="QUERY", help="Print what this SQL selects: SELECT … FROM result.")
+        str | None, typer.Option(metavar="QUERY", help="Print the result of a SQL query: SELECT … FROM result.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this target, if the pipeline has several.")
+        str | None, typer.Option(metavar="NAME", help="Read only this target, if the pipeline has several.")
     ] = None,
 ) -> None:
     """Print the published results of a pipeline from its targets, ordered by window, without Spark."""
@@ -53,13 +56,14 @@ def why(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="K=V,…", help="Also report this key, its late rows and last results; a name alone stands for NULL."
+            metavar="K=V,…",
+            help="Also report on this key, its late rows and last results; a name without a value stands for NULL.",
         ),
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this stage, if the pipeline has several.")
+        str | None, typer.Option(metavar="NAME", help="Report only on this stage, if the pipeline has several.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; times in microseconds UTC.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with times in microseconds (UTC).")] = False,
 ) -> None:
     """Explain why there is no output yet: the watermark, what holds it, and which windows close next."""
     from slackwater.cli.why import print_why_report
@@ -71,8 +75,8 @@ def serve(
     where: Where,
     pipeline: Name = None,
     schema: Schema = "public",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 8085,
-    host: Annotated[str, typer.Option(help="Address to bind to.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 means any free port.")] = 8085,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     allow_host: AllowHost = None,
 ) -> None:
     """Serve the open windows over HTTP in JSON and Arrow, read-only."""
@@ -90,14 +94,14 @@ def ui(
         ),
     ],
     schema: Schema = "public",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any free port.")] = 8086,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 means any free port.")] = 8086,
     host: Annotated[
-        str, typer.Option(help="Address to bind to; any other than a loopback address needs --token.")
+        str, typer.Option(help="The address to listen on; any address except loopback requires --token.")
     ] = "127.0.0.1",
     allow_host: AllowHost = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Answer only requests with this token."),
+        typer.Option(metavar="TEXT", envvar="SLACKWATER_UI_TOKEN", help="Accept only requests with this token."),
     ] = None,
     save: Annotated[
         Path | None, typer.Option(metavar="PAGE.html", help="Write the page to one file instead of serving it.")
@@ -116,7 +120,7 @@ def diff(
             metavar="A", help="Files, a Delta table, postgresql://…#table, a TOML file, FILE.toml#target, state:WHERE."
         ),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to compare with, in the same forms.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other side of the comparison, in one of the same forms.")],
     by: Annotated[
         str | None, typer.Option(metavar="COL,…", help="The columns that identify a row, if neither side defines them.")
     ] = None,
@@ -132,7 +136,7 @@ def diff(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, max=MOST_ROWS, help="The number of examples of each kind.")
     ] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object; times in ISO 8601.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with times in ISO 8601.")] = False,
 ) -> None:
     """Compare two outputs or states by key and window. Exit code 0: equal; 1: different; 2: they cannot be compared."""
     from slackwater.cli.diff import print_output_diff

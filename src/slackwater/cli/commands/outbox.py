@@ -11,7 +11,7 @@ from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS, File
 
 group = typer.Typer(help="Show an epoch that is committed but not published; retry or skip it.", no_args_is_help=True)
 Epoch = Annotated[
-    int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show names.")
+    int, typer.Argument(metavar="EPOCH", min=0, max=MOST_EPOCHS, help="The epoch that outbox show prints.")
 ]
 
 

@@ -16,26 +16,26 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         bool, typer.Option("--available-now", help="Process the input that is available now, then stop.")
     ] = False,
     flush: Annotated[
-        bool, typer.Option("--flush", help="At the end close all open windows (with --available-now).")
+        bool, typer.Option("--flush", help="With --available-now: close all open windows at the end.")
     ] = False,
     metrics_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="The port to serve Prometheus metrics on; 0: any free port.")
+        int | None, typer.Option(min=0, max=65535, help="The port of the Prometheus metrics; 0 means any free port.")
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="Address to bind the metrics to.")] = "127.0.0.1",
+    metrics_host: Annotated[str, typer.Option(help="The address to serve the metrics on.")] = "127.0.0.1",
     allow_host: AllowHost = None,
     status_every: Annotated[
         float,
         typer.Option(parser=parse_amount, metavar="SECONDS", help="The minimum time between two status lines."),
     ] = 1.0,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Start over: set the state aside and begin a new one.")
+        bool, typer.Option("--rebuild", help="Start over: move the state away and begin a new one.")
     ] = False,
     begin: Annotated[
         str | None,
         typer.Option(
             "--from",
             metavar="OFFSETS",
-            help='With --rebuild: earliest, latest, or JSON per source, as {"clicks": "latest"}.',
+            help='With --rebuild: earliest, latest, or JSON per source, such as {"clicks": "latest"}.',
         ),
     ] = None,
     put_aside_output: Annotated[
@@ -52,15 +52,15 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
         ),
     ] = False,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Send metrics by OpenTelemetry, to OTEL_EXPORTER_OTLP_ENDPOINT.")
+        bool, typer.Option("--otel", help="Send metrics to OTEL_EXPORTER_OTLP_ENDPOINT (OpenTelemetry).")
     ] = False,
     openlineage: Annotated[
-        bool, typer.Option("--openlineage", help="Send run events of OpenLineage, to OPENLINEAGE_URL.")
+        bool, typer.Option("--openlineage", help="Send run events to OPENLINEAGE_URL (OpenLineage).")
     ] = False,
     ui: Annotated[
         bool, typer.Option("--ui", help="Also serve the page of the pipeline on loopback, and print its address.")
     ] = False,
-    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 means any free port.")] = 8086,
 ) -> None:
     """Run a pipeline until it is stopped (Ctrl-C), or until its input ends (--available-now)."""
     from slackwater.cli.run import MetricsAddress, RunFlags, run_file
@@ -85,9 +85,10 @@ def run(  # noqa: PLR0913 -- one argument per option of the command
 def backfill(
     file: File,
     since: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Windows that start at or after this time (ISO 8601, UTC).")
+        str,
+        typer.Option("--from", metavar="TIME", help="Write windows that start at or after this time (ISO 8601, UTC)."),
     ],
-    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Windows that start before this time.")],
+    until: Annotated[str, typer.Option("--to", metavar="TIME", help="Write windows that start before this time.")],
     partial: Annotated[
         bool, typer.Option("--partial", help="Also write windows that extend beyond the range.")
     ] = False,
@@ -99,7 +100,9 @@ def backfill(
         str | None,
         typer.Option(metavar="DURATION", help="How far the time of a Kafka record may be from its event time."),
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="NAME", help="The target, if the pipeline has several.")] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The name of the target, if the pipeline has several.")
+    ] = None,
 ) -> None:
     """Run a pipeline over bounded history into its target, without touching the running pipeline and its state."""
     from slackwater.cli.backfill import backfill_file
@@ -128,7 +131,7 @@ def demo(
     ui: Annotated[
         bool, typer.Option("--ui", help="Serve the page of both pipelines at the end, until Ctrl-C.")
     ] = False,
-    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0: any free port.")] = 8086,
+    ui_port: Annotated[int, typer.Option(min=0, max=65535, help="The port of the page; 0 means any free port.")] = 8086,
 ) -> None:
     """Compute sessions and five-minute counts over generated clicks, in under a minute."""
     from slackwater.cli.demo import run_demo
