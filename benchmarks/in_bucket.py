@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.support.servers.object_store import S3, FaultyProxy
 
 from benchmarks.cases import CASES, SLACKWATER, WARM_UP
 from benchmarks.data import generate
 from benchmarks.figures import summarize_runs
 from benchmarks.systems import RESULTS, STATE
 from benchmarks.worker_process import run_worker
-from slackwater.testing.object_store import S3, FaultyProxy
 
 GOAL = 0.7
 _SHOWN = ("median_s", "fastest_s", "cpu_s", "phases_s")

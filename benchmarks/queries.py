@@ -35,7 +35,7 @@ from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.console import ConsoleTarget
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import build_pipeline
+from slackwater.testing.pipeline_builder import build_pipeline
 
 S = 1_000_000
 PER_SECOND = 20

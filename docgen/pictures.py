@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from tests.support.script import RowsInput, build_pipeline, run_local
 
 from docgen.message_sources import ROOT
 from slackwater.cli.why import format_report
 from slackwater.config.aggregation import Aggregation
 from slackwater.config.window import Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, build_pipeline, run_local
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.draw import key, row_accounting, upcoming_closes, watermark

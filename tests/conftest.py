@@ -125,7 +125,7 @@ def postgres() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[Any]:
     """The one S3 server of a test run; every test takes a bucket of its own."""
-    from slackwater.testing.object_store import S3
+    from tests.support.servers.object_store import S3
 
     with S3.started() as server:
         yield server
@@ -144,7 +144,7 @@ def bucket(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def schema_registry() -> Iterator[Any]:
     """The one schema registry of a test run; every test takes subjects of its own."""
-    from slackwater.testing.schema_registry import SchemaRegistry
+    from tests.support.servers.schema_registry import SchemaRegistry
 
     with SchemaRegistry.started() as server:
         yield server
@@ -153,7 +153,7 @@ def schema_registry() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def rest_catalog() -> Iterator[Any]:
     """The one Iceberg REST catalog of a test run; every test takes a namespace of its own."""
-    from slackwater.testing.iceberg_rest import RestCatalog
+    from tests.support.servers.iceberg_rest import RestCatalog
 
     with RestCatalog.started() as server:
         yield server

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.servers.object_store import S3, FaultyProxy
 from tests.support.store_commits import add_epoch, open_runner
 from tests.support.topics import wait_until
 
@@ -25,7 +26,6 @@ from slackwater.state.run_history import Run
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.output_directory import open_directory
-from slackwater.testing.object_store import S3, FaultyProxy
 
 Make = Callable[[], Any]
 

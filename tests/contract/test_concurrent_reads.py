@@ -14,6 +14,7 @@ import pytest
 from tests.laws.generators import join_scenarios
 from tests.support import why_states as states
 from tests.support.case_selection import select_cases
+from tests.support.script import RowsInput, run_local
 from tests.support.store_commits import LOGIC, Make, add_epoch, open_runner, users
 
 from slackwater.cli.main import main
@@ -26,7 +27,6 @@ from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
-from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui.blocks.join_buffers import build_buffers
 
 

@@ -11,12 +11,12 @@ import pytest
 from tests.laws.generators import config_changes
 from tests.laws.generators.config_changes import MS, SCHEMA, Config
 from tests.support.case_selection import select_cases
+from tests.support.script import Crash, Restart, RowsInput, run_local
 
 from slackwater.errors import EpochError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.postgres import commit_transaction
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import Crash, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "4"))
 Make = Callable[[], PostgresStore]

@@ -22,6 +22,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
 from tests.support.iceberg_tables import open_sql_catalog
+from tests.support.script import SimulatedCrash, build_pipeline
 from tests.support.states import driver_of
 from tests.support.topics import read_messages
 
@@ -36,7 +37,6 @@ from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import SimulatedCrash, build_pipeline
 
 FIELDS = (
     Field("user", "string"), Field("f", "double"), Field("window_start", "timestamp"), Field("window_end", "timestamp"),

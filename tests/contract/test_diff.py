@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -27,7 +28,6 @@ from slackwater.targets.base import TargetTable
 from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.script import RowsInput, run_local
 
 FIELDS = (
     Field("user", "string"),

@@ -14,6 +14,7 @@ import pytest
 from tests.fixtures.states import write_states
 from tests.fixtures.states.write_states import HERE, KINDS, NAME, SHARDS, Kind
 from tests.support.case_selection import select_cases
+from tests.support.script import LocalResult, RowsInput
 
 from slackwater import open_state
 from slackwater.cli.main import main
@@ -24,7 +25,6 @@ from slackwater.state.commit import FORMAT, Commit
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.local_result import START_US
-from slackwater.testing.script import LocalResult, RowsInput
 
 FORMATS = range(1, FORMAT + 1)
 # each format with each kind; the first of them have every kind and every format once

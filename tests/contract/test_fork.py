@@ -14,6 +14,7 @@ import pytest
 from tests.fixtures.states import write_states as states
 from tests.fixtures.states.write_states import HERE, KINDS
 from tests.support.case_selection import select_cases
+from tests.support.script import LocalResult
 from tests.support.store_commits import add_epoch, commit, open_runner, users
 
 from slackwater.cli.main import main
@@ -23,7 +24,6 @@ from slackwater.state.commit import FORMAT, OutputMeta, SourceRecord
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import LocalResult
 
 Make = Callable[[str], Any]
 

@@ -11,12 +11,12 @@ from typing import Any
 from tests.laws.generators import seeds
 from tests.support.iceberg_tables import IcebergLake
 from tests.support.real_target_pipeline import RealTargetPipeline
+from tests.support.servers.iceberg_rest import RestCatalog
+from tests.support.servers.object_store import Fault, FaultyProxy
 
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.iceberg_rest import RestCatalog
-from slackwater.testing.object_store import Fault, FaultyProxy
 
 S = 1_000_000
 HOURS = 6 * 3_600 * S

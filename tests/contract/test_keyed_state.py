@@ -10,6 +10,7 @@ import pytest
 from tests.laws.generators import keyed_operator
 from tests.support import nth_row_operator
 from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
+from tests.support.script import Restart, RowsInput, build_pipeline, run_local
 
 from slackwater.cli.why import format_report
 from slackwater.core.schema import Field
@@ -24,7 +25,6 @@ from slackwater.query import pipeline_from_state
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import Restart, RowsInput, build_pipeline, run_local
 
 NAME = "law"
 SCHEMA = {"user": "string", "page": "string"}

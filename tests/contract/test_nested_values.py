@@ -19,6 +19,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
 from tests.support.iceberg_tables import open_sql_catalog
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
@@ -31,7 +32,6 @@ from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.kafka_rows import KafkaRows, avro_schema
 from slackwater.targets.postgres import PostgresTarget
-from slackwater.testing.script import RowsInput, run_local
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
 NAN, INF = float("nan"), float("inf")

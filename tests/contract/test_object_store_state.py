@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.servers.object_store import S3, FaultyProxy
 from tests.support.store_commits import LOGIC, add_epoch, commit, open_runner, rows, users
 from tests.support.topics import wait_until
 from typer.testing import CliRunner
@@ -25,7 +26,6 @@ from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.files import object_client, object_storage, object_store_lease, storage
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.object_store import S3, FaultyProxy
 
 Make = Callable[[], Any]
 

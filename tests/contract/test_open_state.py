@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from tests.laws.generators import state_views
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.cli.main import main
@@ -26,7 +27,6 @@ from slackwater.query.server import ARROW, serve_state
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 SCHEMA = {"user": "string", "v": "bigint"}

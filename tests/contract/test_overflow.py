@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.script import Restart, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
@@ -18,7 +19,6 @@ from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import Restart, RowsInput, run_local
 from slackwater.windows.aggregations import Agg, accumulator_restoration
 
 Make = Callable[[], StateStore]

@@ -21,12 +21,12 @@ from tests.laws.generators import (
 )
 from tests.laws.generators.emission_modes import EMISSION_MODES, run_every_emission_mode
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.commit import FORMAT
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 REVISED_SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "20"))
 SCHEMA = {"user": "string", "amount": "bigint", "price": "decimal(10,2)", "page": "string"}

@@ -10,6 +10,7 @@ import pytest
 from tests.fixtures.states import write_states
 from tests.fixtures.states.write_states import HERE, KINDS
 from tests.support.case_selection import select_cases
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -20,7 +21,6 @@ from slackwater.state.postgres import client
 from slackwater.state.postgres.cursor import escape_percents
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.postgres.table_names import TableNames
-from slackwater.testing.script import RowsInput, run_local
 
 COUNT = (Aggregation(agg="count", as_="n"),)
 HOUR = 3_600_000

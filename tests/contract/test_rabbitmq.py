@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def rabbit() -> Iterator[Any]:
-    from slackwater.testing.rabbitmq import _INSTALLED, RabbitMQ
+    from tests.support.servers.rabbitmq import _INSTALLED, RabbitMQ
 
     require_dependency("RabbitMQ broker", _INSTALLED.exists(), "apt-get install rabbitmq-server")
     with RabbitMQ.started() as broker:
@@ -261,7 +261,7 @@ def test_without_pika(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_broker_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from slackwater.testing import rabbitmq
+    from tests.support.servers import rabbitmq
 
     monkeypatch.setattr(rabbitmq, "_INSTALLED", Path("/nowhere/rabbitmq-server"))
     with pytest.raises(StartError, match="apt-get install rabbitmq-server"), rabbitmq.RabbitMQ.started():

@@ -16,6 +16,7 @@ import pytest
 from tests.laws.fuzzers import state_corruption
 from tests.laws.generators import seeds
 from tests.support.case_selection import select_cases
+from tests.support.script import LocalResult, run_local
 from tests.support.states import with_stage
 from typer.testing import CliRunner
 
@@ -32,7 +33,6 @@ from slackwater.state.commit import Commit
 from slackwater.state.files.arrow_files import file_checksum, write_arrow
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import LocalResult, run_local
 
 NAME, CUT = "law", 12
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.support.script import RowsInput, run_local
 from tests.support.store_commits import LOGIC, commit, rows
 
 from slackwater.config.window import Aggregation, Window
@@ -16,7 +17,6 @@ from slackwater.state.commit import Commit
 from slackwater.state.postgres import client, lock
 from slackwater.state.postgres import store as module
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import RowsInput, run_local
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.support.command import command
+from tests.support.servers.object_store import S3
 from tests.support.source_tables import COLUMNS, Delta, Iceberg, arrow, row
 
 import slackwater as sw
@@ -17,7 +18,6 @@ from slackwater.core.offsets import TableOffsets
 from slackwater.runner.connectors import connector_for
 from slackwater.sources.table_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
-from slackwater.testing.object_store import S3
 
 CONFIG = """name = "p"
 [connections.lake]

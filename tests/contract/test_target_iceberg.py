@@ -18,6 +18,8 @@ from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
 from tests.support.case_selection import select_cases
 from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
+from tests.support.servers.iceberg_rest import RestCatalog
+from tests.support.servers.object_store import Fault, FaultyProxy
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
@@ -25,8 +27,6 @@ from slackwater.targets import iceberg_tables
 from slackwater.targets.base import TargetTable
 from slackwater.targets.iceberg import IcebergTarget
 from slackwater.targets.iceberg_tables import IcebergTables, read_all
-from slackwater.testing.iceberg_rest import RestCatalog
-from slackwater.testing.object_store import Fault, FaultyProxy
 
 BY_KEY = TargetTable("p", NARROW, ("at", "key"))
 COMMITS = re.compile(r"/v1/.*/tables/[^/]+$")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.support.servers.object_store import S3, Fault, FaultyProxy
 
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
@@ -15,7 +16,6 @@ from slackwater.targets.base import TargetTable
 from slackwater.targets.console import ConsoleTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.output_directory import BucketDirectory, open_directory
-from slackwater.testing.object_store import S3, Fault, FaultyProxy
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
 

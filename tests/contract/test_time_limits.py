@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.core.time import EARLIEST_US, LATEST_US
 from slackwater.errors import BadRowError, StartError
-from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 NO_LIMIT = 2**63 - 1

@@ -12,6 +12,7 @@ import polars as pl
 import psycopg
 import pytest
 from tests.support.iceberg_tables import open_sql_catalog
+from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.join import Join
@@ -32,7 +33,6 @@ from slackwater.targets.delta import DeltaTarget
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import build_pipeline
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}
 WINDOW = Window(

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
@@ -21,7 +22,6 @@ from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.testing.script import RowsInput, run_local
 
 SECOND = 1_000_000
 SESSION = Window(

@@ -19,10 +19,10 @@ from tests.e2e.matrices.kill_matrix import sweep
 from tests.support.case_selection import exhaustive
 from tests.support.iceberg_tables import IcebergLake
 from tests.support.run_process import read_log, start_run
+from tests.support.servers.iceberg_rest import RestCatalog
+from tests.support.servers.object_store import Fault, FaultyProxy
 
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.iceberg_rest import RestCatalog
-from slackwater.testing.object_store import Fault, FaultyProxy
 
 pytestmark = pytest.mark.slow
 

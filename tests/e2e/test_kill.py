@@ -15,13 +15,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.laws.oracles import window_oracle
 from tests.support.case_selection import exhaustive
 from tests.support.run_process import read_log, start_run
+from tests.support.servers.object_store import Fault, FaultyProxy
 
 from slackwater.config import toml
 from slackwater.state.files.store import FilesStore
-from slackwater.testing import oracle
-from slackwater.testing.object_store import Fault, FaultyProxy
 
 KILLS = int(os.environ.get("SLACKWATER_KILLS", "2"))
 FILES = 4 + 5 * KILLS
@@ -126,7 +126,7 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, s
         process.wait()
     process = start_run(config, "--flush")
     assert process.wait(timeout=300) == 0, read_log(config)
-    expected = oracle.batch_windows(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
+    expected = window_oracle.batch_windows(toml.load(config).transform.window, [{**r, "ts": r["at"]} for r in rows])
     frame = pl.concat([pl.read_parquet(p) for p in sorted((tmp_path / "out").glob("*.parquet"))])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
     got = frame.with_columns(times).select("user", "window_start", "window_end", "n", "total").rows()

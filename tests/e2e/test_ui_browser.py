@@ -9,10 +9,10 @@ import pytest
 from tests.support import three_stage_pipeline
 from tests.support.browser import Browser, wait_until
 from tests.support.case_selection import exhaustive
+from tests.support.script import RowsInput
 from tests.support.ui_states import config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
 from slackwater.cli.ui import load_page_sources
-from slackwater.testing.script import RowsInput
 from slackwater.ui.server import UiServer, serve_pages
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws.generators.row_strategies import KINDS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.oracles import window_oracle
 from tests.support.case_selection import select_cases
+from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import CapExceededError
-from slackwater.testing import oracle
-from slackwater.testing.script import KILL_POINTS, Crash, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double", "w": "int", "m": "decimal(8,2)"}
 SCHEMA |= {"s": "string", "t": "timestamp"}
@@ -78,7 +78,9 @@ def rows(draw: st.DrawFn, most: int = 20) -> list[dict[str, Any]]:
     drawn_rows = draw(ordered_rows(most))
     for row in drawn_rows:
         row["w"] = draw(st.sampled_from([None, -1, 2, 5]))
-        row["m"] = draw(st.sampled_from([None, oracle.decimal.Decimal("1.25"), oracle.decimal.Decimal("-7.50")]))
+        row["m"] = draw(
+            st.sampled_from([None, window_oracle.decimal.Decimal("1.25"), window_oracle.decimal.Decimal("-7.50")])
+        )
         row["s"] = draw(st.sampled_from([None, "", "ü", "b"]))
         row["t"] = draw(st.sampled_from([None, -1, 10**15]))
     return drawn_rows
@@ -88,17 +90,19 @@ def oracle_answer(kind: str, given_: list[dict[str, Any]]) -> list[dict[str, Any
     """The oracle over the built-ins, and this module's own loop for the user-defined one."""
     shape = window(kind, ALL[:-1])
     expected_rows = []
-    for row in oracle.batch_windows(
+    for row in window_oracle.batch_windows(
         window(kind, [Aggregation(agg="collect_list", column="id", as_="ids", **BOUNDED)]), given_
     ):
         members = [r for r in given_ if r["id"] in row["ids"] and same_key(r, row)]
         plain = {k: v for k, v in row.items() if k != "ids"}
-        expected_rows.append({**plain, **oracle.aggregate(shape.aggregations, members), "spread": spread(members)})
+        expected_rows.append(
+            {**plain, **window_oracle.aggregate(shape.aggregations, members), "spread": spread(members)}
+        )
     return expected_rows
 
 
 def same_key(a: Any, b: Any) -> bool:
-    return all(oracle.canonical_value(a[k]) == oracle.canonical_value(b[k]) for k in ("k", "u"))
+    return all(window_oracle.canonical_value(a[k]) == window_oracle.canonical_value(b[k]) for k in ("k", "u"))
 
 
 def plain(value: Any) -> Any:
@@ -111,7 +115,7 @@ def plain(value: Any) -> Any:
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.10g}") + 0.0
-    return oracle.canonical_value(value)
+    return window_oracle.canonical_value(value)
 
 
 def answer(output_rows: list[Any]) -> list[Any]:
@@ -162,7 +166,7 @@ def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, col
     given_ = [{"ts": n // 40 * 1000, "k": 0.0, "u": "a", "f": v} for n, v in enumerate(values)]
     shape = window(kind, [agg("var", "f"), agg("count", "f")])
     result = run_local(shape, [RowsInput({"a": given_[n : n + 7]}) for n in range(0, 300, 7)], SCHEMA)
-    expected = {(r["window_start"]): r for r in oracle.batch_windows(shape, given_)}
+    expected = {(r["window_start"]): r for r in window_oracle.batch_windows(shape, given_)}
     assert len(result.rows) == len(expected) > 0
     for row in result.rows:
         n, exact = row["count_f_None"], expected[row["window_start"]]["var_f_None"]
@@ -185,12 +189,12 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
     result = run_local(shape, [RowsInput({"a": given_[n : n + size]}) for n in range(0, len(given_), size)], SCHEMA)
     assert result.rows
     for row in result.rows:
-        values = sorted(row["collect_list_f_None"], key=oracle.sort_key)
+        values = sorted(row["collect_list_f_None"], key=window_oracle.sort_key)
         for q, a in zip(quantiles, aggregations, strict=True):
-            estimate = oracle.sort_key(row[a.as_])
+            estimate = window_oracle.sort_key(row[a.as_])
             below, upto = (
-                sum(oracle.sort_key(v) < estimate for v in values),
-                sum(oracle.sort_key(v) <= estimate for v in values),
+                sum(window_oracle.sort_key(v) < estimate for v in values),
+                sum(window_oracle.sort_key(v) <= estimate for v in values),
             )
             assert below - 0.03 * len(values) <= q * len(values) <= upto + 0.03 * len(values)
 

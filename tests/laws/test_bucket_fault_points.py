@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from tests.laws.generators import seeds
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.servers.object_store import S3, Fault, FaultyProxy
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
@@ -22,7 +23,6 @@ from slackwater.state.files.store import FilesStore
 from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.targets.output_directory import open_directory
-from slackwater.testing.object_store import S3, Fault, FaultyProxy
 from slackwater.testing.pipeline import LocalPipeline
 
 FAULTS: tuple[Fault, ...] = (

@@ -14,13 +14,13 @@ import pytest
 from tests.laws.generators import config_changes
 from tests.laws.generators.config_changes import MS, SCHEMA, Config
 from tests.support.case_selection import select_cases
+from tests.support.script import Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "15"))
 

@@ -35,10 +35,10 @@ from tests.laws.generators.contract_scripts import (
     window_of,
 )
 from tests.laws.oracles import naive_oracle
+from tests.support.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 from slackwater.errors import CapExceededError
 from slackwater.testing.local_result import START_US
-from slackwater.testing.script import KILL_POINTS, Crash, Quiet, RowsInput, run_local
 
 # -- the answer ------------------------------------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from tests.laws.generators.contract_scripts import (
 )
 from tests.laws.generators.golden_scripts import SCHEMA, SCRIPTS, SHAPES
 from tests.laws.oracles import naive_oracle
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 IDS = {"id": "bigint", "u": "string"}
 

@@ -11,10 +11,10 @@ from tests.laws.generators import revisions
 from tests.laws.generators.revisions import GAP, MS
 from tests.laws.oracles.naive_oracle import hashable_value
 from tests.support.case_selection import select_cases
+from tests.support.script import LocalResult, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import BadRowError
-from slackwater.testing.script import LocalResult, RowsInput, run_local
 
 CAP = 30
 SCHEMA = {"u": "string", "id": "bigint", "g": "bigint"}

@@ -16,12 +16,12 @@ import polars as pl
 import pytest
 from tests.laws.generators.row_strategies import KINDS, MS, SHAPES
 from tests.support.exact_sums import bits, expected
+from tests.support.script import KILL_POINTS, Crash, RowsInput, run_local
 
 import slackwater as sw
 from slackwater.core.schema import Field
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import KILL_POINTS, Crash, RowsInput, run_local
 from slackwater.windows import aggregations
 from slackwater.windows.aggregations import Agg, floats
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from tests.laws.generators.golden_scripts import MS, SCHEMA, SCRIPTS, SHAPES
+from tests.support.script import KILL_POINTS, Crash, LocalResult, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, run_local
 
 Golden = list[tuple[Any, ...]]
 GOLDENS: dict[str, Golden] = {

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.testing import in_process_engine
-from slackwater.testing.script import RowsInput, run_local
 
 AGGREGATIONS = (Aggregation(agg="count", as_="n"), Aggregation(agg="last", column="x", as_="latest"))
 WINDOWS = (

@@ -24,10 +24,10 @@ from tests.laws.generators.contract_scripts import (
 from tests.laws.generators.short_windows import S, rows_at, window
 from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Window
 from slackwater.testing.local_result import START_US
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 USERS = {"u": "string"}
 BOTH = ("a", "b")

@@ -9,12 +9,12 @@ import pytest
 from tests.laws.generators import joins
 from tests.laws.generators.joins import IDLE_MS, MS, SCHEMA
 from tests.support.case_selection import select_cases
+from tests.support.script import Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.join import Join
 from slackwater.errors import CapExceededError
 from slackwater.joins import interval_join
 from slackwater.testing import in_process_engine
-from slackwater.testing.script import Crash, LocalResult, Quiet, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id

@@ -11,10 +11,10 @@ from tests.laws.generators import seeds
 from tests.laws.generators.join_then_window import check, join, rows, window
 from tests.laws.generators.joins import MS, SCHEMA, plan_run
 from tests.support.case_selection import select_cases
+from tests.support.script import Crash, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StateError
-from slackwater.testing.script import Crash, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

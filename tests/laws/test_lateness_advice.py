@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.script import RowsInput, run_local
 from tests.support.ui_states import SHAPES, M, S, config, draw_script, run_pipeline
 
 from slackwater.config.join import Join
@@ -18,7 +19,6 @@ from slackwater.core.lateness_histogram import (
     compute_lateness_stats,
     update_histogram,
 )
-from slackwater.testing.script import RowsInput, run_local
 
 KINDS = {
     **SHAPES,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.laws.generators.row_strategies import CAP, GAP, KINDS, MS, NAN, SHAPES, ordered_rows, script, splits
+from tests.laws.oracles import window_oracle
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing import oracle
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 
@@ -34,7 +34,9 @@ def window(kind: str, **given_: Any) -> Window:
 
 def answer(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows to compare: sorted, without ids and epochs, NaN as a word, zero without a sign."""
-    plain = [{k: oracle.canonical_value(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows]
+    plain = [
+        {k: window_oracle.canonical_value(v) for k, v in r.items() if k not in ("session_id", "_epoch")} for r in rows
+    ]
     return sorted((tuple(sorted(r.items())) for r in plain), key=repr)
 
 
@@ -57,7 +59,7 @@ def run(
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
     rows = data.draw(ordered_rows())
-    expected = answer(oracle.batch_windows(window(kind), rows))
+    expected = answer(window_oracle.batch_windows(window(kind), rows))
     for shards in (1, 3):
         result = run(kind, data.draw(splits(rows)), shards=shards)
         assert result.counters.rows_late == 0
@@ -73,7 +75,7 @@ def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataOb
     shuffled = [r for _, r in sorted(zip(jitter, rows, strict=True), key=lambda p: p[0] + p[1]["ts"])]
     result = run(kind, data.draw(splits(shuffled)), {"lateness_ms": lateness})
     assert result.counters.rows_late == 0
-    assert answer(result.rows) == answer(oracle.batch_windows(window(kind), rows))
+    assert answer(result.rows) == answer(window_oracle.batch_windows(window(kind), rows))
 
 
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
@@ -82,7 +84,7 @@ def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> Non
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     lateness = data.draw(st.sampled_from([0, 4]))
     epochs = [e for e in data.draw(splits(rows)) if e]
-    expected, late, missed = oracle.judge_epochs(window(kind, lateness_ms=lateness), epochs)
+    expected, late, missed = window_oracle.judge_epochs(window(kind, lateness_ms=lateness), epochs)
     result = run(kind, epochs, {"lateness_ms": lateness})
     assert answer(result.rows) == answer(expected)
     assert (result.counters.rows_late, result.counters.late_windows) == (late, missed)
@@ -97,7 +99,7 @@ def test_sessions_under_any_disorder_are_the_oracle_over_the_rows_not_late(data:
     used = sum(r["sum_id"] for r in result.rows)
     used_rows = [r for r in rows if r["id"] & used]
     assert len(used_rows) == result.counters.rows_used
-    assert answer(result.rows) == answer(oracle.batch_windows(window("session", **far), used_rows))
+    assert answer(result.rows) == answer(window_oracle.batch_windows(window("session", **far), used_rows))
     disjoint(result)
 
 
@@ -120,7 +122,9 @@ def test_sessions_never_overlap_nor_reach_the_cap_under_any_disorder(data: st.Da
 def disjoint(result: LocalResult) -> None:
     per_key: dict[Any, list[tuple[int, int]]] = {}
     for r in result.rows:
-        per_key.setdefault((oracle.canonical_value(r["k"]), r["u"]), []).append((r["window_start"], r["window_end"]))
+        per_key.setdefault((window_oracle.canonical_value(r["k"]), r["u"]), []).append(
+            (r["window_start"], r["window_end"])
+        )
     for spans in per_key.values():
         spans.sort()
         assert len({start for start, _ in spans}) == len(spans), "one identity was emitted twice"
@@ -152,7 +156,7 @@ def test_several_sources_wait_for_each_other_until_one_is_idle(data: st.DataObje
     items: list[Any] = [RowsInput({"a": [r]}) for r in fast] + [RowsInput({"b": [r]}) for r in slow]
     both = run_local(window("session"), items, SCHEMA, sources=("a", "b"))
     assert both.counters.rows_late == 0
-    assert answer(both.rows) == answer(oracle.batch_windows(window("session"), rows))
+    assert answer(both.rows) == answer(window_oracle.batch_windows(window("session"), rows))
 
 
 def test_a_source_that_went_quiet_is_left_behind_and_its_late_rows_are_counted_apart() -> None:
@@ -193,7 +197,7 @@ def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
         for u in ("b", None)
     ]
     output_rows = run("tumbling", [rows]).rows
-    got = [(r["window_start"], oracle.canonical_value(r["k"]), r["u"]) for r in output_rows]
+    got = [(r["window_start"], window_oracle.canonical_value(r["k"]), r["u"]) for r in output_rows]
     expected = [(s * MS, k, u) for s in (0, 12) for k in (None, 1.5, "NaN") for u in (None, "b")]
     assert got == expected
 

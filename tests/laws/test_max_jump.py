@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.laws.generators.short_windows import S, rows_at, window
 from tests.support.case_selection import select_cases
+from tests.support.script import Crash, LocalResult, Restart, RowsInput, run_local
 
-from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
 from slackwater.watermark import CONFIRMS, SourceActivity, SourceClock, Span, advance_clock, merge_spans
 
 DAY = 86_400

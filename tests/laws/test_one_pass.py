@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.support.script import LocalPipeline
 
 import slackwater as sw
 from slackwater.operators.base import ShardTask
 from slackwater.sources.base import Batch
 from slackwater.testing.in_process_engine import InProcessEngine
-from slackwater.testing.script import LocalPipeline
 from slackwater.watermark import CONFIRMS
 
 S = 1_000_000

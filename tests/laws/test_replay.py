@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from tests.laws.generators.replays import AGGREGATIONS, GAP, MS, SCHEMA, check, plain_lines, rows, script, table, window
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, build_pipeline, run_local
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -26,7 +27,6 @@ from slackwater.operators.compile import compile_window
 from slackwater.replay import replay
 from slackwater.replay.attempt_ledger import AttemptLedger
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Replay, RowsInput, build_pipeline, run_local
 from slackwater.windows import closed_window_corrections as windows
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))

@@ -12,8 +12,7 @@ from tests.laws.generators.emission_modes import EMISSION_MODES, run_every_emiss
 from tests.laws.generators.revisions import MS, SCHEMA
 from tests.laws.oracles import naive_oracle
 from tests.support.case_selection import select_cases
-
-from slackwater.testing.script import Crash, LocalResult, run_local
+from tests.support.script import Crash, LocalResult, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 

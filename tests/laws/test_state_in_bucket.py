@@ -14,12 +14,12 @@ from tests.laws.generators import seeds
 from tests.laws.generators.row_strategies import SHAPES
 from tests.support.case_selection import select_cases
 from tests.support.dependencies import require_dependency
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
+from tests.support.servers.object_store import S3, Azurite, Fault, FaultyProxy
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.object_store import S3, Azurite, Fault, FaultyProxy
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 SCHEMA = {"k": "double", "u": "string", "id": "bigint", "x": "bigint", "f": "double"}
 FAULTS: tuple[Fault, ...] = ("503", "dropped", "lost", "slow")

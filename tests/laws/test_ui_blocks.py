@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.script import Quiet, RowsInput
 from tests.support.states import with_stage
 from tests.support.ui_states import CLOCK, PARTITIONS, SHAPES, M, S, config, draw_script, open_page_source, run_pipeline
 
@@ -20,7 +21,6 @@ from slackwater.evolution.operator_from_state import restore_window
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import state_inspection
 from slackwater.query.why_report_builder import build_why_report
-from slackwater.testing.script import Quiet, RowsInput
 from slackwater.ui import pages
 from slackwater.ui.axis import Axis, tick_step
 from slackwater.ui.blocks.header import build_header

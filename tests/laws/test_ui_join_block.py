@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.laws.generators.join_scenarios import AROUND, KINDS, SOURCES, S, expected_rows, open_page, story
 from tests.support.case_selection import select_cases
+from tests.support.script import RowsInput
 
-from slackwater.testing.script import RowsInput
 from slackwater.ui import pages
 from slackwater.ui.pages import PageLocation
 

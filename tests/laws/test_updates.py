@@ -10,9 +10,9 @@ import pytest
 from tests.laws.generators import final_results, updates
 from tests.laws.generators.updates import MS, SCHEMA, Table
 from tests.support.case_selection import select_cases
+from tests.support.script import LocalResult, Quiet, Restart, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import LocalResult, Quiet, Restart, RowsInput, run_local
 
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 

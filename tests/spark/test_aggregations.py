@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.laws.oracles import window_oracle
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import NAN, SCHEMA, WINDOWS, sample, us
 from tests.support.longest_text_aggregator import LongestText
@@ -15,7 +16,6 @@ from tests.support.runner import Runner
 import slackwater as sw
 from slackwater.errors import CapExceededError, EpochError, StartError, ValueRangeError
 from slackwater.spark.epoch_sql import pane_aggregates
-from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
 
@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
         return round(value.timestamp() * 1_000_000)
     if isinstance(value, float) and math.isfinite(value):
         return float(f"{value:.10g}") + 0.0
-    return oracle.canonical_value(value)
+    return window_oracle.canonical_value(value)
 
 
 def answer(rows: list[dict[str, Any]]) -> list[Any]:
@@ -78,7 +78,7 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
     window_settings = {"event_time_column": "ts", "group_by": ["user"], "lateness_ms": "1m", **WINDOWS[kind]}
     window = sw.Window(aggregations=aggregations(in_sql), **window_settings)
     frame = runner.run(source=runner.source(SCHEMA, max_files_per_trigger=1), window=window)
-    assert answer(frame.to_dicts()) == answer(oracle.batch_windows(window, map(decoded, rows)))
+    assert answer(frame.to_dicts()) == answer(window_oracle.batch_windows(window, map(decoded, rows)))
     assert frame.height > 5
     assert runner.statuses[-1].counters.rows_used == len(rows)
 

@@ -10,6 +10,7 @@ import polars as pl
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from tests.laws.oracles import window_oracle
 from tests.support.case_selection import exhaustive
 from tests.support.crashes import CrashOnce
 from tests.support.runner import Runner
@@ -21,7 +22,6 @@ from slackwater.errors import EpochError
 from slackwater.replay.replay import GONE
 from slackwater.runner import dead_letter_reader
 from slackwater.runner.dead_letter_replay import replay_dead_letters
-from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
 
@@ -78,7 +78,7 @@ def test_records_of_a_topic_correct_hopping_windows_in_postgres(
         for x in (1, 2)
     ]
     expected = times(
-        (r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in oracle.batch_windows(window, rows)
+        (r["user"], r["window_start"] // 10**6, r["n"], r["total"]) for r in window_oracle.batch_windows(window, rows)
     )
     before, described = table(), sw.pipeline(name="test", **settings)
     assert before != expected

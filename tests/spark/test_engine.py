@@ -13,12 +13,12 @@ from tests.support.case_selection import exhaustive, select_cases
 from tests.support.events import NAN, SCHEMA, SIMPLE, comparable, events, iso, sample, simple, us, window
 from tests.support.nth_row_operator import Nth, WithNth, register_operator
 from tests.support.runner import Runner
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.errors import BadRowError, CapExceededError, EpochError, LockHeldError, StartError, StateError
 from slackwater.spark import source_statistics
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, run_local
 from slackwater.watermark import SourceActivity
 
 pytestmark = pytest.mark.spark

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.laws.oracles import window_oracle
 from tests.support.case_selection import exhaustive, select_cases
 from tests.support.crashes import CrashOnce
 from tests.support.events import SIMPLE, events, iso, simple, us
@@ -14,7 +15,6 @@ from tests.support.runner import Runner
 
 import slackwater as sw
 from slackwater.engine import kill_points
-from slackwater.testing import oracle
 
 pytestmark = pytest.mark.spark
 
@@ -114,7 +114,7 @@ def test_random_rows_agree_with_the_oracle(runner: Runner, seed: int) -> None:
     sources = [runner.source(SIMPLE, max_files_per_trigger=1)]
     sources.append(runner.source(SIMPLE, name="more", folder="more", max_files_per_trigger=1))
     frame = runner.run(sources=sources, window=shape)
-    expected = oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
+    expected = window_oracle.batch_windows(shape, [{**r, "ts": us(iso(r["ts"]))} for r in rows])
     times = [pl.col(c).dt.timestamp("us") for c in ("window_start", "window_end")]
     got = frame.with_columns(times).drop("session_id", strict=False).to_dicts()
     key = lambda r: (r["user"] or "", r["window_start"])  # noqa: E731 — used twice, here

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from tests.support.restartable_pipeline import RestartablePipeline
+from tests.support.servers.object_store import S3
 
 import slackwater as sw
 from slackwater.errors import StartError, StateError
 from slackwater.state.files.object_client import ObjectClient
-from slackwater.testing.object_store import S3
 
 
 class BucketContinued(RestartablePipeline):

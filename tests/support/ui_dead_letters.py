@@ -6,12 +6,12 @@ import datetime as dt
 from pathlib import Path
 
 import polars as pl
+from tests.support.script import RowsInput
 from tests.support.ui_states import DAY, S, config, run_pipeline
 
 from slackwater.config import toml
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.runner.components import create_letter_writer
-from slackwater.testing.script import RowsInput
 
 SCHEMA = {f.name: f.polars for f in LETTER}
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.support import three_stage_pipeline
+from tests.support.script import RowsInput
 from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import DAY, S, config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
 from slackwater.cli.ui import load_page_sources, save_page
 from slackwater.state.run_history import Run
-from slackwater.testing.script import RowsInput
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.server import serve_pages
 

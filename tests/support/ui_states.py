@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.script import LocalResult, Quiet, RowsInput, run_local
+
 from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import LocalResult, Quiet, RowsInput, run_local
 from slackwater.ui.page_model import PageSource
 
 S = 1_000_000

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.script import Crash, Quiet, RowsInput, run_local
 
 from slackwater.cli.main import main
 from slackwater.config import toml
-from slackwater.testing.script import Crash, Quiet, RowsInput, run_local
 
 BASE = """name = "law"
 [connections.lake]

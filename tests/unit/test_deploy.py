@@ -14,6 +14,7 @@ import yaml
 from tests.support.command import GOOD
 from tests.support.doc_pages import anchors
 from tests.support.promql import Samples, grouping, parsed, selectors
+from tests.support.script import RowsInput, run_local
 from tests.support.statuses import COUNTERS, JOIN, PAIRS, STATUS, parse_metrics
 from typer.main import get_command
 
@@ -24,7 +25,6 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.engine.observer import PendingPublish
 from slackwater.engine.status import Status
 from slackwater.metrics import PREFIX, Metrics
-from slackwater.testing.script import RowsInput, run_local
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES: list[dict[str, Any]] = [

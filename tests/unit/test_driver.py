@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
@@ -22,7 +23,6 @@ from slackwater.targets.base import TargetTable
 from slackwater.targets.files import FilesTarget
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.local_result import START_US
-from slackwater.testing.script import build_pipeline
 
 COUNT = Aggregation(agg="count", as_="n")
 

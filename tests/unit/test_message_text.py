@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater.cli.state_show import _value_text
@@ -19,7 +20,6 @@ from slackwater.core.schema import Field, polars_to_spark_type
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.compile import bind_window
 from slackwater.spark import bad_row_reasons
-from slackwater.testing.script import RowsInput, run_local
 
 SRC = Path(__file__).resolve().parents[2] / "src" / "slackwater"
 

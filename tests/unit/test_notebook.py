@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.support.script import RowsInput
 from tests.support.ui_states import M, config, draw_script, open_page_source, run_pipeline
 
 import slackwater as sw
@@ -19,7 +20,6 @@ from slackwater.engine.status import Counters, Status
 from slackwater.errors import StartError, StateError
 from slackwater.runner import background_run
 from slackwater.runner.background_run import Handle
-from slackwater.testing.script import RowsInput
 from slackwater.ui import notebook
 
 

@@ -15,6 +15,7 @@ import pytest
 from openlineage.client import event_v2
 from tests.support.command import GOOD
 from tests.support.post_receiver import PostReceiver
+from tests.support.script import RowsInput, build_pipeline, run_local
 
 from slackwater import observe, secrets
 from slackwater.config.pipeline import Pipeline
@@ -28,7 +29,6 @@ from slackwater.engine.observer import RunSchema
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, StartError
 from slackwater.observe import openlineage_datasets
-from slackwater.testing.script import RowsInput, build_pipeline, run_local
 
 WINDOW = Window(
     kind="tumbling",

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 from tests.support.nth_row_operator import NthOfKey
+from tests.support.script import build_pipeline
 
 import slackwater
 import slackwater as sw
@@ -37,7 +38,6 @@ from slackwater.operators.stateless import StatelessOperator
 from slackwater.spark.worker_tasks import PackedTasks
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import NoState
-from slackwater.testing.script import build_pipeline
 from slackwater.windows.compiled_window import CompiledWindow
 
 FIELDS = {"u": Field("u", "string")}

@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import polars as pl
 import pytest
+from tests.support.doc_pages import ROOT
+from tests.support.script import RowsInput, run_local
 
 import slackwater as sw
 from slackwater import metrics
@@ -22,7 +24,6 @@ from slackwater.errors import StartError
 from slackwater.query import condition, server
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, run_local
 from slackwater.web.server import HttpServer, start_server
 
 WINDOW = sw.Window(
@@ -432,7 +433,7 @@ IDLE = """
 import resource, socket, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 from slackwater import metrics
-from slackwater.testing.script import RowsInput, run_local
+from tests.support.script import RowsInput, run_local
 import slackwater as sw
 server = metrics.serve_metrics(metrics.Metrics(), 0)
 print(server.port, flush=True)
@@ -446,7 +447,7 @@ print(len(run_local(window, [RowsInput({"a": [{"ts": 0, "k": "u"}]})], {"k": "st
 def test_idle_metrics_connections_leave_file_descriptors_to_the_runner(tmp_path: Any) -> None:
     """300 connections to a process that may have 256 files open; then it runs a pipeline."""
     with subprocess.Popen(
-        [sys.executable, "-c", IDLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", IDLE, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as runner:
         assert runner.stdout is not None
         port = int(runner.stdout.readline())
@@ -464,7 +465,7 @@ def test_idle_metrics_connections_leave_file_descriptors_to_the_runner(tmp_path:
 EXHAUSTED = """
 import resource, sys
 import slackwater as sw
-from slackwater.testing.script import RowsInput, run_local
+from tests.support.script import RowsInput, run_local
 window = sw.Window(kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["k"],
     aggregations=[sw.Aggregation(agg="count", as_="n")])
 def run():
@@ -489,7 +490,7 @@ for what in (run, lambda: sw.open_state(sys.argv[1] + "/law").scan()):
 
 def test_running_out_of_file_descriptors_is_not_reported_as_damage(tmp_path: Any) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", EXHAUSTED, str(tmp_path)], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     lines = process.stdout.splitlines()
     assert len(lines) == 2, process.stderr

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from docgen import pictures
 from tests.support.doc_pages import anchors
+from tests.support.script import RowsInput, run_local
 
 from slackwater.cli.check import check_file
 from slackwater.config import toml
 from slackwater.core.time import format_iso
-from slackwater.testing.script import RowsInput, run_local
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
@@ -26,7 +27,6 @@ from slackwater.targets.kafka import KafkaTarget
 from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.local_result import START_US
-from slackwater.testing.script import build_pipeline
 from slackwater.windows.compiled_window import CompiledWindow
 
 COUNT = Aggregation(agg="count", as_="n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.script import RowsInput, build_pipeline, run_local
 from tests.support.why_states import JOIN
 
 from slackwater.cli.why import format_report
@@ -12,7 +13,6 @@ from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import StartError
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, build_pipeline, run_local
 from slackwater.ui import pages
 from slackwater.ui.page_model import PageSource, load_key, load_model
 from slackwater.ui.pages import PageLocation

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 from tests.support.page_client import get
+from tests.support.script import Replay, RowsInput, run_local
 from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import DAY, S, config, open_page_source, run_pipeline
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import Replay, RowsInput, run_local
 from slackwater.ui.blocks.row_accounting import build_accounting
 from slackwater.ui.server import serve_pages
 

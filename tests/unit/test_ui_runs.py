@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from tests.support.page_client import get
+from tests.support.script import RowsInput
 from tests.support.ui_scenes import a_run, failed_run, record_runs
 from tests.support.ui_states import DAY, config, open_page_source, run_pipeline
 
-from slackwater.testing.script import RowsInput
 from slackwater.ui.server import serve_pages
 from slackwater.ui.table_labels import label_table_cells
 

@@ -20,11 +20,11 @@ from urllib.parse import quote
 import pytest
 from tests.support.browser import wait_until
 from tests.support.page_client import TagChecker, get
+from tests.support.script import RowsInput
 from tests.support.ui_states import DAY, M, config, draw_script, open_page_source, run_pipeline
 
 from slackwater.cli.main import main
 from slackwater.errors import StartError
-from slackwater.testing.script import RowsInput
 from slackwater.ui import page_cache, server
 from slackwater.ui.server import UiServer, serve_pages
 

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 from tests.support.page_client import TagChecker, get
+from tests.support.script import RowsInput, run_local
 from tests.support.ui_states import CLOCK, config, draw_script, open_page_source, run_pipeline
 from tests.support.why_states import JOIN
 
@@ -23,7 +24,6 @@ from slackwater.core.offsets import FileOffsets
 from slackwater.errors import StartError
 from slackwater.runner.run_options import RunOptions
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, run_local
 from slackwater.ui import pages
 from slackwater.ui.backlog_poller import BacklogPoller
 from slackwater.ui.page_model import load_model

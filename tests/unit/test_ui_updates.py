@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.page_client import get
+from tests.support.script import RowsInput
 from tests.support.ui_states import DAY, M, config, open_page_source, run_pipeline
 
 from slackwater.engine import epoch_driver
-from slackwater.testing.script import RowsInput
 from slackwater.ui import page_cache, page_model, pages
 from slackwater.ui.blocks import throughput
 from slackwater.ui.pages import PageLocation

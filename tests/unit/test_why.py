@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.case_selection import select_cases
+from tests.support.script import Quiet, RowsInput, run_local
 from tests.support.why_states import (
     HOPPING,
     NOON,
@@ -31,7 +32,6 @@ from tests.support.why_states import (
 from slackwater.config import toml
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import Quiet, RowsInput, run_local
 
 NO_HISTORY = (
     '  late rows are unknown: they are not kept (late_data = "drop"); late_data = "dlq" keeps them',

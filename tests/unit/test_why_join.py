@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.script import RowsInput, build_pipeline, run_local
 from tests.support.why_states import JOIN, Say, rows_at, why_json
 
 import slackwater as sw
@@ -17,7 +18,6 @@ from slackwater.cli.why import format_report
 from slackwater.config import toml
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, build_pipeline, run_local
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Test support: a pipeline in one process with a virtual clock, a naive oracle, and real services on loopback."""
+"""Test support: a pipeline in one process with a virtual clock, tests as TOML files, and services on loopback."""
 
 from __future__ import annotations
 

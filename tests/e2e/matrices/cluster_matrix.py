@@ -43,11 +43,11 @@ from tests.support import cluster as clusters
 from tests.support import cluster_faults
 from tests.support.cluster import Cluster
 from tests.support.cluster_faults import DrivenPipeline, kill_driver, run_through
+from tests.support.servers.object_store import S3, Fault, FaultyProxy
 from tests.support.topics import read_messages
 
 from slackwater.state.files.store import FilesStore
 from slackwater.targets.output_directory import open_directory
-from slackwater.testing.object_store import S3, Fault, FaultyProxy
 from slackwater.testing.services import Kafka, Postgres
 
 KINDS = ("session", "tumbling", "join", "chained")

@@ -16,12 +16,12 @@ from urllib.parse import quote
 
 from tests.laws.fuzzers import hostile_texts as words
 from tests.laws.fuzzers import hostile_where
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.query.server import serve_state
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, run_local
 
 STATUSES = {200, 400, 404, 405, 413, 414, 421, 431, 503}
 METHODS = ("GET", "GET", "GET", "GET", "HEAD", "POST", "get", "TRACE", "CONNECT", "\0", "")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import polars as pl
 from tests.laws.fuzzers import hostile_texts as words
+from tests.support.script import RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import verify_state
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, run_local
 
 S = 1_000_000
 

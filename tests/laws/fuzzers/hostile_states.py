@@ -23,6 +23,7 @@ from typing import Any, cast
 from tests.fixtures.states import write_states
 from tests.laws.fuzzers import hostile_texts as words
 from tests.laws.fuzzers import state_corruption
+from tests.support.script import run_local
 
 from slackwater.cli import state_show
 from slackwater.config.pipeline import Pipeline
@@ -39,7 +40,6 @@ from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
 from slackwater.testing.pipeline_builder import build_pipeline
-from slackwater.testing.script import run_local
 
 NESTED: Any = json.loads("[" * 60 + "]" * 60)
 LIES: tuple[Any, ...] = (

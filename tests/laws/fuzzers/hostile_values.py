@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 from tests.laws.fuzzers import hostile_texts as words
+from tests.support.script import Crash, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError
-from slackwater.testing.script import Crash, RowsInput, run_local
 
 TIMES = (
     0,

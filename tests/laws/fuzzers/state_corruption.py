@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.laws.generators import seeds
+from tests.support.script import LocalResult, Replay, RowsInput, run_local
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
@@ -29,7 +30,6 @@ from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import VerifyReport, verify_state
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
-from slackwater.testing.script import LocalResult, Replay, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "page": "string"}

@@ -15,9 +15,9 @@ from typing import Any
 
 from tests.laws.generators import seeds
 from tests.laws.oracles import naive_oracle
+from tests.support.script import Crash, LocalResult, Restart, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import Crash, LocalResult, Restart, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "f": "double"}

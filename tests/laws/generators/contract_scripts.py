@@ -11,9 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from tests.laws.oracles import naive_oracle
+from tests.support.script import LocalResult, Quiet, RowsInput
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import LocalResult, Quiet, RowsInput
 
 LAW = settings(
     max_examples=int(os.environ.get("SLACKWATER_LAWS_EXAMPLES", "25")),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tests.laws.generators.revisions import GAP, MS, SCHEMA
+from tests.support.script import LocalResult, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
-from slackwater.testing.script import LocalResult, RowsInput, run_local
 
 
 def sessions(**settings: Any) -> Window:

@@ -12,10 +12,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tests.laws.oracles import window_oracle
+
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
 
 MS = 1000
@@ -132,7 +133,7 @@ def batch_answers(stages: Sequence[sw.Stage], source_rows: Mapping[str, list[Row
         rows = [row for name in read[stage.name] for row in rows_by_name[name]]
         instant = 0 if stage.window.kind == "session" else 1
         rows_by_name[stage.name] = [
-            {**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)
+            {**r, "ts": r["window_end"] - instant} for r in window_oracle.batch_windows(stage.window, rows)
         ]
     return rows_by_name
 

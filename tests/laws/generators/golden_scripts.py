@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slackwater.testing.script import RowsInput
+from tests.support.script import RowsInput
 
 MS = 1000
 SCHEMA = {"u": "string", "x": "bigint"}

@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from tests.support.script import RowsInput, build_pipeline, run_local
+
 from slackwater.cli.why import format_report
 from slackwater.config.join import Join
 from slackwater.state.files.store import FilesStore
-from slackwater.testing.script import RowsInput, build_pipeline, run_local
 from slackwater.ui.page_model import PageModel, PageSource, load_model
 
 S = 1_000_000

@@ -9,10 +9,10 @@ from typing import Any
 from tests.laws.generators import joins
 from tests.laws.generators.joins import MS, SCHEMA, JoinOracle, plan_run
 from tests.laws.oracles import naive_oracle
+from tests.support.script import LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import LocalResult, Quiet, RowsInput, run_local
 
 AGGREGATIONS = (("n", "count", None), ("last", "max", "left_id"), ("ids", "sum", "right_id"))
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from tests.laws.generators import seeds
 from tests.laws.oracles import naive_oracle
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 from slackwater.config.join import Join
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"k": "string", "f": "double", "id": "bigint"}

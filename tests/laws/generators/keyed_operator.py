@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.support.nth_row_operator import Nth, WithNth
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.laws.generators.fixed_graphs import _us, join_rows
+from tests.laws.oracles import window_oracle
 
 import slackwater as sw
 from slackwater.config.lineage import stage_inputs
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
 
 MS = 1000
@@ -162,7 +162,7 @@ def batch_answer(stage: sw.Stage, inputs: Mapping[str, list[Row]], read: Sequenc
         joined_rows = join_rows(stage.join, inputs[stage.join.left_source], inputs[stage.join.right_source])
         return [{"k": r["left_k"], "v": r["left_v"], "r_v": r["right_v"], "ts": r["ts"]} for r in joined_rows]
     assert stage.window is not None
-    return oracle.batch_windows(stage.window, [row for name in read for row in inputs[name]])
+    return window_oracle.batch_windows(stage.window, [row for name in read for row in inputs[name]])
 
 
 def emitted(stage: sw.Stage, frame: Any) -> list[Row]:

@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tests.laws.oracles import window_oracle
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, Replay, RowsInput, run_local
+
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing import oracle
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Replay, RowsInput, run_local
 
 MS = 1000
 GAP, DURATION = 5, 12  # milliseconds
@@ -110,7 +111,7 @@ def check(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResu
         items.append(Crash(rng.choice(KILL_POINTS)))
     result = run_local(spec, [*items, Replay(), Replay()], SCHEMA, shards=shards, store=store)
     everything = [*input_rows, {"ts": 10**9, "u": "end", "id": 0, "f": None}]
-    assert plain_lines(table(result)) == plain_lines(oracle.batch_windows(spec, everything))
+    assert plain_lines(table(result)) == plain_lines(window_oracle.batch_windows(spec, everything))
     last = result.replays[-1]
     assert (last.applied, dict(last.remaining), last.before) == (0, {}, len(result.letters))
     assert result.counters.replayed == len(result.letters)

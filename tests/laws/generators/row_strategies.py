@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-
-from slackwater.testing.script import RowsInput
+from tests.support.script import RowsInput
 
 MS = 1000
 GAP, CAP, DURATION, HOP = 5, 20, 12, 5  # milliseconds

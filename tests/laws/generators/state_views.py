@@ -15,11 +15,11 @@ from typing import Any
 
 import polars as pl
 from tests.laws.generators import revisions, seeds
+from tests.support.script import run_local
 
 from slackwater.query.state_view import StateView
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import run_local
 
 Make = Callable[[], StateStore]
 

@@ -22,10 +22,10 @@ from typing import Any
 from tests.laws.generators import seeds
 from tests.laws.oracles import naive_oracle
 from tests.laws.oracles.epoch_oracle import EmittedRow, EpochOracle, PaneOracle, SessionOracle
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 from slackwater.config.window import Aggregation, Window
 from slackwater.state.protocol import StateStore
-from slackwater.testing.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
 
 MS = 1000
 SCHEMA = {"u": "string", "id": "bigint", "f": "double", "g": "bigint"}

@@ -9,9 +9,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from tests.laws.oracles import window_oracle
+
 import slackwater as sw
 from slackwater.engine.kill_points import KILL_POINTS
-from slackwater.testing import oracle
 from slackwater.testing.pipeline import LocalPipeline
 
 MS = 1000
@@ -58,7 +59,7 @@ def batch_answer(spec: sw.Pipeline, rows: list[dict[str, Any]]) -> list[dict[str
     for stage in spec.stages:
         assert stage.window is not None
         instant = 0 if stage.window.kind == "session" else 1
-        rows = [{**r, "ts": r["window_end"] - instant} for r in oracle.batch_windows(stage.window, rows)]
+        rows = [{**r, "ts": r["window_end"] - instant} for r in window_oracle.batch_windows(stage.window, rows)]
     return rows
 
 

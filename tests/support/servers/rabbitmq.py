@@ -1,4 +1,4 @@
-"""A RabbitMQ broker for tests and demos, from the Debian package. It listens on free ports of the loopback interface.
+"""A RabbitMQ broker for tests, from the Debian package. It listens on free ports of the loopback interface.
 
     with RabbitMQ.started() as rabbit:
         rabbit.url                                       # amqp://guest:guest@127.0.0.1:…/%2F
