@@ -209,8 +209,8 @@ def output_watermark(promised: int, watermark: int, hold: int) -> int:
 def advance_while_idle(watermark: int, clocks: Sequence[SourceClock], idle_close_us: int | None) -> int:
     """Return the global watermark after all sources were silent: `max_i(wm_i) + quiet time`, but at least `watermark`.
 
-    It is unchanged without `idle_close_us`, before that much quiet time has passed, and while no source has had an
-    event. The order in which the sources became idle does not matter.
+    The watermark is unchanged without `idle_close_us`, before that much quiet time has passed, and while no source has
+    had an event. The order in which the sources became idle does not matter.
     """
     quiet = min((c.quiet_us for c in clocks), default=0)
     watermarks = [c.watermark_us for c in clocks if c.max_event_us is not None]

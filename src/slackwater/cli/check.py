@@ -41,7 +41,8 @@ def _key_page(line: str) -> str:
 def _check_config(file: Path, connect: bool) -> None:
     """Print one line and notes for a valid config.
 
-    Raises ConfigError for an invalid config, and with `connect`, StartError for systems and tables that do not fit.
+    Raises ConfigError for an invalid config. With `connect`, also raises StartError for systems and tables that do not
+    fit the config.
     """
     pipeline, problems = toml.load_draft(file)
     checked = sql_check.check_draft_sql(pipeline) if problems else sql_check.check_sql(pipeline)

@@ -115,7 +115,7 @@ path = "{home}/state"
 
 
 def run_demo(keep: Path | None, rows: int, ui_port: int | None = None) -> None:
-    """Generate clicks, run both pipelines and show their results. With a port, serve the page.
+    """Generate clicks, run the two pipelines of the demo and show their results. With `ui_port`, serve the web page.
 
     A signal stops the demo after the epoch in progress, with exit code 130.
     """

@@ -20,7 +20,10 @@ from slackwater.query.output_format import format_value
 def print_output_diff(
     a: str, b: str, by: str | None, ignore: str | None, tolerance: float, examples: int, as_json: bool
 ) -> None:
-    """Compare two outputs and print the result. Raises typer.Exit: 1 if they differ, 2 if they cannot be compared."""
+    """Compare two outputs and print the result.
+
+    Raises typer.Exit with 1 if the outputs differ, and with 2 if they cannot be compared.
+    """
     try:
         sides = read_rows_at_location(a), read_rows_at_location(b)
         comparison = compare_outputs(*sides, _split_names(by), _split_names(ignore), tolerance, examples)

@@ -210,7 +210,7 @@ CONNECTORS: Mapping[str, ConnectorMetadata] = {
 
 
 def metadata_columns(kind: str | None) -> tuple[str, ...]:
-    """Return the columns that a connector adds to rows, other than `_event_ts`; none for a DataFrame (None)."""
+    """Return the columns that a connector adds to rows, other than `_event_ts`; empty for a DataFrame (kind None)."""
     return () if kind is None else CONNECTORS[kind].metadata_columns
 
 

@@ -307,7 +307,7 @@ def joined_column_names(
 
 
 def _collisions(prefixes: Sequence[str], columns: Sequence[Sequence[str]]) -> Iterator[Problem]:
-    """Yield a problem for each column whose output name is taken. Names that differ only in case are equal."""
+    """Yield a problem for each column whose output name is taken. Names that differ only in case count as equal."""
     taken = {EVENT_TIME: "the event time of the joined row"}
     for side, prefix, names in zip(SIDES, prefixes, columns, strict=True):
         for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""Checks whether `dlq replay` can apply the dead letters of late rows, which means to correct windows in the target."""
+"""Checks whether `dlq replay` can correct windows in the target, using the dead letters of late rows."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Pipeline(Spec, NotebookRepr):
         return tuple(w for w in self.input_paths if w.origin == origin)
 
     def sql_chain(self, way: InputPath) -> list[tuple[str, str]]:
-        """Return the SQL that rows on a path pass through, in order, as (config key, SQL)."""
+        """Return the SQL that rows on a path pass through, in order, as pairs of a config key and its SQL."""
         return [(key, sql) for key, sql, _ in self.sql_chain_with_groupable(way)]
 
     def sql_chain_with_groupable(self, way: InputPath) -> list[tuple[str, str, GroupableColumns]]:
@@ -229,7 +229,7 @@ class Pipeline(Spec, NotebookRepr):
         return pipelines[name]
 
     def writer_of(self, target: str) -> str:
-        """Return the writer name in a target's marker: the pipeline's name for [target], or one per target."""
+        """Return the writer name in a target's marker. For [target], it is the name of the pipeline."""
         if not self.targets:
             return self.name
         name = target if re.fullmatch(TARGET_NAME, target) else _hash(target)
@@ -249,7 +249,10 @@ class Pipeline(Spec, NotebookRepr):
 
     @property
     def watermark_delay_ms(self) -> int:
-        """The maximum time (ms) by which this stage's results can be behind its watermark, which delays readers."""
+        """The maximum time (ms) by which this stage's results can be behind its watermark.
+
+        The stages that read these results are delayed by this time.
+        """
         return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
 
     def derived(self) -> Values:

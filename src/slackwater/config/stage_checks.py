@@ -16,7 +16,7 @@ from slackwater.core.humanize import mismatch
 
 
 def iterate_all_steps(values: Values) -> Iterator[Values]:
-    """Yield the draft once per running stage. `transform` is the stage, `read` the sources that it reads."""
+    """Yield the draft once per running stage, with this stage as `transform` and the sources that it reads as `read`."""
     stages = values.get("stages")
     if not stages:
         yield values
@@ -179,9 +179,9 @@ def _conflicting_lookups(stages: Sequence[Stage]) -> Iterator[Problem]:
 
 
 def _changing_results(stage: Stage, number: int) -> Iterator[Problem]:
-    """Yield a problem for settings that change emitted results, for a stage that others read.
+    """Yield a problem for each setting that lets a stage change results that other stages may have read.
 
-    The stages that read a result cannot undo it.
+    A stage that has read a result cannot undo it.
     """
     window, kind = stage.window, stage.step.table
     late = stage.step.late_data

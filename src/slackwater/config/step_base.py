@@ -114,7 +114,10 @@ class StepBase(Spec):
 
 
 def effective_allowed_lateness_ms(step: StepBase) -> int:
-    """Return how long (ms) a window can be corrected after its close, or a row joined after the watermark passed it."""
+    """Return how long (ms) after its close a window can be corrected.
+
+    For a join, this is how far behind the watermark a row may be and still be joined.
+    """
     if step.late_data != "reopen":
         return 0
     return step.lateness_ms if step.allowed_lateness_ms is None else step.allowed_lateness_ms

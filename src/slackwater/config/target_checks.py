@@ -62,7 +62,7 @@ def _name_problems(placed: Sequence[tuple[str, Target]]) -> Iterator[Problem]:
 
 
 def _unknown_stages(placed: Sequence[tuple[str, Target]], values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a problem for each target whose stage does not exist. `stage_checks` checks that each stage is read."""
+    """Yield a problem for each target whose stage does not exist. For stages that nothing reads, see `stage_checks`."""
     stages: Sequence[Any] = values.get("stages", ())  # of type `config.stage.Stage`, which cannot be imported here
     if "stages" in wrong or any("name" in s._wrong for s in stages):
         return

@@ -231,7 +231,7 @@ def _value(value: Any, inline: bool = False) -> Any:
 
 
 def _text(value: str) -> Any:
-    """Return a string item. Multi-line SQL becomes a multi-line string, provided that TOML reads the same text back."""
+    """Return a TOML item for a string: for SQL of several lines, a multi-line string if TOML reads it back unchanged."""
     import tomlkit
 
     if "\n" not in value:

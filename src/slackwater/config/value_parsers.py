@@ -103,7 +103,7 @@ def choice_parser(*options: str) -> ValueParser:
 def duration_parser(minimum: int | None = None) -> ValueParser:
     """Return a parser of durations, in milliseconds.
 
-    `minimum` 1: greater than 0; 0: 0 or more; None: any.
+    `minimum`: 1 accepts durations above 0, 0 also accepts a duration of 0, and None accepts any duration.
     """
 
     expected = {1: "a duration greater than 0", 0: "a duration of 0 or more", None: "a duration"}[minimum]

@@ -1,4 +1,4 @@
-"""The columns of a dead letter: a row that could not be used. It keeps the original bytes if the source provides them."""
+"""The columns of a dead letter, which records a row that could not be used and, if possible, its original bytes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _two_product(a: float, b: float) -> tuple[float, float]:
 
 @compiled
 def _add_integer(limbs: Int64s, value: int, exponent: int) -> None:
-    """Add value * 2^exponent, where |value| < 2^63."""
+    """Add value * 2^exponent to `limbs`, where |value| < 2^63."""
     bit = exponent - LOWEST
     limb, shift = bit >> 5, bit & 31
     sign = 1
@@ -66,7 +66,7 @@ def _add_integer(limbs: Int64s, value: int, exponent: int) -> None:
 
 @compiled
 def _add_double(limbs: Int64s, value: float) -> None:
-    """Add a finite double."""
+    """Add a finite double to `limbs`."""
     if value != 0.0:
         mantissa, exponent = math.frexp(value)
         _add_integer(limbs, int(mantissa * 9007199254740992.0), exponent - 53)
@@ -74,7 +74,7 @@ def _add_double(limbs: Int64s, value: float) -> None:
 
 @compiled
 def _add_square(limbs: Int64s, value: float) -> None:
-    """Add the square of a finite double."""
+    """Add the square of a finite double to `limbs`."""
     if value != 0.0:
         mantissa, exponent = math.frexp(abs(value))
         whole = int(mantissa * 9007199254740992.0)
@@ -213,7 +213,7 @@ def sum_limbs(
     total_of: Floats,
     rest_of: Floats,
 ) -> tuple[Int64s, Int64s]:
-    """Write sum and rest of these groups to `total_of` and `rest_of`; return all limbs, and where each group's end.
+    """Write sums and rests of groups to `total_of` and `rest_of`; return all limbs and the end of each group's limbs.
 
     The limbs of total `i` begin at `offsets[i]`; there may be none. `offsets` is empty if no total has limbs.
     """
@@ -251,7 +251,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`; return the positions that need limbs, the limbs, and where these end."""
+    """Write squares to `sums` and `rests`; return the positions with limbs, all limbs, and the end of each one's."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])

@@ -26,7 +26,7 @@ NEVER = "never"  # key for the rows that no lateness would have kept
 
 
 def build_lateness_histogram(missed_us: Int64s, rows: Int64s | None = None) -> dict[str, int]:
-    """Count late rows by histogram step: by how much additional lateness would have kept them.
+    """Count late rows by histogram step, that is, by the additional lateness that would have kept them.
 
     `missed_us`: the additional lateness (µs) that would have kept each entry. `rows`: the number of rows in each entry.
     """
@@ -88,7 +88,7 @@ NOTHING = LatenessStats(0, 0, 1.0, (), None)
 
 
 def compute_lateness_stats(counters: Mapping[str, Any], waits_us: int = 0) -> LatenessStats:
-    """Compute statistics from a commit's counts, as written by `update_histogram`. Without counts, they are NOTHING.
+    """Compute statistics from a commit's counts, as written by `update_histogram`. Return NOTHING if there are none.
 
     `waits_us`: the part of each source's lateness that is not `lateness_ms` (see `next_commit.input_clocks`).
     """

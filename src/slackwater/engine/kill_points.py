@@ -38,7 +38,7 @@ class NoFaultInjector:
 
 @dataclass(frozen=True)
 class KillDriver:
-    """Called in a worker on the same machine: kills the driver at this step, then the worker itself."""
+    """Called at each step of a worker on the same machine: at one step, kills the driver, then the worker itself."""
 
     step: str
     driver: int

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """One source at the end of an epoch; times in µs UTC, None before the first event."""
+    """One source at the end of an epoch. Times are in µs UTC; they are None before the first event."""
 
     name: str
     rows: int

@@ -96,7 +96,7 @@ def stored_columns(stage: StageState, window: Window) -> dict[str, Field]:
 def first_commit(
     names: Sequence[str], operators: Sequence[Operator], shards: int, clock_us: int, state_id: str = ""
 ) -> Commit:
-    """Return a commit with all stages as they are before the first epoch. It is never stored itself."""
+    """Return a commit with all stages as they are before the first epoch. This commit is never stored."""
     stages = (_first_state(name, operator, shards) for name, operator in zip(names, operators, strict=True))
     return Commit(
         pipeline=operators[0].pipeline,

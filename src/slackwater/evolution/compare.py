@@ -163,7 +163,7 @@ def _compare_surroundings(pipeline: Pipeline, commit: Commit, shards: int | None
 def _compare_texts(pipeline: Pipeline, state: StageState, prefix: str) -> Iterator[KeyChange]:
     """Yield the changes in SQL and queries, which the state stores as hashes.
 
-    Whether different SQL means the same is unknown.
+    Texts that differ may still have the same meaning.
     """
     hashes = state.texts
 

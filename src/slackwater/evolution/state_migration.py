@@ -113,7 +113,7 @@ def _with_common_aggregations(former: WindowOperator, state: StageState) -> Wind
 class StageMigration:
     """A stage on its way from one commit to the next.
 
-    `rows` and `before` are those returned by `read_stage`; they are empty for a join.
+    `rows` are the converted state rows, and `before` the state rows without the conversion. Both are empty for a join.
     """
 
     operator: Operator
@@ -125,14 +125,14 @@ class StageMigration:
     rewritten: bool
 
     def write_shards(self, store: StateStore, shards: int) -> StageState:
-        """Stage the rows for these shards, and return the stage to commit, without its description."""
+        """Stage the rows for this number of shards, and return the stage to commit, without its description."""
         description = {"fingerprint": self.operator.fingerprint, "emission": self.operator.emission}
         return self.state.model_copy(update=description | _write_rows(self.operator, self, store, shards))
 
 
 @singledispatch
 def _write_rows(operator: Operator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    """Stage the rows for these shards, and return the fields of the stage to commit."""
+    """Stage the rows for this number of shards, and return the fields of the stage to commit."""
     raise_unregistered(operator, "slackwater.evolution.state_migration.StageMigration")
 
 

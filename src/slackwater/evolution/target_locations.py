@@ -54,9 +54,10 @@ def with_targets(
 ) -> Commit:
     """Return the commit with these targets. Each has its current marker and the marker after its part of the commit.
 
-    `held_markers`: markers that the start read from targets for which the commit has none with this writer and
-    destination. If a target has a new writer, the commit keeps the previous writer until the target receives rows,
-    because the target's current marker belongs to the previous writer.
+    `held_markers`: the markers that the start has read from targets. They are used for targets whose marker the commit
+    does not contain, because the target, its location or its writer has changed. If a target has a new writer, the
+    commit keeps the previous writer until the target receives rows, because the target's current marker belongs to the
+    previous writer.
     """
     earlier = commit.targets
     same_letters = commit.letters_to == letters_to

@@ -183,9 +183,9 @@ def _match(
     firsts: list[pl.DataFrame],
     matched: NDArray[np.bool_] | None = None,
 ) -> int:
-    """Emit the pairs of new rows with a run, and return their number.
+    """Emit the pairs of new rows and matching rows of a run, and return the number of pairs.
 
-    `buffers` is None if the run consists of new rows.
+    `buffers` is None if the run itself consists of new rows.
     """
     other = logic.sides[1 - query.side.which]
     begin, end = matching_ranges(run, query.run.kh, low, high)

@@ -17,7 +17,7 @@ from slackwater.joins.compiled_join import CompiledJoin
 
 @dataclass(frozen=True)
 class ShuffleColumns:
-    """The shuffled columns of a join, and for each side, which of them holds which column of the side."""
+    """The shuffled columns of a join, and the assignment of each side's columns to them."""
 
     columns: tuple[Field, ...]
     by_side: tuple[tuple[tuple[str, Field], ...], ...]

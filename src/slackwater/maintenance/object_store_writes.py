@@ -20,7 +20,7 @@ class WriteCounts:
         epochs: Number of epochs that are kept.
         per_shard: Writes of one shard's files in an epoch.
         per_commit: Writes of the driver in an epoch.
-        seconds: Time between two commits; None if there are fewer than two.
+        seconds: Mean time between two commits (s); None if there are fewer than two.
     """
 
     epochs: int

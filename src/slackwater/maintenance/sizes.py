@@ -67,9 +67,9 @@ class Sizes:
 
 
 def measure_sizes(store: StateStore, hot: int = 0) -> Sizes:
-    """Measure a state without its lock. `hot`: how many keys to report, by rows and by events each.
+    """Measure a state without taking its lock. `hot`: how many keys to report, by rows and by events each.
 
-    Raises StartError if there is no state, StateError if it cannot be read.
+    Raises StartError if there is no state, and StateError if the state cannot be read.
     """
     with store.peek() as snapshot:
         if snapshot is None:

@@ -51,7 +51,7 @@ _OF_PANES = (CLEAN, DIRTY, TOMBSTONE)
 def check_segment_rows(
     operator: Operator, kind: str, rows: pl.DataFrame, shard: int, shards: int, exact: bool = True
 ) -> Iterator[str]:
-    """Describe the problems of one shard's rows, which are in the order of the store. `kind`: the kind of the segment.
+    """Describe the problems of one shard's rows, which must be in their stored order. `kind`: the kind of the segment.
 
     `exact`: the rows were written with the current emission settings; otherwise, checks that depend on these settings
     are skipped.

@@ -45,7 +45,7 @@ class _SegmentCheck:
 
 @dataclass
 class _FilesCheck:
-    """The state of one check of a directory."""
+    """One check of a state directory, with what it has found so far."""
 
     store: FilesStore
     report: VerifyReport
@@ -185,7 +185,7 @@ class _FilesCheck:
             yield f"cannot be read as the commit describes it ({type(error).__name__})"
 
     def check_counts(self, epoch: int) -> None:
-        """Check the latest commit's counts for whole shards, where all segments of the shard are intact."""
+        """Check the latest commit's row counts for each shard whose segments are all intact."""
         commit = self.manifests[epoch]
         damaged = {p.place for p in self.report.problems}
         for number, stage in enumerate(commit.stages):

@@ -44,7 +44,7 @@ RESTORE = "restore it from a backup of the database, or start over under a new n
 
 @dataclass
 class _TablesCheck:
-    """The state of one check. `snapshot`: the exported snapshot of the transaction."""
+    """One check of a pipeline's tables. `snapshot`: the exported snapshot of its transaction."""
 
     db: psycopg.Connection[Any]
     url: str

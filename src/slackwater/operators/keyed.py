@@ -110,7 +110,7 @@ class KeyedOperator(KeyedStateLayout, ImmediateOperator):
     # -- on a shard ----------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
-        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and the columns of `slots`."""
+        """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and the columns under their `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
         by = ["__kh", *self.key_names]

@@ -49,7 +49,7 @@ def _(logic: CompiledSessionWindow, late: pl.DataFrame, watermark: int) -> dict[
 
 @_count_by_lateness.register
 def _(logic: CompiledPaneWindow, late: pl.DataFrame, watermark: int) -> dict[str, int]:
-    """Count the rows of panes. They are late once the last window of their pane has left the state."""
+    """Count the late rows of panes. A row is late once the last window of its pane has left the state."""
     start, rows = late["__start"].to_numpy(), late["__n"].to_numpy()
     if _was_forgotten(logic, watermark):
         return {lateness_histogram.NEVER: int(rows.sum())}

@@ -166,7 +166,7 @@ def _(operator: Operator) -> tuple[int, int]:
 
 
 def _may_hold_input_values(type_: str) -> bool:
-    """Return whether a result of this type may contain input values: strings and times may, numbers are computed."""
+    """Return whether a result of this type may contain input values. Strings and times may; numbers are computed."""
     return any(name in type_ for name in ("string", "timestamp", "date"))
 
 

@@ -183,7 +183,7 @@ def _to_comparable(values: pl.Series) -> pl.Series:
 
 
 def _normalize_json(texts: pl.Series) -> pl.Series:
-    """Normalize texts that are JSON. Other texts are unchanged."""
+    """Normalize strings that contain JSON, and return other strings unchanged."""
 
     def normalize(text: str | None) -> str | None:
         try:

@@ -1,4 +1,4 @@
-"""Reads the results in a Kafka topic: its last records as a table, the latest of each key, then later records."""
+"""Reads the results in a Kafka topic: first the latest record of each key at the end of the topic, then later records."""
 
 from __future__ import annotations
 

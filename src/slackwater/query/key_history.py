@@ -63,7 +63,7 @@ def read_key_history(
 
 
 def format_dead_letter_keys(pipeline: Pipeline, store: StateStore, key: state_inspection.Texts) -> set[str]:
-    """Return a key as dead letters spell it, once for each stage's key types. Raises StartError or StateError."""
+    """Return the spellings of a key in dead letters, one for each stage's key types. Raises StartError or StateError."""
     with store.peek() as snapshot:
         if snapshot is None:
             raise StateError(

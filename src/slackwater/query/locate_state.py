@@ -104,7 +104,7 @@ def _is_url(where: str | Path) -> bool:
 def _list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -> list[str]:
     """Return the names of the pipelines whose state is below a URL.
 
-    `options`: how to reach the object store; by default, the environment decides.
+    `options`: settings for access to the object store; by default, they come from the environment.
     """
     objects = _object_store_module(url)
     return [name for name in objects.pipeline_names(url, options or {}) if ASIDE not in name]

@@ -287,7 +287,8 @@ def _visible_in(snapshot: str) -> str:
 class PostgresResultReader:
     """The result reader for a Postgres table.
 
-    `order`: the column that determines the newest rows; None: when they were written.
+    `order`: the column with the highest values in the newest rows; None if the time of writing determines the newest
+    rows.
     """
 
     url: str

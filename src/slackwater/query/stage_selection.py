@@ -14,7 +14,7 @@ from slackwater.windows.state_rows import KeyedStateLayout
 
 
 def find_stage_index(commit: Commit, name: str, option: str = "--stage") -> int:
-    """Return the index of a stage, from 0. Raises StartError if it does not exist. `option`: its name in messages."""
+    """Return the index of a stage, from 0. Raises StartError, which names `option`, if the stage does not exist."""
     names = [s.name for s in commit.stages]
     if name not in names:
         raise StartError(

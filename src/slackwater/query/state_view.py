@@ -88,7 +88,7 @@ class StateView(NotebookRepr):
     def find_sessions(
         self, key: Any, earliest_end: Time | None = None, latest_start: Time | None = None
     ) -> pl.DataFrame:
-        """Return the sessions of one key within time limits, with the semantics of KIP-94.
+        """Return the sessions of one key within time limits, as session stores of Kafka Streams do.
 
         Both limits are inclusive. A session ends at its last event, without the gap. Times are datetimes (UTC if they
         have no offset), ISO 8601 strings, or whole microseconds since 1970, where 0 and 2**63 - 1 set no limit.

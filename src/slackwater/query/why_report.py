@@ -121,8 +121,8 @@ class PublishedResults:
 class KeyHistory:
     """The newest late rows of a key, and its last published results.
 
-    `more_late`: whether there are older late rows. `late_problem`: why the late rows are unknown, such as because they
-    are dropped.
+    `more_late`: whether there are older late rows. `late_problem`: why the late rows are unknown, for example because
+    they are dropped.
     """
 
     late: tuple[LateRowReport, ...]

@@ -61,7 +61,7 @@ def build_why_report_from_snapshot(
     key: state_inspection.Texts = (),
     stage: str | None = None,
 ) -> WhyReport:
-    """Report on a snapshot that is already open. See `build_why_report`; `runner`: the process that runs the pipeline."""
+    """Report on a snapshot that is already open, as `build_why_report` does. `runner`: the process of the pipeline."""
     commit = snapshot.commit
     inspectors = _inspect_stages(pipeline, snapshot)
     if stage is not None and commit.stages[1:]:

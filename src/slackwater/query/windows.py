@@ -52,7 +52,7 @@ def compute_current_windows(logic: WindowOperator, rows: pl.DataFrame, watermark
 
 
 def state_column_names(logic: CompiledWindow) -> dict[str, str]:
-    """Return the names of the state columns.
+    """Return the names of the columns that `compute_current_windows` adds to the output.
 
     If the output already has a column of that name, one more `_` is prepended.
     """

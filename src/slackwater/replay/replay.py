@@ -53,7 +53,7 @@ UNCLEAR = "the SQL makes several rows of it, and it is unknown which of them wer
 
 @dataclass
 class ReplayResult:
-    """The result of a replay, in letters: applied and remaining ones (by reason), and windows written or superseded."""
+    """The result of a replay: how many dead letters were applied or remain, by reason, and what was emitted."""
 
     applied: int = 0
     remaining: Counter[str] = field(default_factory=Counter)

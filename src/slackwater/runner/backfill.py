@@ -85,12 +85,12 @@ def run_backfill(
         until_us: End of the range (µs UTC), not included.
         partial: Also write windows that start before the range and extend into it, and windows that are not over yet.
         into: Another path, table or topic to write to.
-        slack_ms: How far the time of a Kafka record may be from its event time. By default the lateness plus the
+        slack_ms: How far the time of a Kafka record may be from its event time. By default, the lateness plus the
             allowed lateness.
         stop: An event that ends the backfill after the epoch in progress.
 
     Raises:
-        StartError: A source cannot be read again, or the target only adds rows.
+        StartError: A source cannot be read again, or the target is append-only.
         SlackwaterError: Any other failure.
     """
     backfill = backfill_pipeline(pipeline, since_us, until_us, into)

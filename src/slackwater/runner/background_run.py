@@ -53,7 +53,7 @@ class Handle(NotebookRepr):
             log.error("%s: the run in the background ended: %s", self.pipeline.name, error, exc_info=not is_expected)
 
     def _leave(self) -> None:
-        """Finish the epoch in progress, as at a signal, because the program exits."""
+        """Finish the epoch in progress when the program exits, as a signal would."""
         self._stop.set()
         self._thread.join(_LEAVE_S)
 

@@ -51,7 +51,7 @@ def error_boundary(
 class _ErrorBoundary(AbstractContextManager[None]):
     """The context manager behind `error_boundary`.
 
-    It is a class, because contextlib would restore the trace with Py4J's frames around a generator.
+    It is not a generator, because contextlib would restore the trace with Py4J's frames.
     """
 
     def __init__(self, pipeline: str, session: Callable[[], SparkSession | None], committed: Callable[[], str]) -> None:

@@ -27,7 +27,7 @@ _BACKFILL = "-backfill-"
 
 
 def previous_pipeline(pipeline: Pipeline, store: StateStore) -> Pipeline | None:
-    """Return the pipeline under its previous name if the next start would take over that state, else None."""
+    """Return the pipeline under its previous name if the next start would take over the state of that name, else None."""
     if pipeline.formerly is None or not _is_durable(pipeline) or store.stored_record() is not None:
         return None
     previous = pipeline.model_copy(update={"name": pipeline.formerly})

@@ -11,7 +11,7 @@ from slackwater.secrets import mask_secrets
 
 
 class RunNotifier:
-    """Sends notices and statuses. `last` is the status after the latest commit of this run, None before the first."""
+    """Sends notices and statuses. `last` is the status after the latest commit of this run; None before the first."""
 
     def __init__(
         self,

@@ -153,7 +153,7 @@ def check_epoch_is_pending(pipeline: Pipeline, latest: Commit, published: int, e
 
 
 def _results_as_letters(rows: pl.DataFrame, pipeline: str, epoch: int) -> pl.DataFrame:
-    """Convert results to letters: the value is the row as JSON, the event time is the start of its window."""
+    """Convert results to dead letters. The value is the row as JSON, and the event time is the start of the window."""
     time_column = next(
         (c for c in rows.columns if c == "window_start" and isinstance(rows.schema[c], pl.Datetime)), None
     )

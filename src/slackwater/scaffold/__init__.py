@@ -1,1 +1,1 @@
-"""Behind `slackwater init`: read a data sample, find times and keys in it, and write a config with comments."""
+"""Implements `slackwater init`: reads a data sample, finds times and keys in it, and writes a config with comments."""

@@ -102,7 +102,7 @@ def parse_csv_cell(text: str | None) -> Any:
 
 
 def polars_type_to_ddl(kind: Any) -> str | None:
-    """Return the type as which Spark reads a Polars type from Parquet; None if Spark cannot read it."""
+    """Return the type that a Polars type in a Parquet file has in Spark; None if Spark cannot read it."""
     import polars as pl
 
     simple = {

@@ -121,7 +121,7 @@ class CompiledWindow(KeyedStateLayout):
 
     @property
     def values(self) -> list[Field]:
-        """Return the output columns after the keys, the bounds and the session id."""
+        """Return the output columns that follow the keys, the bounds and the session id."""
         return [*(a.output for a in self.aggs), *(METADATA if self.window.emit_metadata else [])]
 
     @property
@@ -219,7 +219,7 @@ class CompiledWindow(KeyedStateLayout):
         return [pl.col("__rev").max(), pl.col("__out").explode().drop_nulls().unique().sort()]
 
     def output_frame(self, done: EmitResult) -> pl.DataFrame:
-        """Return the output columns and `__reason` of emitted rows; superseded rows have their identity, else NULLs."""
+        """Return the output columns and `__reason` of emitted rows. In superseded rows, the aggregations are NULL."""
         rows = done.rows
         for agg in self.aggs:
             agg.check_limit(rows, self.pipeline)  # as in `finish`, but with the pipeline's name

@@ -6,7 +6,7 @@ A state row is one interval with its accumulators:
 |--------------------|---------------------------------------------------------------------------------------|
 | `__h`              | int64, the unit of the row: the key's hash, for panes mixed with the pane's start     |
 | `__kh`             | int64, the key's hash                                                                 |
-| `__kind`           | the kind of the row (below)                                                           |
+| `__kind`           | the kind of the row, such as WHOLE or FRAGMENT                                        |
 | `__start`          | µs UTC, start of the pane, or first event of the session                              |
 | `__last`           | µs UTC, last event of the session (panes: the start again)                            |
 | `__due`            | µs UTC, the watermark at which the row closes, or (panes) leaves its last window      |
@@ -16,7 +16,7 @@ A state row is one interval with its accumulators:
 | keys, accumulators | typed as in the input                                                                 |
 
 All rows with the same `__h` form a *unit*. A unit is read and replaced as a whole; the newest version wins. Expired
-rows need no delete. The watermark alone decides whether a row is open, closed, retained or expired.
+rows do not have to be deleted. The watermark alone decides whether a row is open, closed, retained or expired.
 
           close              close + allowed lateness (reopen)
     open    │     retained     │    gone
@@ -79,7 +79,7 @@ class DueRowFilter(NamedTuple):
     start_before: int  # applies to all of them: __start < start_before
 
     def mask(self, kind: NDArray[np.int8], start: Int64s, due: Int64s) -> NDArray[np.bool_]:
-        """Return which state rows are due."""
+        """Return a mask of the state rows that are due."""
         result = ((kind == FRAGMENT) | (kind == EMITTED_FRAGMENT)) & (due <= self.pending_upto)
         for row_kind, spans in ((WHOLE, self.whole), (EMITTED, self.emitted)):
             for after, upto in spans:
@@ -108,7 +108,7 @@ class KeyedStateLayout(ABC):
     @property
     @abstractmethod
     def accumulators(self) -> Mapping[str, pl.DataType]:
-        """Return the state columns after the hidden columns and the keys."""
+        """Return the state columns that follow the hidden columns and the keys."""
 
     @property
     @abstractmethod

@@ -22,7 +22,7 @@ def outbox_show(
         int, typer.Option("--limit", "-n", min=1, max=MOST_ROWS, help="The number of rows to print.")
     ] = 10,
 ) -> None:
-    """Show the epoch that is waiting to be published and its rows. Takes no lock."""
+    """Show the epoch that is waiting to be published, with its rows. Takes no lock."""
     from slackwater.cli.outbox import show_pending_epoch
 
     show_pending_epoch(file, limit)

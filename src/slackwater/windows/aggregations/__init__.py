@@ -134,7 +134,7 @@ class Agg:
         return {self.kind.part(part): dtype for part, dtype in self.kind.parts.items()}
 
     def lift_sql(self, event_us: str) -> dict[str, str] | None:
-        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if it cannot be written as SQL."""
+        """Return Spark SQL aggregates over the inputs and `sql_columns`, by name; None if there is no SQL form."""
         sql_by_part = self.kind.lift_sql(event_us)
         return None if sql_by_part is None else {self.kind.part(part): sql for part, sql in sql_by_part.items()}
 

@@ -159,7 +159,10 @@ class IntegerTotal(SumKind):
 
 
 class DecimalTotal(SumKind):
-    """sum and avg of decimals; the accumulators are `n` and `sum`, which has ten more digits, as in Spark."""
+    """sum and avg of decimals; the accumulators are `n` and `sum`.
+
+    As in Spark, `sum` has ten digits more than the column.
+    """
 
     @property
     def output(self) -> Field:

@@ -109,7 +109,7 @@ def _insert(order: Int64s, by_hash: Int64s, by_start: Int64s, begin: int, stop: 
 
 @inlined
 def merge_sort(order: Int64s, begin: int, stop: int, first: Int64s, then: Int64s, last: Int64s, spare: Int64s) -> None:
-    """Merge sort one range of an order by three columns, bottom up."""
+    """Sort one range of `order` by three columns, with a bottom-up merge sort."""
     width = 1
     while width < stop - begin:
         for low in range(begin, stop - width, 2 * width):
