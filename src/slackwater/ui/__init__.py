@@ -1,4 +1,4 @@
-"""The page of a pipeline, running or not. It takes no lock, changes nothing and does not need a config.
+"""The web page of a pipeline, which may be running or not. It takes no lock, changes nothing and needs no config.
 
     store.peek() ─▶ page_model.load_model ─▶ blocks/* (frozen values) ─▶ JSON
       one commit                                │

@@ -1,7 +1,7 @@
 """Access to the page: tokens, and response headers that restrict what a browser may load.
 
-All scripts, styles and images are files served by this server. None is inline, so a key or a source name that looks
-like a script is just text.
+All scripts, styles and images are files of this server. None of them is inline, so a browser shows a key or a source
+name that looks like a script as text.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _is_loopback(host: str) -> bool:
 class TokenMiddleware:
     """ASGI middleware that requires the token, if one is set.
 
-    The token is passed as `?token=…` once, then as a cookie set by the response, or as a bearer token.
+    A client passes the token as a bearer token, or once as `?token=…` and then as the cookie that the response sets.
     """
 
     def __init__(self, app: Application, token: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Axes of drawings: the position of a value, and the labelled ticks."""
+"""Axes of drawings: the position of a value, and the labeled ticks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Poll the sources for their backlog: the input that has not been read. The queries are in `sources.backlog`.
+"""Poll the sources for their backlog, which is the unread input. `sources.backlog` contains the requests.
 
-Each source is polled in a separate thread, at most one at a time. The page waits for at most LONGEST_S, and reuses the
-response for FRESH_S. The offsets of a commit are subtracted later, so one response works for every commit.
+Each source is polled in a separate thread, at most once at a time. The page waits for at most LONGEST_S seconds, and
+reuses a response for FRESH_S seconds. The offsets of a commit are subtracted later, so one response works for every
+commit.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class _BacklogAnswer:
     """The latest response of a source.
 
     Args:
-        backlog_of: computes the backlog at a commit; None while there is no response.
-        problem: why there is no response.
-        answered_s: when it responded (monotonic seconds).
-        thread: the thread that polls it.
+        backlog_of: Computes the backlog at a commit; None while there is no response.
+        problem: Why there is no response; None if there is one.
+        answered_s: When the source responded (monotonic seconds).
+        thread: The thread that polls the source.
     """
 
     backlog_of: Answer | None = None

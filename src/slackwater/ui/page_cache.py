@@ -2,8 +2,8 @@
 
 epochs() ──▶ a new commit? ──▶ load_model ──▶ PageModel, tag ──▶ blocks, rendered once ──▶ PageUpdate ──▶ viewers
 
-The store is polled at most every LOOK_S, and only while there are viewers. After building a model, there is a pause in
-proportion to its cost.
+The store is polled at most every LOOK_S seconds, and only while there are viewers. After a model is built, polling
+pauses in proportion to the cost of the model.
 """
 
 from __future__ import annotations

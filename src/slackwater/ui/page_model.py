@@ -37,7 +37,7 @@ from slackwater.ui.format import format_seconds
 
 
 class NoCommitError(StateError):
-    """The state does not have a commit yet. Nothing is wrong."""
+    """Raised when the state does not have a commit yet, which is not a failure."""
 
 
 WhyRenderer = Callable[[WhyReport, str], Iterable[str]]  # renders a report of `why` about a config file as lines
@@ -67,14 +67,14 @@ class PageModel:
     """The blocks of one commit, for the whole pipeline or for one stage.
 
     Args:
-        tag: changes whenever the page changes.
-        looked_us: when the model was built (µs UTC).
-        closing: open windows of `closing_of`, the last stage that has windows; None if there are no windows.
-        pace: None for a stage.
-        joined: buffers of `joined_of`, the last join; None if there is no join.
-        kept_epochs: the epochs up to this one that have a page.
-        stage: the name of the stage; None for the whole pipeline.
-        runs: None for a stage or an earlier commit.
+        tag: A tag that changes whenever the page changes.
+        looked_us: When the model was built (µs UTC).
+        closing: Open windows of `closing_of`, the last stage that has windows; None if there are no windows.
+        pace: The throughput of the pipeline; None for a stage.
+        joined: Buffers of `joined_of`, the last join; None if there is no join.
+        kept_epochs: The epochs up to this one that have a page.
+        stage: The name of the stage; None for the whole pipeline.
+        runs: The runs of the pipeline; None for a stage or an earlier commit.
     """
 
     tag: str
@@ -97,8 +97,8 @@ class PageModel:
 def load_model(watched: PageSource, now_us: int, epoch: int | None = None, stage: str | None = None) -> PageModel:
     """Build the model of the latest or an earlier commit, for the whole pipeline or for one of several stages.
 
-    Raises StateError if there is no commit, it is damaged, or the config does not fit it, and StartError for an unknown
-    stage.
+    Raises StateError if the commit is missing or damaged, or if the config does not fit it. Raises StartError for an
+    unknown stage.
     """
     with watched.store.peek(epoch) as snapshot:
         if snapshot is None:
@@ -148,13 +148,13 @@ def _build_model(
     """Build the model of a snapshot.
 
     Args:
-        watched: the pipeline.
-        snapshot: the commit being shown.
-        commits: the commits that are kept.
-        runner: the active runner; None if there is none.
-        now_us: the time (µs UTC).
-        stage: the stage being shown; None for the whole pipeline.
-        recorded_runs: the runs of the pipeline; None for a stage or an earlier commit.
+        watched: The pipeline.
+        snapshot: The commit being shown.
+        commits: The commits that are kept.
+        runner: The active runner; None if there is none.
+        now_us: The time (µs UTC).
+        stage: The stage being shown; None for the whole pipeline.
+        recorded_runs: The runs of the pipeline; None for a stage or an earlier commit.
     """
     commit = snapshot.commit
     # since the snapshot was taken, a runner may have committed again or removed this commit's record
@@ -203,7 +203,10 @@ def _has_windows(stage: StageSummary) -> bool:
 
 
 def _last_stage(summaries: Iterable[StageSummary], windowed: bool) -> StageSummary | None:
-    """Return the last stage with windows, or the last join, since it is nearest to the output."""
+    """Return the stage with windows, or the join, that is nearest to the output.
+
+    `windowed`: whether to look for a stage with windows; otherwise for a join.
+    """
     return next((s for s in reversed(tuple(summaries)) if (_has_windows(s) if windowed else s.kind == "join")), None)
 
 
@@ -233,7 +236,7 @@ def _lateness(report: WhyReport) -> tuple[LatenessStats, str | None]:
 
 
 def _compute_tag(commit: Commit, runner: str | None, published: bool, recorded_runs: Sequence[Run] = ()) -> str:
-    """Return a tag of the epoch, the state, the runner, whether the epoch is published, and the latest run."""
+    """Return a tag that changes with the epoch, the state, the runner, the latest run, or when the epoch is published."""
     rest = f"{commit.state_id}\0{commit.committed_us}\0{runner}\0{published}\0{recorded_runs}"
     return f"{commit.epoch}-{hashlib.sha256(rest.encode()).hexdigest()[:12]}"
 

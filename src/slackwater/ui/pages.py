@@ -65,10 +65,10 @@ class PageLocation:
     """The location of a page, for its links.
 
     Args:
-        base: the prefix of the page's URLs; None in a saved file.
-        epoch: the commit that the page shows; None for the latest.
-        others: names and URLs of all pipelines, if there are several.
-        home: for a stage, the prefix of its pipeline's URLs.
+        base: The prefix of the page's URLs; None in a saved file.
+        epoch: The commit that the page shows; None for the latest.
+        others: Names and URLs of all pipelines, if there are several.
+        home: For a stage, the prefix of its pipeline's URLs.
     """
 
     base: str | None
@@ -155,8 +155,8 @@ def render_page(
     """Render a page with all blocks. A saved file contains its styles, and has neither scripts nor links.
 
     Args:
-        epochs: the epochs that the page links to; by default those of the model.
-        of_stages: models of stages, whose blocks are appended in a saved file.
+        epochs: The epochs to which the page links; by default the epochs of the model.
+        of_stages: The models of single stages, whose blocks are appended in a saved file.
     """
     blocks, stages = _blocks(model, location), [(s, _blocks(s, location)) for s in of_stages]
     style = None if location.base is not None else Markup(read_static_file("ui.css").decode())
@@ -170,7 +170,7 @@ def render_page(
 
 
 def _block_names(model: PageModel) -> tuple[str, ...]:
-    """Return the names of the blocks of a model."""
+    """Return the names of the blocks that a model has."""
     return STAGE_BLOCKS if model.stage is not None else BLOCKS
 
 
@@ -193,7 +193,7 @@ def render_key_page(pipeline: str, location: PageLocation, view: KeyView, stage:
 def render_letters_page(
     pipeline: str, location: PageLocation, reason: str | None, letters: Sequence[Mapping[str, Any]], most: int
 ) -> bytes:
-    """Render the page of the newest dead letters, at most `most`."""
+    """Render the page of the newest dead letters. At most `most` letters are shown."""
     return _render(
         "letters.html", pipeline=pipeline, location=location, style=None, reason=reason, letters=letters, most=most
     )
@@ -204,7 +204,10 @@ def render_hot_keys_page(model: PageModel, location: PageLocation, keys: Sequenc
 
 
 def render_overview(pipelines: Sequence[tuple[str, str, PageModel | None, str | None, bool]]) -> bytes:
-    """Render the overview. Each entry has name, URL, model, problem, and whether only the first commit is missing."""
+    """Render the overview of several pipelines.
+
+    Each entry has the name, the URL, the model or the problem, and whether only the first commit is missing.
+    """
     return _render("overview.html", pipelines=pipelines, location=PageLocation(""), style=None)
 
 

@@ -81,7 +81,7 @@ class UiServer:
 def serve_pages(
     watched: Sequence[PageSource], port: int, host: str = LOOPBACK, names: Sequence[str] = (), token: str | None = None
 ) -> UiServer:
-    """Serve the pages of these pipelines until `stop`. Raises StartError, also for another host without a token."""
+    """Serve the pages of these pipelines until `stop`. Raises StartError, also if `token` is missing for a public host."""
     check_bind_address(host, token)
     if token is not None:
         remember_secret(token)
@@ -259,7 +259,7 @@ class UiApplication:
 
 
 def _problem(cache: PageCache, location: PageLocation) -> Response:
-    """Return a page about the problem, instead of a page that cannot be shown yet."""
+    """Return a page about the problem because of which the requested page cannot be shown."""
     return html_response(
         pages.render_problem(cache.name, location, cache.problem or "", cache.waits), 200 if cache.waits else 503
     )
@@ -289,7 +289,7 @@ def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Re
 
 
 def _block_renderer(blocks: Sequence[str], location: PageLocation) -> Callable[[PageCache], Mapping[str, bytes]]:
-    """Return a function that renders a model's blocks. For a problem, the top block shows it and the rest is empty."""
+    """Return a function that renders a model's blocks. The top block shows a problem; the other blocks are empty then."""
 
     def render_blocks(cache: PageCache) -> Mapping[str, bytes]:
         model = cache.model
@@ -368,7 +368,7 @@ def _keys_json(cache: PageCache, location: PageLocation, request: Request) -> Re
 
 
 def _key_texts(request: Request) -> dict[str, str | None]:
-    """Parse the key in a query string: `name=value`, or only a name for NULL, which Starlette would read as a string."""
+    """Parse the key in a query string: `name=value`, or only the name for NULL. Starlette would return a string for NULL."""
     key: dict[str, str | None] = {}
     for part in request.url.query.split("&")[:50]:
         name, is_value, value = part.partition("=")

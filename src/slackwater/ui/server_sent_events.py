@@ -17,11 +17,11 @@ class PageUpdate:
     """A page model as server-sent events.
 
     Args:
-        tag: the tag of the model.
-        before: the tag of the previous update; None for the first one.
-        short: only the event about the commit.
-        changed: the blocks that differ from the previous update, and the event about the commit.
-        whole: all blocks, and the event about the commit.
+        tag: The tag of the model.
+        before: The tag of the previous update; None for the first one.
+        short: Only the event about the commit.
+        changed: The blocks that differ from the previous update, and the event about the commit.
+        whole: All blocks, and the event about the commit.
     """
 
     tag: str

@@ -1,7 +1,7 @@
 """SVG as escaped markup: every value is escaped as text.
 
-A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So nothing must be
-scrolled, or is too small to read. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
+A drawing has a width in units of about one pixel: WIDTH or HALF on a screen, NARROW on a phone. So drawings need no
+scrolling and stay readable. `draw_both_widths` draws both widths, and the stylesheet shows one of them.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ def draw_both_widths(draw: Callable[..., Markup], wide: float = WIDTH) -> Callab
 
 
 def space_labels(names: Sequence[str], slot: float) -> list[str]:
-    """Return the labels of positions that are `slot` apart, where labels that would overlap are replaced by ""."""
+    """Return the labels for positions that are `slot` apart. Labels that would overlap are replaced by ""."""
     longest = max((len(name) for name in names), default=0) * CHARACTER + 4
     step = max(-(-int(longest) // max(int(slot), 1)), 1)
     return [name if n % step == 0 else "" for n, name in enumerate(names)]
 
 
 def note(x: float, y: float, content: str, class_: str = "note") -> Markup:
-    """Return a text next to a vertical line at `x`, on the side where it fits."""
+    """Return text next to a vertical line at `x`, on the side where it fits."""
     needed = BOLD_CHARACTER * len(content)
     if x + 6 + needed <= width():
         return text(x + 6, y, content, class_)
@@ -98,9 +98,9 @@ def element(name: str, *children: str | Markup, **attributes: str | float | None
 def picture(label: str, height: float, *parts: Markup, across: float | None = None) -> Markup:
     """Return a drawing that fills the available width.
 
-    Screen readers read `label`; the numbers are in a table next to it.
+    Screen readers read `label`; the numbers are in a table next to the drawing.
 
-    `across`: the width of a drawing that may be wider than `width()`; it keeps its size and can be scrolled.
+    `across`: the width of the drawing. If it exceeds `width()`, the drawing keeps its size and can be scrolled.
     """
     across = across or width()
     size = {"width": f"{across:g}", "height": f"{height:g}"} if across > width() else {}

@@ -21,7 +21,7 @@ _TAG = re.compile(r"<[^>]*>")
 def label_table_cells(page: str) -> str:
     """Add the column names to the table cells in rendered HTML.
 
-    Values in it must be escaped, so that a user's text cannot look like a tag.
+    The values in the HTML must be escaped, so that a user's text cannot look like a tag.
     """
     return _TABLE.sub(lambda table: _labelled(table[0]), page)
 

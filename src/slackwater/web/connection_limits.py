@@ -1,11 +1,12 @@
 """HTTP/1.1 connections that are limited in number, size and time, using the parser and protocol of uvicorn and h11.
 
-connected ──▶ waits for a request ──▶ is answered ──▶ waits again        a wait is closed after WAIT_S, and so is
-              the oldest one is       by the app       (keep-alive)      an answer that the client reads too slowly
+connected ──▶ waits for a request ──▶ is answered ──▶ waits again        closed after a wait of WAIT_S seconds, or if
+              the oldest one is       by the app       (keep-alive)      the client reads the response too slowly
               closed if there are
               too many
 
-If all connections are in use, a new client displaces the oldest connection of a client that has at least two more.
+If all connections are in use, a new connection displaces the oldest one of the client with the most connections, provided
+that this client has at least two more than the new one's client.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def create_bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> typ
 
 
 class _CountingSocket:
-    """A transport that counts the bytes written to it."""
+    """Wraps a transport, and counts the bytes written to it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport, self.written = transport, 0
@@ -125,7 +126,7 @@ class _BoundedServer(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         """Do nothing.
 
-        Uvicorn's time limit would keep a client that reads nothing; `_check_progress` handles both cases.
+        Uvicorn's time limit does not disconnect a client that reads nothing. `_check_progress` also covers idle clients.
         """
 
     def _start_waiting(self) -> None:

@@ -1,7 +1,7 @@
-"""Endless responses: at most a fixed number at a time, shared fairly among clients.
+"""Endless responses (event streams): at most a fixed number at a time, shared fairly among clients.
 
-A client that has at least two streams fewer than another client takes one of that client's slots. So a single client
-may use all slots, two clients get half each, and no client can lock another one out.
+If no slot is free, a client takes a slot from the client with the most streams, provided that this client has at least
+two more. So a single client may use all slots, two clients get half each, and no client can lock another one out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StreamSlots:
         return slot in self._taken
 
     def take(self, client: str, evict: Callable[[], object]) -> StreamSlot | None:
-        """Take a slot for a client, possibly from a client that has more streams; return None if that is not possible."""
+        """Take a slot for a client, possibly from a client that has more streams. Return None if no slot is available."""
         if len(self._taken) >= self.most and not self._make_room(client):
             return None
         slot = StreamSlot(client, evict)
@@ -66,7 +66,7 @@ class StreamSlots:
 class EventStream(Response):
     """A response with server-sent events in one of `slots`. If no slot is free, it sends `refusal`.
 
-    HEAD only gets headers.
+    A HEAD request only gets the headers.
     """
 
     def __init__(self, events: Callable[[], AsyncIterator[bytes]], slots: StreamSlots, refusal: Response) -> None:

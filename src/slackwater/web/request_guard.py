@@ -1,4 +1,4 @@
-"""Check each request before it reaches the application: its host is this server, and it is read-only, without a body.
+"""Check each request before it reaches the application: it must name this server as host, be read-only and have no body.
 
 A web page can make a browser send requests to a loopback port, using a name that resolves to loopback (DNS rebinding).
 The browser then sends that name as `Host`. An IP address cannot be rebound, so IP addresses are always allowed.
@@ -27,7 +27,7 @@ class RequestGuard:
 
     Args:
         names: Names of this server, in addition to `localhost` and IP addresses.
-        option: The command-line option that adds a name, quoted in the error.
+        option: The command-line option that adds a name, for error messages.
     """
 
     def __init__(self, app: Application, names: Sequence[str], option: str) -> None:

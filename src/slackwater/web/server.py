@@ -49,11 +49,13 @@ def start_server(
     """Serve an application until `stop` is called. Raises StartError if the port cannot be used.
 
     Args:
-        port: The port; 0 selects a free one.
+        app: The ASGI application.
+        port: The port; 0 selects a free port.
+        host: The address on which to listen.
         service: The name of what is served, for errors.
         option: The command-line option that sets the port, for errors.
         names: Additional names of this server, from `--allow-host`; see `guard`.
-        most: The maximum number of connections.
+        max_connections: The maximum number of connections.
         wait_s: The time limit for a request and for reading a response (seconds).
     """
     listening = _open_socket(host, port, service, option)

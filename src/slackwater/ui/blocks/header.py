@@ -1,4 +1,4 @@
-"""Block at the top of the page: the commit being shown, and a sentence about its rows and its watermark."""
+"""Block at the top of the page: the commit being shown, a sentence about its rows, and what holds its watermark."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Header:
     """The header block of the page.
 
     Args:
-        stage: the stage being shown; None for the whole pipeline.
-        published: whether the output of the commit is published.
-        accounted: whether no row is unaccounted for.
-        sentence: what happened to all rows.
-        held: what holds the watermark.
-        told: the lines of `slackwater why` about this commit.
+        stage: The stage being shown; None for the whole pipeline.
+        published: Whether the output of the commit is published.
+        accounted: Whether the counts account for every row.
+        sentence: A sentence that says what happened to all rows.
+        held: A sentence that says what holds the watermark.
+        told: The lines of `slackwater why` about this commit.
     """
 
     pipeline: str

@@ -30,7 +30,10 @@ BINS = 100
 
 @dataclass(frozen=True)
 class AgeBin:
-    """Rows with event times in [from_us, to_us). `matched`: rows with a partner; None for a side that is not outer."""
+    """The number of rows with event times in [from_us, to_us).
+
+    `matched`: the number of these rows that have a partner; None for a side that is not outer.
+    """
 
     from_us: int
     to_us: int
@@ -40,7 +43,7 @@ class AgeBin:
 
 @dataclass(frozen=True)
 class BufferHotKey:
-    """The key with the most rows on a side, and their number."""
+    """The key with the most rows on a side of a join, and the number of its rows."""
 
     key: Mapping[str, Any]
     rows: int
@@ -51,13 +54,13 @@ class BufferSide:
     """One side of a join. `entered` and the fields after it count rows over the life of the pipeline.
 
     Args:
-        keep_us: how long a row is kept after the watermark has passed its event time (µs).
-        expires_us: rows before this event time have expired; None without a watermark.
-        rows: rows that are buffered now.
-        entered: rows that entered the state.
-        matched: entered rows with a partner. For a side that is not outer, only those that had one on arrival.
-        unmatched: rows emitted without a partner.
-        evicted: rows removed early because of `on_state_cap`.
+        keep_us: How long a row is kept after the watermark has passed its event time (µs).
+        expires_us: Rows before this event time have expired; None without a watermark.
+        rows: Rows that are buffered now.
+        entered: Rows that entered the state.
+        matched: Entered rows with a partner. For a side that is not outer, only rows that had a partner on arrival.
+        unmatched: Rows emitted without a partner.
+        evicted: Rows removed early because of `on_state_cap`.
     """
 
     side: str
@@ -85,7 +88,7 @@ class BufferSide:
 class JoinBuffers:
     """The block "Joins".
 
-    `width_us`: width of the bins on both sides; `pairs`: pairs emitted over the life of the pipeline.
+    `width_us`: the width of the bins on both sides (µs). `pairs`: pairs emitted over the life of the pipeline.
     """
 
     watermark_us: int | None
@@ -144,7 +147,10 @@ def _ages(rows: pl.DataFrame, width: int, outer: bool) -> tuple[AgeBin, ...]:
 def _hot_key(
     snapshot: Snapshot, logic: CompiledJoin, which: int, hashes: Int64s, watermark: int
 ) -> BufferHotKey | None:
-    """Return the key with the most rows, by its hash. If keys share a hash, which is rare, return the largest."""
+    """Return the key with the most rows. Rows are counted by the hash of their key.
+
+    If several keys share the most frequent hash, which is rare, the one with the most rows is returned.
+    """
     if not len(hashes):
         return None
     values, counts = np.unique(hashes, return_counts=True)

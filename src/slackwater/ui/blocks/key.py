@@ -29,11 +29,11 @@ class KeyWindow:
     """A window or session of the key.
 
     Args:
-        last_us: the last event of a session, followed by its gap up to `end_us` (µs); None for a window.
-        cap_us: the latest time at which a session is cut (µs).
-        closes_us: the watermark that closes it (µs).
-        cut: whether the cap closes it.
-        revision: how many times it was emitted; None if windows are only emitted once.
+        last_us: The last event of a session, followed by its gap up to `end_us` (µs); None for a window.
+        cap_us: The latest time at which a session is cut (µs).
+        closes_us: The watermark that closes the window (µs).
+        cut: Whether the cap closes the session.
+        revision: How many times the window was emitted; None if windows are only emitted once.
     """
 
     start_us: int
@@ -52,9 +52,9 @@ class KeyView:
     """The block "One key".
 
     Args:
-        of_sessions: whether the windows are sessions.
-        told: the lines of `why --key` about the key.
-        history: its late rows and latest results; None without a config.
+        of_sessions: Whether the windows are sessions.
+        told: The lines of `why --key` about the key.
+        history: The late rows and the latest results of the key; None without a config.
     """
 
     key: Mapping[str, Any]

@@ -21,10 +21,10 @@ class RowCounts:
     """Row counts.
 
     Args:
-        rows_in: rows that were read, or lost before they were read.
-        by_sql: rows that the SQL removed; negative if it added rows.
-        unaccounted: rows of `rows_in` that are not in any other count.
-        replayed: late rows that `dlq replay` has applied; only known in total.
+        rows_in: Rows that were read, and rows that were lost before they were read.
+        by_sql: Rows that the SQL removed; negative if it added rows.
+        unaccounted: Rows of `rows_in` that are not in any other count.
+        replayed: Late rows that `dlq replay` has applied; only known in total.
     """
 
     rows_in: int
@@ -41,7 +41,10 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class EpochRows:
-    """The rows of a commit since the previous one. `account` and `emitted` are None if the previous one is not kept."""
+    """The rows that a commit added to the counts of the previous commit.
+
+    `account` and `emitted` are None if the previous commit is not kept.
+    """
 
     epoch: int
     committed_us: int
@@ -53,12 +56,12 @@ class EpochRows:
 class RowAccounting:
     """The block "Where did every row go?".
 
-    `total`, `letters`, `late` and `emitted` cover the life of the pipeline; the last three are by reason.
+    `total`, `letters`, `late` and `emitted` cover the life of the pipeline. The last three are counts by reason.
 
     Args:
-        unaccounted: the largest unaccounted count, whether in total or in an epoch.
-        lateness: statistics of late rows since the current lateness of the sources was set.
-        advice: a sentence about the lateness that would have kept more rows.
+        unaccounted: The largest unaccounted count, whether in total or in an epoch.
+        lateness: Statistics of late rows since the current lateness of the sources was set.
+        advice: A sentence about the lateness that would have kept more rows.
     """
 
     total: RowCounts
@@ -120,7 +123,7 @@ def _parts(commit: Commit) -> dict[str, int]:
 
 
 def _account(p: Mapping[str, int], sql: bool) -> RowCounts:
-    """Compute the account from row counters. `sql`: whether there is a SELECT, which may remove or add rows."""
+    """Compute row counts from the counters `p`. `sql`: whether there is a SELECT, which may remove or add rows."""
     by_sql = p["in"] - p["bad"] - p["sql"]
     missing = p["sql"] - p["used"] - p["late"] - p["refused"] - p["keyless"]
     if not sql:

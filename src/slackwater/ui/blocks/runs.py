@@ -19,14 +19,15 @@ OUTCOMES = {
 
 @dataclass(frozen=True)
 class PastRun:
-    """One run. Times are microseconds UTC, durations microseconds.
+    """One run. Times are in microseconds UTC, and durations in microseconds.
 
     Args:
-        ended_us: None while it runs, and for a killed run. The same holds for `lasted_us`.
-        outcome: a key of OUTCOMES.
-        said: the outcome as text.
-        last_epoch: the last epoch that it committed; None if it did not commit any.
-        epochs: the number of epochs that it committed.
+        ended_us: The end of the run; None if the run is in progress or was killed.
+        lasted_us: The duration of the run; None if `ended_us` is None.
+        outcome: A key of OUTCOMES.
+        said: The outcome as text.
+        last_epoch: The last epoch that the run committed; None if it did not commit any.
+        epochs: The number of epochs that the run committed.
     """
 
     started_us: int

@@ -15,13 +15,14 @@ class StageSummary:
     """The summary of one stage. `rows_in`, `late` and `emitted` count over the life of the stage.
 
     Args:
-        at: its component in URLs.
-        reads: the sources and stages that it reads.
-        waits_for: describes what its watermark waits for.
-        open: open windows, or rows buffered in a join.
-        rows: rows in its state; `bytes` is their size.
-        targets: the targets that receive its output.
-        kept: for a stage where nothing waits, a description of its state.
+        at: The component of the stage in URLs.
+        reads: The sources and stages that the stage reads.
+        waits_for: A description of what the watermark of the stage waits for.
+        open: The number of open windows, or of rows buffered in a join.
+        rows: The number of rows in the state.
+        bytes: The size of the rows in the state.
+        targets: The targets that receive the output.
+        kept: A description of the state, for a stage without open windows or buffered rows.
     """
 
     name: str
@@ -47,7 +48,7 @@ def build_stages(commit: Commit, report: WhyReport) -> tuple[StageSummary, ...]:
 
 
 def _stage_address(name: str, number: int) -> str:
-    """Return a stage's component in URLs: its name, or `~` and its number if the name does not fit in a path."""
+    """Return a stage's component in URLs: its name, or `~` and its number if the name is not valid in a path."""
     return name if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name) else f"~{number}"
 
 

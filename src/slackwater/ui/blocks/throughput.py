@@ -22,9 +22,9 @@ class EpochTiming:
     """The timing of one commit.
 
     Args:
-        rows: rows read since the previous commit; None if that is not kept.
-        since_us: the time since the previous commit (µs); None if that is not kept.
-        phases: the time of each phase (µs), without phases that are not known yet.
+        rows: The number of rows read since the previous commit; None if that commit is not kept.
+        since_us: The time since the previous commit (µs); None if that commit is not kept.
+        phases: The time of each phase (µs), without phases that are not known yet.
     """
 
     epoch: int
@@ -36,19 +36,20 @@ class EpochTiming:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The block "Does it keep up?". Rates are over the commits that are kept, and None if unknown.
+    """The block "Does it keep up?". Rates cover the commits that are kept. A rate is None if it is unknown.
 
-    The time begins with the first of these commits. If that is the pipeline's first commit, it begins with the work on
-    that commit, and its rows count. So a run that read everything in one epoch also has a rate.
+    The measured time begins with the first of these commits. If that is the pipeline's first commit, the time begins
+    with the work on it, and its rows count. So a run that read everything in one epoch also has a rate.
 
     Args:
-        rows: rows read within `over_us`.
+        rows: The number of rows read within `over_us`.
+        over_us: The measured time (µs).
         rows_per_s: `rows` per second of `over_us`.
-        busy_per_s: rows per second while an epoch was in progress, which is the capacity.
-        busy: the share of the time in which an epoch was in progress.
-        waits: the backlog of each source.
-        asked_us: when the sources were polled (µs UTC).
-        behind_us: how long reading the backlog takes at this capacity, if no more rows arrive.
+        busy_per_s: The capacity: rows per second while an epoch was in progress.
+        busy: The share of the time in which an epoch was in progress.
+        waits: The backlog of each source.
+        asked_us: When the sources were polled (µs UTC).
+        behind_us: How long it takes to read the backlog at this capacity if no more rows arrive (µs).
     """
 
     laps: tuple[EpochTiming, ...]

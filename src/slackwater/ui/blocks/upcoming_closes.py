@@ -54,8 +54,8 @@ class UpcomingCloses:
 
     Args:
         what: "sessions" or "keys in windows". For hopping windows, the count of keys is an upper bound.
-        width_us: the width of each bin. The last bin may be wider: it has the windows that close much later.
-        bins: the non-empty bins.
+        width_us: The width of each bin (µs). The last bin may be wider, because it has all windows that close much later.
+        bins: The non-empty bins.
     """
 
     what: str
@@ -141,7 +141,7 @@ def _(operator: Operator, snapshot: Snapshot) -> None:
 def bin_times(times: Int64s, counts: Int64s) -> tuple[int, tuple[CloseBin, ...]]:
     """Return the bin width, and the bins of times with their counts. If the last 1% are far away, they share one bin.
 
-    This does not sort, since there may be millions of times.
+    The times are not sorted, because there may be millions of them.
     """
     if not len(times):
         return 0, ()
@@ -205,7 +205,7 @@ def _(operator: Operator, snapshot: Snapshot, low: int, high: int) -> list[Closi
 def _candidate_hashes(
     operator: Operator, reader: StateReader, rows: pl.DataFrame, watermark: int, low: int, high: int
 ) -> Iterator[Int64s]:
-    """Yield hashes of the state units that may contain the first windows of a bin. Units of a window come together."""
+    """Yield hashes of the state units that may contain the first windows of a bin. An array has all units of a window."""
     raise_unregistered(operator, "slackwater.ui.blocks.upcoming_closes.closing_windows")
 
 

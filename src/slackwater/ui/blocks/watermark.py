@@ -15,10 +15,10 @@ class WatermarkLane:
     """A source (`partition` is None), one of its partitions, or an input stage (`of_stage`). Times are in µs.
 
     Args:
-        newest_us: the newest event time.
-        quiet_us: how long it has had no rows.
-        since_us: when its last row was read, by the engine's clock.
-        holds: whether it holds the watermark.
+        newest_us: The newest event time.
+        quiet_us: How long the input has had no rows.
+        since_us: When the last row of the input was read, by the engine's clock.
+        holds: Whether the input holds the watermark.
     """
 
     source: str
@@ -35,7 +35,7 @@ class WatermarkLane:
 
 @dataclass(frozen=True)
 class LagPoint:
-    """The lag of the watermark behind the clock at one commit (µs); None before there is a watermark."""
+    """The lag of the watermark behind the clock at one commit (µs); None if there is no watermark yet."""
 
     epoch: int
     committed_us: int
@@ -81,7 +81,7 @@ def _watermark(report: WhyReport, commits: Sequence[Commit]) -> int | None:
 def _holds(clock: ClockReport, report: WhyReport) -> bool:
     """Return whether the watermark waits for this input.
 
-    For a report about several stages, this is the source at the end of the chain.
+    In a report about several stages, only the source at the end of the chain of waiting stages holds the watermark.
     """
     if clock.of_stage:
         return report.through[:1] == (clock.source,)

@@ -1,1 +1,1 @@
-"""Draw blocks as SVG. Shapes only have classes; colours and strokes are in the stylesheet."""
+"""Draw blocks as SVG. Shapes only have classes; colors and strokes are in the stylesheet."""

@@ -1,4 +1,4 @@
-"""Draw the bytes and rows of the state over the commits that are kept."""
+"""Draw the size of the state, in bytes and rows, at each commit that is kept."""
 
 from __future__ import annotations
 

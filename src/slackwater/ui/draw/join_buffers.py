@@ -1,4 +1,4 @@
-"""Draw the buffered rows on both sides of a join by event time, with lines before which rows have expired."""
+"""Draw the buffered rows of both sides of a join by event time. A line per side separates expired rows."""
 
 from __future__ import annotations
 

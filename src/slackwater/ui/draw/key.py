@@ -14,7 +14,7 @@ MOST = 60  # maximum number of windows drawn
 
 
 def draw_key_timeline(block: KeyView) -> Markup:
-    """Draw the latest MOST windows of the key; return empty markup if it has none."""
+    """Draw the latest MOST windows of the key; return empty markup if the key has no windows."""
     bars = block.bars[-MOST:]
     if not bars:
         return Markup("")

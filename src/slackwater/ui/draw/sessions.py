@@ -20,7 +20,7 @@ LEFT, TOP, LANE = 220, 30, 26
 
 @dataclass(frozen=True)
 class SessionBar:
-    """A window of a key; times are in µs. `last_us`: the last event of a session, followed by its gap."""
+    """A window of a key, with times in µs. `last_us`: the last event of a session, followed by its gap."""
 
     key: str
     start_us: int

@@ -22,8 +22,8 @@ def draw_stages(summaries: Sequence[StageSummary], base: str | None, chosen: str
     """Draw the stages.
 
     Args:
-        base: the prefix of the URLs that boxes link to; None in a file, where they link to anchors.
-        chosen: the highlighted stage.
+        base: The prefix of the URLs that boxes link to; None in a file, where they link to anchors.
+        chosen: The name of the highlighted stage; None for no stage.
     """
     columns = _columns(summaries)
     sources = list(dict.fromkeys(n for s in summaries for n in s.reads if n not in columns))

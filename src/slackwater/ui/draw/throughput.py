@@ -14,7 +14,7 @@ LEFT, TOP, BOTTOM = 70, 12, 170
 
 
 def draw_epoch_times(block: Throughput) -> Markup:
-    """Draw a stacked bar for each epoch; return empty markup if no time is known."""
+    """Draw a stacked bar for each epoch; return empty markup if the time of no epoch is known."""
     totals = [sum(lap.phases.values()) for lap in block.laps if lap.phases]
     if not totals or not max(totals):
         return Markup("")

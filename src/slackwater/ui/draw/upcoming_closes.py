@@ -1,4 +1,4 @@
-"""Draw open windows by when they close. Each bar links to its first keys."""
+"""Draw open windows by the watermark that closes them. Each bar links to its first keys."""
 
 from __future__ import annotations
 
