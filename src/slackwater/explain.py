@@ -23,9 +23,8 @@ from slackwater.config.source import Lookup, Source
 from slackwater.config.stateless_step import StatelessStep
 from slackwater.config.target import Target
 from slackwater.config.window import Window, effective_allowed_lateness_ms
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_ms, plural
 from slackwater.core.notebook_repr import NotebookRepr, TerminalRepr
-from slackwater.core.time import format_ms
 
 
 @dataclass(frozen=True)

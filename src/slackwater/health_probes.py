@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.engine.observer import Observer, PendingPublish
 from slackwater.engine.status import Status
 

@@ -18,10 +18,10 @@ from tests.support.parquet_rows import table
 import slackwater as sw
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.reserved_columns import ROW_COLUMNS
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import SlackwaterError
 from slackwater.spark import origin_tracking
 from slackwater.testing import LocalPipeline
-from slackwater.windows.aggregations import quote_column
 
 pytestmark = pytest.mark.spark
 
@@ -51,7 +51,7 @@ def pipeline(home: Path, name: str, sql: str, late_data: str, **step: Any) -> Pi
         source="lake",
         source_query=str(home / "in"),
         source_format="json",
-        source_schema=f"{quote_column(name)} BIGINT, key STRING, t TIMESTAMP",
+        source_schema=f"{quote_identifier(name)} BIGINT, key STRING, t TIMESTAMP",
         transform_sql=sql,
         window=sw.Window(**window, **step),
         target=sw.Target(connection="lake", path=str(home / "out"), format="parquet"),
@@ -71,7 +71,7 @@ def cases(name: str) -> dict[str, tuple[str, dict[str, Any]]]:
     whole = "SELECT key, _event_ts, to_json(struct(*)) AS shown FROM source"
     return {
         "input": (
-            f"SELECT key, {quote_column(name)}, _event_ts FROM source",
+            f"SELECT key, {quote_identifier(name)}, _event_ts FROM source",
             {"group_by": ["key"], "aggregations": [total]},
         ),
         "key": ("SELECT * FROM source", {"group_by": [name], "aggregations": [COUNT]}),

@@ -23,8 +23,7 @@ from tests.support.command import Command
 
 from slackwater.config import ddl, json_schema, toml
 from slackwater.core.schema import Field
-from slackwater.core.time import parse_duration_ms
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.time import parse_duration_ms, parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.operators.compile import compile_window
 from slackwater.scaffold import proposals

@@ -21,7 +21,7 @@ from tests.support.script import RowsInput, run_local
 
 from slackwater.cli.check import check_file
 from slackwater.config import toml
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slackwater.cli import progress as views
-from slackwater.cli.format import format_time, plural
 from slackwater.cli.run import stop_on_signals
 from slackwater.config import toml
-from slackwater.core.humanize import mismatch
+from slackwater.core.humanize import format_time, mismatch, plural
 from slackwater.core.time import parse_duration_ms
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from slackwater import explain
-from slackwater.cli.format import plural
 from slackwater.config import config_key_docs, sql_check, toml
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
+from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import local_paths
 from slackwater.secrets import mask_secrets

@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 import typer
 
-from slackwater.cli.format import align_rows, plural
+from slackwater.cli.format import align_rows
+from slackwater.core.humanize import plural
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
 from slackwater.query.location_reader import LabeledRows, read_rows_at_location

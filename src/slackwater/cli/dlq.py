@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.dead_letter_origins import find_dead_letter_origins
-from slackwater.cli.format import format_age, plural
 from slackwater.config import toml
 from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.humanize import format_age, format_datetime, plural
 
 SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
@@ -132,4 +132,4 @@ def escape_control_characters(text: str) -> str:
 
 
 def _format_time(time: dt.datetime | None) -> str:
-    return "-" if time is None else f"{time:%Y-%m-%d %H:%M:%S.%f}".rstrip("0").rstrip(".") + "Z"
+    return "-" if time is None else format_datetime(time) + "Z"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slackwater.cli import progress as views
-from slackwater.cli.format import plural
 from slackwater.config import toml
+from slackwater.core.humanize import plural
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slackwater.core.humanize import plural as plural
+from slackwater.core.humanize import format_age, format_time, plural
 from slackwater.engine.status import SourceStatus, Status
 from slackwater.runner.results_summary import summarize_results
 from slackwater.runner.run_log import describe_late_results
@@ -21,35 +20,6 @@ def program_command() -> str:
     if shutil.which("slackwater") is not None or not script.exists():
         return "slackwater"
     return shlex.quote(str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script))
-
-
-def format_size(count: float) -> str:
-    """Format a number of bytes."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
-def format_time(us: int | None) -> str:
-    """Format a time (µs, UTC) to the second; `none yet` for None."""
-    if us is None:
-        return "none yet"
-    try:
-        time = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us)
-    except OverflowError:
-        return f"{us} µs"
-    return f"{time:%Y-%m-%d %H:%M:%S}Z"
-
-
-def format_age(us: int) -> str:
-    """Format a duration (µs) in its largest sensible unit."""
-    seconds = us / 1e6
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
-        if abs(seconds) >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def describe_source(source: SourceStatus, status: Status) -> str:

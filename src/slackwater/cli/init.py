@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from slackwater.cli.format import plural, program_command
+from slackwater.cli.format import program_command
 from slackwater.config import sql_check, toml
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.pipeline import LONGEST_NAME
-from slackwater.core.time import format_ms
+from slackwater.core.humanize import format_ms, plural
 from slackwater.errors import ConfigError, StartError
 from slackwater.scaffold import proposals, render_config
 from slackwater.scaffold.sample import Sample, abbreviate_value, read_sample

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.format import plural, program_command
+from slackwater.cli.format import program_command
 from slackwater.config import ddl
 from slackwater.config.message_format import format_key
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.core.humanize import plural
 from slackwater.core.schema import INTEGERS
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.scaffold.sample import Sample
 

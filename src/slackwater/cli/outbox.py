@@ -6,9 +6,8 @@ from pathlib import Path
 
 from slackwater.cli import progress as views
 from slackwater.cli.dlq import escape_control_characters
-from slackwater.cli.format import plural
 from slackwater.config import toml
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso, plural
 
 
 def show_pending_epoch(file: Path, limit: int) -> None:

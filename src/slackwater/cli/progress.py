@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import os
 import sys
@@ -15,7 +14,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slackwater.cli.format import describe_source, describe_state, format_size, format_time
+from slackwater.cli.format import describe_source, describe_state
+from slackwater.core.humanize import format_size, format_stamp, format_time
 from slackwater.engine.status import Status
 from slackwater.runner import run_log
 
@@ -138,7 +138,7 @@ class _ProgressHandler(logging.Handler):
 
 class _ProgressFormatter(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
-        return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"
+        return format_stamp(int(record.created * 1e6))
 
 
 def choose_view(every: float = 1.0) -> ProgressView:

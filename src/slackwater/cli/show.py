@@ -18,7 +18,7 @@ import typer
 from slackwater.cli.dlq import escape_control_characters
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.humanize import mismatch, plural
+from slackwater.core.humanize import format_datetime, mismatch, plural
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
 from slackwater.query import output_format, selection
@@ -235,8 +235,7 @@ def _format_row(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[b
 def format_cell(value: Any) -> str:
     """Format a value for a table cell. Times without fractions are shown to the second; control characters are escaped."""
     if isinstance(value, dt.datetime):
-        formatted = f"{value:%Y-%m-%d %H:%M:%S}" + (f".{value:%f}".rstrip("0") if value.microsecond else "")
-        return f"{formatted}Z" if value.tzinfo else formatted
+        return format_datetime(value) + ("Z" if value.tzinfo else "")
     if isinstance(value, list | dict):
         value = output_format.format_json(value)
     formatted = escape_control_characters(output_format.format_value(value))

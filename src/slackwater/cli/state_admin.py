@@ -9,9 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from slackwater.cli.format import align_rows, format_size, plural
+from slackwater.cli.format import align_rows
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.humanize import format_size, plural
 from slackwater.errors import StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.query.locate_state import locate_store

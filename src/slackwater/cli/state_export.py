@@ -7,8 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.cli.format import plural
-from slackwater.core.humanize import mismatch
+from slackwater.core.humanize import mismatch, plural
 from slackwater.errors import StartError
 from slackwater.query.locate_state import locate_store
 from slackwater.query.state_view import StateView, to_arrow

@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-from slackwater.cli.format import align_rows, format_age, format_size, plural
-from slackwater.core.time import format_iso
+from slackwater.cli.format import align_rows
+from slackwater.core.humanize import format_age, format_iso, format_size, plural
 from slackwater.errors import StartError
 from slackwater.maintenance.compact import CompactionResult, compact_state
 from slackwater.maintenance.history import commit_history

@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from slackwater.cli.format import align_rows, format_age, format_size, plural
-from slackwater.core.time import format_iso, format_ms
+from slackwater.cli.format import align_rows
+from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, plural
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.output_format import format_value, json_lines

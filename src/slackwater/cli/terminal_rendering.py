@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import singledispatch
 
 from slackwater.cli import why
-from slackwater.cli.format import format_size, plural
 from slackwater.cli.show import table_lines
+from slackwater.core.humanize import format_size, plural
 from slackwater.explain import Plan
 from slackwater.query.why_report import WhyReport
 from slackwater.secrets import mask_secrets

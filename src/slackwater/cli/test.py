@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from slackwater.cli.format import plural
+from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError
 from slackwater.secrets import mask_secrets
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slackwater.cli.dlq import escape_control_characters as visible
-from slackwater.cli.format import align_rows, format_age, plural
+from slackwater.cli.format import align_rows
 from slackwater.cli.show import format_cell
 from slackwater.config import toml
+from slackwater.core.humanize import format_age, format_iso, plural
 from slackwater.core.lateness_histogram import format_lateness_advice
-from slackwater.core.time import format_iso
 from slackwater.errors import StartError
 from slackwater.query.key_history import add_key_history
 from slackwater.query.output_format import describe_watermark_wait, format_value, quote_stage

@@ -26,7 +26,7 @@ from slackwater.config.stage import Transform
 from slackwater.config.step_base import MOST_STAGES, StepBase
 from slackwater.config.target import OBJECTS, StateStore
 from slackwater.config.window import _KEYS_OF, KINDS_OF_WINDOW, Window
-from slackwater.core.time import format_ms
+from slackwater.core.humanize import format_ms
 
 Schema = dict[str, Any]
 FILE = "slackwater.schema.json"

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from slackwater.core.humanize import mismatch
-from slackwater.core.time import format_ms
+from slackwater.core.humanize import format_ms, mismatch
 
 
 class EnvString(str):

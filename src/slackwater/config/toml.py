@@ -14,8 +14,7 @@ from slackwater.config.connection import Connection
 from slackwater.config.message_format import EnvDuration, EnvString, MissingEnvString, format_key
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.spec_base import Spec, find_duration_keys
-from slackwater.core.humanize import mismatch
-from slackwater.core.time import format_ms
+from slackwater.core.humanize import format_ms, mismatch
 from slackwater.errors import ConfigError
 from slackwater.secrets import remember_secret, remember_url
 

@@ -6,7 +6,6 @@ step                 0        1        2         3        4         1 s more wou
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_ms, format_percent, plural
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.core.time import format_ms
 
 FIRST_US = 125_000
 STEPS = 46
@@ -122,12 +120,3 @@ def format_lateness_advice(stats: LatenessStats) -> str | None:
         f"{advice} you would have kept at least {format_percent(option.share)} of the rows, not {format_percent(stats.share)} "
         f"({plural(stats.late, 'late row')} of {stats.rows:,}); results come out that much later"
     )
-
-
-def format_percent(share: float) -> str:
-    """Format a share as a percentage, rounded down: `98.2 %`, and `99.97 %` rather than 100."""
-    for digits in (1, 2, 3, 4):
-        cut = math.floor(share * 100 * 10**digits + 1e-6) / 10**digits
-        if share <= 0.999 or cut > 99.9:
-            break
-    return f"{cut:.{digits}f} %" if cut < 100 else "100 %" if share == 1 else "99.9999 %"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.state.commit import StageState
 from slackwater.watermark import CONFIRMS, SourceClock, watermark_holder

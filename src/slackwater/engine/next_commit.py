@@ -9,8 +9,8 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import effective_allowed_lateness_ms
+from slackwater.core.humanize import format_iso
 from slackwater.core.lateness_histogram import update_histogram
-from slackwater.core.time import format_iso
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
 from slackwater.engine.status import BufferCounts, Counters, SourceStatus, StageStatus, Status
 from slackwater.errors import StateError

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.humanize import format_duration, plural
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.errors import BadRowError, EpochError, StartError

@@ -8,7 +8,7 @@ from typing import Any
 from slackwater.config.message_format import format_config_duration
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import METADATA, Window
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.state.commit import StageState
 
 Text = Callable[[Any, Any, StageState], str]

@@ -15,10 +15,10 @@ import polars as pl
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.json_encoding import value_to_json
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier, quote_string
 from slackwater.operators.base import ShardTask, flag_idle_sources
 from slackwater.operators.reports import LetterFile
 from slackwater.sources.base import CORRUPT
-from slackwater.windows.aggregations import quote_column
 
 LATE, BAD_GAP = "late", "no gap"
 OUTSIDE = "event time outside of the years 1 to 9999"
@@ -35,11 +35,11 @@ def letter_columns(columns: Mapping[str, str], pipeline: str, source: str, epoch
     sql_by_field = {
         **_origin_sql(columns, source, "nullif(input_file_name(), '')"),
         "reason": "__bad",
-        "pipeline": _sql_literal(pipeline),
+        "pipeline": quote_string(pipeline),
         "epoch": f"{epoch}L",
         "event_time": f"CASE WHEN __bad <> '{OUTSIDE}' THEN _event_ts END",  # no target can store such a time
     }
-    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
+    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_identifier(f.name)}" for f in LETTER]
 
 
 def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch: int) -> list[str]:
@@ -48,14 +48,14 @@ def unstorable_columns(columns: Sequence[str], pipeline: str, source: str, epoch
     The bytes are those of the source if `_origin` exists, else the row as JSON.
     """
     plain = [c for c in columns if c not in (ORIGIN, "__unfit", "__bad", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})"
-    sql_by_field = {"source": _sql_literal(source), "value": f"CAST({row} AS BINARY)"}
+    row = f"to_json(struct({', '.join(map(quote_identifier, plain))}), {_times()})"
+    sql_by_field = {"source": quote_string(source), "value": f"CAST({row} AS BINARY)"}
     if ORIGIN in columns:
-        sql_by_field = {f.name: f"{ORIGIN}.{quote_column(f.name)}" for f in ORIGIN_FIELDS}
-    sql_by_field |= {"reason": "__unfit", "pipeline": _sql_literal(pipeline), "epoch": f"{epoch}L"}
+        sql_by_field = {f.name: f"{ORIGIN}.{quote_identifier(f.name)}" for f in ORIGIN_FIELDS}
+    sql_by_field |= {"reason": "__unfit", "pipeline": quote_string(pipeline), "epoch": f"{epoch}L"}
     if "_event_ts" in columns:
         sql_by_field["event_time"] = "_event_ts"
-    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_column(f.name)}" for f in LETTER]
+    return [f"CAST({sql_by_field.get(f.name, 'NULL')} AS {f.type}) AS {quote_identifier(f.name)}" for f in LETTER]
 
 
 def unstorable_letters(rows: pl.DataFrame, epoch: int, pipeline: str) -> pl.DataFrame:
@@ -90,13 +90,13 @@ def storable_letters(letters: pl.DataFrame, times: tuple[int, int] | None) -> pl
 def origin_column(columns: Mapping[str, str], source: str, file: str = "NULL") -> str:
     """Return Spark SQL for `_origin` over a source's rows. `file` is the SQL for a row's file name."""
     sql_by_field = _origin_sql(columns, source, file)
-    return f"named_struct({', '.join(f'{_sql_literal(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
+    return f"named_struct({', '.join(f'{quote_string(f.name)}, CAST({sql_by_field[f.name]} AS {f.type})' for f in ORIGIN_FIELDS)}) AS {ORIGIN}"
 
 
 def numbered_origin(number: str) -> str:
     """Return Spark SQL for an `_origin` whose offset is the column `number`, and whose other fields are NULL."""
     held = (
-        f"{_sql_literal(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
+        f"{quote_string(f.name)}, CAST({number if f.name == 'offset' else 'NULL'} AS {f.type})" for f in ORIGIN_FIELDS
     )
     return f"named_struct({', '.join(held)}) AS {ORIGIN}"
 
@@ -105,10 +105,10 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
     """Return Spark SQL for the origin and content of a row, by field, over the source's columns and their types."""
     names = set(columns)
     plain = [c for c in columns if c not in ("__bad", "_event_ts", CORRUPT) and not _is_meta(c)]
-    row = f"to_json(struct({', '.join(map(quote_column, plain))}), {_times()})" if plain else "NULL"
+    row = f"to_json(struct({', '.join(map(quote_identifier, plain))}), {_times()})" if plain else "NULL"
     text = f"coalesce({CORRUPT}, {row})" if CORRUPT in names else row
     return {
-        "source": _sql_literal(source),
+        "source": quote_string(source),
         "topic": "_topic" if "_topic" in names else "NULL",
         "partition": "_partition" if "_partition" in names else "NULL",
         "offset": "_offset" if "_offset" in names else "NULL",
@@ -122,7 +122,7 @@ def _origin_sql(columns: Mapping[str, str], source: str, file: str) -> dict[str,
 def _times() -> str:
     """Return the Spark SQL options that write times to JSON in microseconds; Spark's default is milliseconds."""
     pattern = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
-    return f"map('timestampFormat', {_sql_literal(f'{pattern}XXX')}, 'timestampNTZFormat', {_sql_literal(pattern)})"
+    return f"map('timestampFormat', {quote_string(f'{pattern}XXX')}, 'timestampNTZFormat', {quote_string(pattern)})"
 
 
 def _headers(kind: str) -> str:
@@ -206,8 +206,3 @@ def _utc_time(us: pl.Expr) -> pl.Expr:
 
 def _is_meta(column: str) -> bool:
     return column in ("_topic", "_partition", "_offset", "_key", "_value", "_headers")
-
-
-def _sql_literal(value: str) -> str:
-    """Return a string as a Spark SQL literal."""
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

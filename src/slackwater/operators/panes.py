@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from slackwater.core.hashing import mix_bits
+from slackwater.core.humanize import format_iso
 from slackwater.core.sorted_arrays import distinct_values, is_in_sorted
-from slackwater.core.time import format_iso
 from slackwater.errors import CapExceededError
 from slackwater.operators.base import Recount, ShardTask, StageCounts, flag_idle_sources
 from slackwater.operators.dead_letters import build_late_letters

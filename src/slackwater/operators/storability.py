@@ -16,6 +16,7 @@ import polars as pl
 
 from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import YEARS, ValueLimits
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
@@ -25,7 +26,6 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.windows.aggregations import quote_column
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
@@ -87,7 +87,7 @@ def _checks(operator: Operator, which: int, capacity: ValueLimits) -> Iterator[S
         sized = [f for f in stored.unique if f.type in ("string", "binary")]
         room = capacity.key_bytes - _TUPLE - _FIXED * (1 + len(stored.unique) - len(sized)) - _VARIABLE * len(sized)
         if sized:
-            length = " + ".join(f"coalesce(octet_length({quote_column(f.name)}), 0)" for f in sized)
+            length = " + ".join(f"coalesce(octet_length({quote_identifier(f.name)}), 0)" for f in sized)
             bytes_ = reduce(lambda a, b: a + b, (_length(f).fill_null(0) for f in sized))
             yield StorabilityCheck(KEY, f"{length} > {room}", bytes_ > room)
 
@@ -179,7 +179,7 @@ def _holds_text_or_time(kind: pl.DataType) -> bool:
 
 
 def _nul_check(field: Field) -> StorabilityCheck | None:
-    name, column = quote_column(field.name), pl.col(field.name)
+    name, column = quote_identifier(field.name), pl.col(field.name)
     if field.type == "string":
         sql = f"(contains({name}, chr(0)) OR NOT is_valid_utf8({name}))"
         return StorabilityCheck(ZERO, sql, column.str.contains("\0", literal=True).fill_null(False))
@@ -191,7 +191,7 @@ def _nul_check(field: Field) -> StorabilityCheck | None:
 
 
 def _time_range_check(field: Field, first: int, last: int) -> StorabilityCheck | None:
-    name, column = quote_column(field.name), pl.col(field.name)
+    name, column = quote_identifier(field.name), pl.col(field.name)
     if field.type == "timestamp":
         sql = f"unix_micros({name}) NOT BETWEEN {first}L AND {last}L"
         return StorabilityCheck(RANGE, sql, ~column.dt.timestamp("us").is_between(first, last).fill_null(True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.errors import SlackwaterError
 from slackwater.state.protocol import StateStore
 from slackwater.state.run_history import KILLED

@@ -11,7 +11,7 @@ from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
 from slackwater.config.window import Window
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.errors import StartError
 
 

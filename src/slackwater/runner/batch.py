@@ -24,6 +24,7 @@ from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, to_arrow_schema
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
@@ -34,7 +35,6 @@ from slackwater.spark import batch_shard_functions, connect_session, session
 from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
 from slackwater.spark.operator_rows import lift_rows
 from slackwater.spark.row_query_builder import RowQueryBuilder
-from slackwater.windows.aggregations import quote_column
 from slackwater.windows.compiled_window import allowed_lateness_us
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class _Planner:
             F.lit(f'{self.rows.pipeline.name}: bad row of "{name}": '),
             F.col("__bad"),
             F.lit(f' in "{step.event_time_column}": '),
-            F.to_json(F.struct(*(quote_column(c) for c in shown_columns or frame.columns))),
+            F.to_json(F.struct(*(quote_identifier(c) for c in shown_columns or frame.columns))),
             F.lit('; correct the input, or pass on_error="drop" to leave out such rows'),
         )
         fits = F.when(F.col("__bad").isNull(), F.lit(True)).otherwise(F.raise_error(message).cast("boolean"))
@@ -242,13 +242,13 @@ def _run_on_shards(
     """Run `shard_function` over all rows of each shard. Return a DataFrame of the session of `caller_frame`."""
     names = rows.columns
     moved = rows.repartition("__kh") if shards is None else rows.repartition(shards, "__kh")
-    plain_names = moved.selectExpr(*(f"{quote_column(c)} AS c{i}" for i, c in enumerate(names)))
+    plain_names = moved.selectExpr(*(f"{quote_identifier(c)} AS c{i}" for i, c in enumerate(names)))
     output = plain_names.mapInArrow(_task(names, list(logic.output), shard_function), _ddl(logic.output))
     return rebind_to_session(caller_frame.sparkSession, output)
 
 
 def _ddl(fields: Sequence[Field]) -> str:
-    return ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields)
+    return ", ".join(f"{quote_identifier(f.name)} {f.type}" for f in fields)
 
 
 # -- code that runs in Spark's workers ---------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ clicks: ended after epoch 12, 34 s: …
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import math
 import sys
@@ -23,7 +22,7 @@ from slackwater import explain
 from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_stamp, plural
 from slackwater.engine.status import Status
 from slackwater.runner import starting_offsets
 from slackwater.runner.results_summary import summarize_results
@@ -32,22 +31,12 @@ from slackwater.state.commit import Commit
 log = logging.getLogger("slackwater")
 
 
-def _format_stamp(us: int | None) -> str:
-    """Format a time (µs UTC) without spaces; None becomes `none`."""
-    if us is None:
-        return "none"
-    try:
-        return f"{dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=us):%Y-%m-%dT%H:%M:%SZ}"
-    except OverflowError:
-        return f"{us}µs"
-
-
 # -- the start ---------------------------------------------------------------------------------------------------------
 
 
 def start_line(pipeline: Pipeline, latest: Commit | None) -> str:
     """Return the first line: version, pipeline, state and its epoch, sources and where they continue, the target."""
-    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {_format_stamp(latest.committed_us)}"
+    epoch = "new" if latest is None else f"at epoch {latest.epoch}, committed {format_stamp(latest.committed_us)}"
     sources = "; ".join(
         f'"{s.name}": {_source_text(pipeline, s)}, {_position_text(pipeline, s, latest)}' for s in pipeline.sources
     )
@@ -82,13 +71,13 @@ def status_line(status: Status) -> str:
     """Format a status as one line of key=value: the epoch, the current state, and totals of all runs (`…_total`)."""
     c = status.counters
     sources = " ".join(
-        f"watermark[{s.name}]={_format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
+        f"watermark[{s.name}]={format_stamp(s.watermark_us)}{'(idle)' if s.idle else ''}" for s in status.sources
     )
     progress = f" files={status.files_done}/{status.files_total}" if status.files_total else ""
     return (
         f"pipeline={status.pipeline} epoch={status.epoch} rows={status.rows} rows_per_s={status.rows_per_second:.0f} "
         f"emitted={status.emitted} late={status.late} {_open_fields(status)} state_bytes={status.state_bytes} "
-        f"watermark={_format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
+        f"watermark={format_stamp(status.watermark_us)} {sources} rows_total={c.rows_in} emitted_total={c.rows_emitted} "
         f"late_total={c.rows_late} bad_total={c.rows_bad} refused_total={c.rows_refused}{progress}"
     )
 
@@ -149,7 +138,7 @@ def describe_last_commit(state: Commit | None) -> str:
     """Return a sentence about the last commit."""
     if state is None or state.epoch < 0:
         return "nothing was committed yet"
-    return f"epoch {state.epoch} was committed last, at {_format_stamp(state.committed_us)}"
+    return f"epoch {state.epoch} was committed last, at {format_stamp(state.committed_us)}"
 
 
 # -- logging -----------------------------------------------------------------------------------------------------------
@@ -184,4 +173,4 @@ class _RunLogFormatter(logging.Formatter):
     """A formatter that uses UTC times."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 — logging's name
-        return f"{dt.datetime.fromtimestamp(record.created, dt.UTC):%Y-%m-%dT%H:%M:%S}Z"
+        return format_stamp(int(record.created * 1e6))

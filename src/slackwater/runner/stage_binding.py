@@ -15,6 +15,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
 from slackwater.core.reserved_columns import find_reserved_collisions
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.engine_interface import Engine
 from slackwater.engine.kill_points import FaultInjector
@@ -27,7 +28,6 @@ from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.state.protocol import StateStore
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -111,7 +111,7 @@ def bind_stages(pipeline: Pipeline, session: SparkSession, sources: Sequence[Any
     for name, stage_pipeline in pipeline.stage_pipelines.items():
         stages[name] = bind_stage(stage_pipeline, session, frames)
         fields = stages[name].operator.row_columns
-        frames[name] = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in fields))
+        frames[name] = session.createDataFrame([], ", ".join(f"{quote_identifier(f.name)} {f.type}" for f in fields))
     return stages
 
 
@@ -144,7 +144,7 @@ def _paths_to_one_input(stage_pipeline: Pipeline) -> list[list[InputPath]]:
 def _time_sql(stage_pipeline: Pipeline, session: SparkSession, source: Source, frame: DataFrame) -> str:
     """Return the SQL expression for the event time of a source's rows."""
     if source.is_stage_output and not all(s.is_stage_output for s in stage_pipeline.sources):
-        return quote_column("_event_ts")
+        return quote_identifier("_event_ts")
     connection = resolve_connection(source.connection, stage_pipeline.connections)
     has_clock = connection is not None and CONNECTORS[connection.kind].uses_ingest_time
     return sql_analysis.event_time_expression(stage_pipeline, session, source.name, frame, has_clock)

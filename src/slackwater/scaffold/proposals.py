@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.spark_sql import quote_identifier_if_needed
+from slackwater.core.time import parse_timestamp_us
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import NAMED, TimeColumn, find_time_unit
-from slackwater.scaffold.type_inference import quote_name
 
 _KEYS = re.compile(
     r"user|customer|account|session|device|client|visitor|member|author|sender|source|host|^ip$|key", re.IGNORECASE
@@ -82,7 +82,7 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
     present = [v for v in values if v is not None]
     if len(present) < rows / 2 or not present:
         return None
-    name = path[0] if len(path) == 1 else ".".join(map(quote_name, path))
+    name = path[0] if len(path) == 1 else ".".join(map(quote_identifier_if_needed, path))
     first, absent = present[0], next((row for row, v in enumerate(values) if v is None), None)
     if all(isinstance(v, str) for v in present):
         times = [parse_timestamp_us(v) for v in present]
@@ -110,7 +110,7 @@ def _time_column(path: tuple[str, ...], values: list[Any], rows: int) -> TimeCol
         return None
     us = tuple(int(v * _PER_UNIT[unit]) for v in present)
     if any(isinstance(v, float) for v in present):
-        plain = ".".join(map(quote_name, path))
+        plain = ".".join(map(quote_identifier_if_needed, path))
         return TimeColumn(f"CAST({plain}{_DIVIDED[unit]} AS TIMESTAMP)", None, us, rows, first_bad=absent)
     return TimeColumn(name, unit, us, rows, first_bad=absent)
 

@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slackwater.core.humanize import plural
-from slackwater.core.time import format_ms
+from slackwater.core.humanize import format_estimate, format_ms, plural
+from slackwater.core.spark_sql import quote_identifier_if_needed
 from slackwater.scaffold.sample import Sample
 from slackwater.scaffold.time_columns import OutOfOrderness, TimeColumn
-from slackwater.scaffold.type_inference import quote_name
 
 KINDS = ("session", "tumbling", "hopping", "join")
 _SHAPES = {
@@ -98,7 +97,7 @@ def _connections(draft: ConfigDraft) -> list[str]:
 
 
 def _source(side: DraftSide, kafka: bool) -> str:
-    schema = ", ".join(f"{quote_name(name)} {kind}" for name, kind in side.columns.items())
+    schema = ", ".join(f"{quote_identifier_if_needed(name)} {kind}" for name, kind in side.columns.items())
     lines = ["[[sources]]", f"name = {_toml_string(side.name)}", f'connection = "{"bus" if kafka else "files"}"']
     lines.append(f"query = {_toml_string(side.query)}" + ("    # the topic; several with commas" if kafka else ""))
     lines.append('payload_format = "json"' if kafka else f"format = {_toml_string(side.format)}")
@@ -240,7 +239,7 @@ def lateness_note(disorder: OutOfOrderness | None) -> str:
         return "rows may be this much out of order"
     if not disorder.most_us:
         return f"the sample is in order ({plural(disorder.rows, 'row')}); live data rarely is"
-    most = format_span(disorder.most_us)
+    most = format_estimate(disorder.most_us)
     if disorder.in_time == 1.0:
         return f"rows are out of order by up to {most} in the sample"
     share = math.floor(disorder.in_time * 10_000 + 1e-6) / 100  # never more than the actual share
@@ -258,7 +257,7 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
         ("p99.9", disorder.p999_us),
         ("max", disorder.most_us),
     )
-    lines = [f"behind the newest earlier row: {', '.join(f'{name} {format_span(us)}' for name, us in quantiles)}"]
+    lines = [f"behind the newest earlier row: {', '.join(f'{name} {format_estimate(us)}' for name, us in quantiles)}"]
     lateness = format_ms(disorder.lateness_ms)
     if disorder.in_time == 1.0:
         return [*lines, f"lateness {lateness} keeps all of them"]
@@ -273,12 +272,3 @@ def describe_late_rows(disorder: OutOfOrderness | None) -> str:
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"
-
-
-def format_span(us: int) -> str:
-    """Format a duration (µs) in the largest unit that gives a two-digit number."""
-    seconds = us / 1e6
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.3g} s"

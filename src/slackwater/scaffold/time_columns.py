@@ -1,6 +1,6 @@
 """Candidates for the event-time column, their units, and how far rows are out of order.
 
-Strings are times by the rule of `core.timestamp_strings`. Numbers are times if nearly all are between 1990 and 2100 in one
+Strings are times by the rule of `core.time`. Numbers are times if nearly all are between 1990 and 2100 in one
 unit. The ranges of the units do not overlap.
 """
 

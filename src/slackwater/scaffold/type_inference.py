@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.spark_sql import quote_identifier_if_needed
+from slackwater.core.time import parse_timestamp_us
 
 _MANY_KEYS = 64  # objects with more distinct keys are maps
-_SIMPLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)?\.?[0-9]+([eE][+-]?[0-9]{1,3})?")
 
@@ -74,7 +74,9 @@ class TypeStats:
         names = distinct_ignoring_case(self.fields)
         if not all(names):
             return "STRING"
-        return f"STRUCT<{', '.join(f'{quote_name(name)}: {self.fields[name].ddl()}' for name in names)}>"
+        return (
+            f"STRUCT<{', '.join(f'{quote_identifier_if_needed(name)}: {self.fields[name].ddl()}' for name in names)}>"
+        )
 
 
 def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
@@ -83,11 +85,6 @@ def distinct_ignoring_case(names: Iterable[str]) -> list[str]:
     for name in names:
         first_spelling.setdefault(name.casefold(), name)
     return list(first_spelling.values())
-
-
-def quote_name(name: str) -> str:
-    """Quote a name for DDL and SQL if necessary."""
-    return name if _SIMPLE.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
 def parse_csv_cell(text: str | None) -> Any:
@@ -135,6 +132,8 @@ def polars_type_to_ddl(kind: Any) -> str | None:
         return None if inner is None else f"ARRAY<{inner}>"
     if base is pl.Struct:
         fields = [(f.name, polars_type_to_ddl(f.dtype)) for f in kind.fields]
-        members = [f"{quote_name(name)}: {inner}" for name, inner in fields if name and inner is not None]
+        members = [
+            f"{quote_identifier_if_needed(name)}: {inner}" for name, inner in fields if name and inner is not None
+        ]
         return f"STRUCT<{', '.join(members)}>" if members and len(members) == len(fields) else None
     return None

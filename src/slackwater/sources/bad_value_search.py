@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, cast
 from slackwater.config import ddl
 from slackwater.config.source import Source
 from slackwater.core.schema import INTEGERS, NUMBERS
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.time import parse_timestamp_us
 
 SHOWN = 60  # characters of a value in a message
 MOST_BYTES = 64_000_000  # bytes of a file that a command searches for a line

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.sources import spark_connect
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.timestamp_parsing import TextTimestampSchema
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,8 +73,8 @@ def _text(letters: DataFrame) -> Any:
 
 
 def _columns(schema: StructType) -> list[str]:
-    return [f"_p.{quote_column(f.name)}" for f in schema.fields]
+    return [f"_p.{quote_identifier(f.name)}" for f in schema.fields]
 
 
 def _ddl(schema: Any) -> str:
-    return ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in schema.fields)
+    return ", ".join(f"{quote_identifier(f.name)} {f.dataType.simpleString()}" for f in schema.fields)

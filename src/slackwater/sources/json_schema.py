@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slackwater.windows.aggregations import quote_column
+from slackwater.core.spark_sql import quote_identifier
 
 TEXT = "STRING"
 _PLAIN = {"string": TEXT, "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
@@ -30,7 +30,7 @@ def schema_columns(text: str, others: Mapping[str, str]) -> str:
     columns = _Document(documents, "").properties(documents[""])
     if not columns:
         raise ValueError("it does not describe an object with properties, which become columns")
-    return ", ".join(f"{quote_column(name)} {kind}" for name, kind in columns.items())
+    return ", ".join(f"{quote_identifier(name)} {kind}" for name, kind in columns.items())
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class _Document:
             return f"ARRAY<{document.type_of(items)}>" if isinstance(items, Mapping) else TEXT
         if kinds == ["object"] or (not kinds and ("properties" in schema or "allOf" in schema)):
             if members := document.properties(schema):
-                return "STRUCT<" + ", ".join(f"{quote_column(name)}: {kind}" for name, kind in members.items()) + ">"
+                return (
+                    "STRUCT<" + ", ".join(f"{quote_identifier(name)}: {kind}" for name, kind in members.items()) + ">"
+                )
             values = schema.get("additionalProperties")
             return f"MAP<STRING, {document.type_of(values)}>" if isinstance(values, Mapping) and values else TEXT
         if kinds == ["string"]:

@@ -23,6 +23,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.sql.lexer import strip_semicolon
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 
 if TYPE_CHECKING:
@@ -190,7 +191,9 @@ def query_frames(session: Any, sql: str, tables: Mapping[str, DataFrame]) -> Dat
         SubqueryAlias(table._plan, f"{ROWS if name == 'source' else TABLES}{uuid.uuid4().hex}")
         for name, table in frames.items()
     ]
-    ctes = ", ".join(f"`{name}` AS (SELECT * FROM {v._alias})" for name, v in zip(frames, views, strict=True))
+    ctes = ", ".join(
+        f"{quote_identifier(name)} AS (SELECT * FROM {v._alias})" for name, v in zip(frames, views, strict=True)
+    )
     text = f"WITH {ctes} SELECT * FROM (\n{strip_semicolon(sql)}\n)"
     query: Any = ConnectFrame(_sql_class()(text, None, None, views), session)
     return query

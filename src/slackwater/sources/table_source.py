@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from slackwater.core.offsets import TableOffsets
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import EpochError, SlackwaterError, StartError
 from slackwater.sources import dead_letter_rows, spark_connect
 from slackwater.sources.base import Seekable, SourceBatch, spark_error_reason
@@ -248,7 +249,7 @@ class TableSource(Seekable):
         """Add the partition values of each file to its rows, and order the columns as in the table."""
         names = [f.name for f in self.snapshot.columns.fields]
         if not self.snapshot.partitions:
-            return rows.select(*map(_quote_name, names))
+            return rows.select(*map(quote_identifier, names))
         F = spark_connect.sql_functions(rows)  # noqa: N806
         kinds = {f.name: f.dataType for f in self.snapshot.columns.fields}
         if all(f.values == files[0].values for f in files):
@@ -270,7 +271,7 @@ class TableSource(Seekable):
             missing = F.raise_error(F.concat(F.lit("a file that was not planned: "), F.col(_PLACE)))
             planned = F.col(f"__values.{_FILE}").isNotNull()
             values = {n: F.when(planned, v).otherwise(missing.cast("string")) for n, v in values.items()}
-        selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(_quote_name(n)) for n in names]
+        selected = [values[n].cast(kinds[n]).alias(n) if n in values else F.col(quote_identifier(n)) for n in names]
         return rows.select(*selected)
 
     def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
@@ -312,7 +313,3 @@ def _path_without_scheme(path: str) -> str:
     """Return a path without its scheme, to compare it with a path from Spark: schemes have several spellings."""
     scheme, colon, rest = path.partition(":")
     return (rest if colon and "/" not in scheme else path).lstrip("/")
-
-
-def _quote_name(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.sources.base import CORRUPT
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -94,19 +94,19 @@ class TextTimestampSchema:
         text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
         if not text_columns:
             return rows
-        invalid = " OR ".join(self._invalid_sql(quote_column(name), kind) for name, kind in text_columns.items())
-        columns = ", ".join(quote_column(f.name) for f in self.schema.fields)
+        invalid = " OR ".join(self._invalid_sql(quote_identifier(name), kind) for name, kind in text_columns.items())
+        columns = ", ".join(quote_identifier(f.name) for f in self.schema.fields)
         sep = next((v for k, v in self.options.items() if k.lower() in ("sep", "delimiter")), None)
         with_sep = f", map('sep', '{_escaped(sep)}')" if sep is not None and self.form == "csv" else ""
         written = f"to_{self.form}(struct({columns}){with_sep})"
         exprs = {
-            name: f"{self._value_sql(quote_column(name), kind)} AS {quote_column(name)}"
+            name: f"{self._value_sql(quote_identifier(name), kind)} AS {quote_identifier(name)}"
             for name, kind in text_columns.items()
         }
         exprs[CORRUPT] = (
             f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {invalid} THEN {written} END AS {CORRUPT}"
         )
-        return rows.selectExpr(*(exprs.get(c, quote_column(c)) for c in rows.columns))
+        return rows.selectExpr(*(exprs.get(c, quote_identifier(c)) for c in rows.columns))
 
     # -- conversions that recurse into nested types ----------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class TextTimestampSchema:
             return text
         if isinstance(kind, StructType):
             fields = (
-                f"'{_escaped(f.name)}', {self._value_sql(f'{text}.{quote_column(f.name)}', f.dataType)}"
+                f"'{_escaped(f.name)}', {self._value_sql(f'{text}.{quote_identifier(f.name)}', f.dataType)}"
                 for f in kind.fields
             )
             return f"CASE WHEN {text} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
@@ -158,7 +158,9 @@ class TextTimestampSchema:
         from pyspark.sql.types import ArrayType, MapType, StructType
 
         if isinstance(kind, StructType):
-            fields = [(f"{text}.{quote_column(f.name)}", f.dataType) for f in kind.fields if self._has_text(f.dataType)]
+            fields = [
+                (f"{text}.{quote_identifier(f.name)}", f.dataType) for f in kind.fields if self._has_text(f.dataType)
+            ]
             return f"({' OR '.join(self._invalid_sql(name, inner) for name, inner in fields)})"
         item = "x_"
         if isinstance(kind, ArrayType):

@@ -23,6 +23,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
 from slackwater.errors import EpochError
@@ -56,7 +57,6 @@ from slackwater.spark.source_statistics import (
 from slackwater.spark.statistics_collector import PendingStatistics, StatisticsCollector
 from slackwater.spark.worker_tasks import Task, count_task, emit_task, ingest_task, run_on_partitions
 from slackwater.watermark import Span
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import polars as pl
@@ -246,7 +246,9 @@ class SparkEngine:
         for name, frame in payload.items():
             rows = self.rows.with_event_time(name, frame, clock_us, latest).where("__bad IS NULL")
             plain = [
-                quote_column(c) for c in rows.columns if c not in (FILE, FINGERPRINT, LETTER_NUMBER, "__bad", CORRUPT)
+                quote_identifier(c)
+                for c in rows.columns
+                if c not in (FILE, FINGERPRINT, LETTER_NUMBER, "__bad", CORRUPT)
             ]
             rows = rows.selectExpr(*plain, numbered_origin(LETTER_NUMBER))
             for input_path in self.pipeline.input_paths_from(name):

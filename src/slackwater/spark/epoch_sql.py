@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
 from slackwater.sources import timestamp_parsing
-from slackwater.windows.aggregations import normalization_sql, quote_column
+from slackwater.windows.aggregations import normalization_sql
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, pane_us
 
@@ -96,7 +97,7 @@ def row_columns(
     if before is not None:
         bad = "" if end is None else f" OR ({end}) IS NULL"
         columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)}{bad} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
+    return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
 
 
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
@@ -106,10 +107,10 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
-        normalization_sql(k) if k.type == o.type else f"CAST({quote_column(k.name)} AS BIGINT)"
+        normalization_sql(k) if k.type == o.type else f"CAST({quote_identifier(k.name)} AS BIGINT)"
         for k, o in zip(side.keys, other.keys, strict=True)
     ]
-    side_slots = {slot: quote_column(f.name) for slot, f in slots.by_side[which]}
+    side_slots = {slot: quote_identifier(f.name) for slot, f in slots.by_side[which]}
     columns = {
         "__kh": f"xxhash64({', '.join(keys)})",
         "__ts": "unix_micros(_event_ts)",
@@ -120,7 +121,7 @@ def side_columns(logic: CompiledJoin, which: int, source: int | None, before: in
         columns["__src"] = f"CAST({source} AS INT)"
     if before is not None:
         columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
+    return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
 
 
 def keyed_columns(operator: KeyedOperator, source: int | None, before: int | None) -> list[str]:
@@ -132,13 +133,13 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
         "__kh": f"xxhash64({', '.join(map(normalization_sql, operator.keys))})",
         "__ts": "unix_micros(_event_ts)",
         **{k.name: normalization_sql(k) for k in operator.keys},
-        **{slot: quote_column(f.name) for slot, f in operator.slots.items()},
+        **{slot: quote_identifier(f.name) for slot, f in operator.slots.items()},
     }
     if source is not None:
         columns["__src"] = f"CAST({source} AS INT)"
     if before is not None:
         columns["__origin"] = f"CASE WHEN {is_earlier_sql(before)} THEN {ORIGIN} END"
-    return [f"{sql} AS {quote_column(name)}" for name, sql in columns.items()]
+    return [f"{sql} AS {quote_identifier(name)}" for name, sql in columns.items()]
 
 
 def is_earlier_sql(than: int) -> str:
@@ -158,7 +159,7 @@ def late_columns(keys: Sequence[Field], source: int | None) -> list[str]:
         "unix_micros(_event_ts) AS __start",
         ORIGIN,
         *tag,
-        *(f"{normalization_sql(k)} AS {quote_column(k.name)}" for k in keys),
+        *(f"{normalization_sql(k)} AS {quote_identifier(k.name)}" for k in keys),
     ]
 
 

@@ -15,13 +15,13 @@ from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import parse_declared_columns
 from slackwater.core import schema
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.sources import spark_connect
 from slackwater.sources.base import Batch
 from slackwater.sources.field_name_detection import detect_field_names
 from slackwater.spark import sql_analysis
 from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +65,7 @@ class FirstRowHints:
         step, text = self.pipeline.transform.step, self.pipeline.transform.step.event_time_column
         if self.times.get(name) == sql_analysis.CLOCK or step.time_mode == "processing":
             return None
-        expression = quote_column(text) if text in frame.columns else text
+        expression = quote_identifier(text) if text in frame.columns else text
         try:
             kind = frame.selectExpr(f"{expression} AS t").schema.fields[0].dataType.simpleString()
         except Exception:
@@ -82,7 +82,7 @@ class FirstRowHints:
         counts, number = self._counts.get(name), self._time_numbers.get(name)
         if counts is None or not counts.needs_rows:
             return []
-        aggregates = [F.count(F.col(quote_column(c))).alias(f"__value{i}") for i, c in enumerate(counts.columns)]
+        aggregates = [F.count(F.col(quote_identifier(c))).alias(f"__value{i}") for i, c in enumerate(counts.columns)]
         if number is not None:
             aggregates.append(F.expr(f"percentile_approx({number[1]}, 0.5)").alias("__number"))
         return aggregates

@@ -8,6 +8,7 @@ from functools import singledispatch
 from typing import TYPE_CHECKING
 
 from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
@@ -19,7 +20,7 @@ from slackwater.operators.window_base import WindowOperator
 from slackwater.sources import spark_connect
 from slackwater.spark import epoch_sql, shard_partitioning
 from slackwater.windows import pane_windows
-from slackwater.windows.aggregations import Agg, quote_column
+from slackwater.windows.aggregations import Agg
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,7 +69,7 @@ def _(operator: KeyedOperator, source: str, tag: int | None, before: int | None,
 
 @shard_columns.register(StatelessOperator)
 def _(operator: StatelessOperator, source: str, tag: int | None, before: int | None, end: str | None) -> list[str]:
-    return [f"{quote_column(f.name)} AS {operator.slot(i)}" for i, f in enumerate(operator.fields)]
+    return [f"{quote_identifier(f.name)} AS {operator.slot(i)}" for i, f in enumerate(operator.fields)]
 
 
 @singledispatch
@@ -106,7 +107,7 @@ def _(operator: PaneOperator, rows: DataFrame, tagged: bool) -> DataFrame:
         return rows
     F = spark_connect.sql_functions(rows)  # noqa: N806 — Spark's own name for it
     aggregates = [F.expr(sql).alias(name) for name, sql in epoch_sql.pane_aggregates(operator).items()]
-    groups = [quote_column(c) for c in epoch_sql.group_columns(operator, tagged)]
+    groups = [quote_identifier(c) for c in epoch_sql.group_columns(operator, tagged)]
     return rows.selectExpr(*epoch_sql.pane_columns(operator)).groupBy(*groups).agg(*aggregates)
 
 

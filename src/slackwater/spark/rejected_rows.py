@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome, UnstorableRows
 from slackwater.errors import EpochError
 from slackwater.operators import storability
@@ -26,7 +27,6 @@ from slackwater.spark.row_query_builder import RowQueryBuilder, TimedRows
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.spark.worker_tasks import late_task, letters_task, run_on_partitions
 from slackwater.state.protocol import ShardState
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +99,7 @@ class RejectedRowHandler:
             samples: list[str] = []
             for rows in frames:
                 reasons.update({r[0]: r[1] for r in rows.groupBy(storability.UNFIT).count().collect()})
-                row = f"to_json(struct({', '.join(quote_column(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
+                row = f"to_json(struct({', '.join(quote_identifier(c) for c in rows.columns if c not in (storability.UNFIT, ORIGIN))}))"
                 samples += [f"{r[0]}: {r[1][:300]}" for r in rows.selectExpr(storability.UNFIT, row).limit(3).collect()]
                 if self.rows.pipeline.transform.on_error == "dlq":
                     columns = unstorable_columns(
@@ -122,7 +122,7 @@ class RejectedRowHandler:
         """Describe a few bad rows: the reason, the row as JSON, and its file if there is one."""
         columns = [c for c in timed.columns if c not in ("__bad", "_event_ts") and not c.startswith("_")]
         columns += [CORRUPT] if CORRUPT in timed.columns else []
-        row = ", ".join(quote_column(c) for c in columns)
+        row = ", ".join(quote_identifier(c) for c in columns)
         bad = timed.where("__bad IS NOT NULL")
         place = (
             "concat(_topic, '-', _partition, ' at offset ', _offset)"

@@ -13,6 +13,7 @@ from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ValueLimits
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
@@ -22,7 +23,6 @@ from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.spark.source_statistics import FILE, FINGERPRINT, fingerprint_sql
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,9 +75,9 @@ class RowQueryBuilder:
         """
         step, sql = self.pipeline.transform.step, self.times[name]
         column, unit = step.event_time_column, step.event_time_unit
-        if sql == event_time_sql(quote_column(column), Field("t", "timestamp"), None, ""):
+        if sql == event_time_sql(quote_identifier(column), Field("t", "timestamp"), None, ""):
             return column, 0
-        if unit in PER_UNIT and sql == event_time_sql(quote_column(column), Field("t", "bigint"), unit, ""):
+        if unit in PER_UNIT and sql == event_time_sql(quote_identifier(column), Field("t", "bigint"), unit, ""):
             return column, PER_UNIT[unit]
         return None
 
@@ -91,7 +91,7 @@ class RowQueryBuilder:
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:
             # Spark decodes only requested columns, and only those can fail. So every job requests all of them.
-            every = ", ".join(quote_column(c) for c in columns if c != CORRUPT)
+            every = ", ".join(quote_identifier(c) for c in columns if c != CORRUPT)
             undecodable = f"{CORRUPT} IS NOT NULL AND to_json(struct({every})) IS NOT NULL"
         future = (
             ""
@@ -102,7 +102,7 @@ class RowQueryBuilder:
         sane = f"coalesce(unix_micros({time}) BETWEEN {first}L AND {last}L, false)"
         reason = f"CASE WHEN ({time}) IS NULL THEN 'no event time' ELSE '{OUTSIDE}' END"
         bad = f"CASE WHEN {undecodable} THEN 'undecodable' WHEN NOT {sane} THEN {reason}{future} END AS __bad"
-        data_columns = [quote_column(c) for c in columns if c != "_event_ts"]
+        data_columns = [quote_identifier(c) for c in columns if c != "_event_ts"]
         adds_file = name in self._file_sources and FILE not in columns  # dead letters provide the file name
         file = [f"_metadata.file_path AS {FILE}", fingerprint_sql()] if adds_file else []
         return self.expressions.select(frame, [*data_columns, *file, f"{time} AS _event_ts", bad], schema_key=name)
@@ -147,7 +147,7 @@ class RowQueryBuilder:
         plain = [c for c in rows.columns if c not in (FILE, FINGERPRINT)]
         bytes_of = {c: kind for c, kind in rows.dtypes if c not in (FILE, FINGERPRINT, CORRUPT)}
         file = FILE if FILE in rows.columns else "NULL"
-        return rows.selectExpr(*map(quote_column, plain), origin_column(bytes_of, name, file))
+        return rows.selectExpr(*map(quote_identifier, plain), origin_column(bytes_of, name, file))
 
     def with_unstorable_reason(self, input_path: InputPath, out: DataFrame, capacity: ValueLimits) -> DataFrame | None:
         """Return the output rows with the reason why each cannot be stored. None if every row can be stored."""

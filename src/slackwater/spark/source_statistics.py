@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from slackwater.core.file_uris import file_uri_to_path
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError
 from slackwater.operators import storability

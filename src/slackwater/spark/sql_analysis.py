@@ -16,6 +16,7 @@ from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.sql import lexer
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
 from slackwater.sources import spark_connect
@@ -23,7 +24,6 @@ from slackwater.sources.base import CORRUPT, spark_error_reason
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark import origin_tracking, row_wise_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +65,7 @@ def event_time_expression(
     text = step.event_time_column
     if text == "_event_ts" and text not in columns and (has_clock or pipeline.transform.is_stateless):
         return CLOCK
-    expression = quote_column(text) if text in columns else text
+    expression = quote_identifier(text) if text in columns else text
     try:
         field = empty_frame(session, frame).selectExpr(f"{expression} AS t").schema.fields[0]
     except Exception as error:

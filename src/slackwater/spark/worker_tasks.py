@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from slackwater import errors
 from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask
@@ -23,7 +24,6 @@ from slackwater.spark import operator_rows, worker_memory
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.expression_cache import ExpressionCache
 from slackwater.state.protocol import ShardState
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +54,7 @@ def run_on_partitions(
     sizes = batches or ArrowBatchSizer()
     # Names without dots, because mapInArrow treats a dot as a path separator.
     plain = (expressions or ExpressionCache()).select(
-        frame, [f"{quote_column(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
+        frame, [f"{quote_identifier(name)} AS c{i}" for i, name in enumerate(names)], schema_key="plain"
     )
     try:
         with sizes.limit_batches(plain):

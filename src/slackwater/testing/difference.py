@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from slackwater.core.humanize import plural
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.time import parse_timestamp_us
 
 Row = Mapping[str, Any]
 _ZERO = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

@@ -11,7 +11,7 @@ import polars as pl
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
-from slackwater.core.timestamp_strings import parse_timestamp_us
+from slackwater.core.time import parse_timestamp_us
 from slackwater.errors import StartError
 from slackwater.testing.stub_sources import read_declared_columns, to_micros_utc
 

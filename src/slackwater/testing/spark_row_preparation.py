@@ -19,6 +19,7 @@ import pyarrow as pa
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.errors import EpochError, StartError
 from slackwater.operators import storability
@@ -32,7 +33,6 @@ from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder
 from slackwater.spark.source_statistics import FILE, FINGERPRINT
 from slackwater.testing.stub_sources import NUMBER, Offsets, Row, StubSource, create_stub_source
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -197,7 +197,7 @@ class SparkRowPreparer:
         if self.engine.rows.is_stage_output(name):
             return timed
         latest = f"{_CLOCK} + {self.pipeline.transform.step.max_future_ms * 1000}L"
-        plain = [quote_column(c) for c in timed.columns if c != "__bad"]
+        plain = [quote_identifier(c) for c in timed.columns if c != "__bad"]
         late = (
             f"CASE WHEN __bad IS NOT NULL THEN __bad WHEN unix_micros(_event_ts) > {latest} THEN 'future' END AS __bad"
         )
@@ -224,7 +224,7 @@ class SparkRowPreparer:
             _CLOCK,
             *(["_event_ts"] if way.origin in self._clocked else []),
         )
-        plain = [quote_column(c) for c in rows.columns if c not in hidden]
+        plain = [quote_identifier(c) for c in rows.columns if c not in hidden]
         number = f"{ORIGIN}.offset" if carried is not None else f"{run[NUMBER][0] if run.height else 0}L"
         rows = rows.selectExpr(*plain, *([] if carried is None else [numbered_origin(NUMBER)]))
         out = sql_analysis.run_sql(self.session, self.pipeline, way, rows, carried or None)

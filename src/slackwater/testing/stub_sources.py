@@ -26,6 +26,7 @@ from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.sources import files
 from slackwater.sources.base import CORRUPT
@@ -36,7 +37,6 @@ from slackwater.sources.payloads.payload_factory import create_payload
 from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark.source_statistics import FILE
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -128,7 +128,7 @@ class StubSource:
         metadata += [NUMBER]
         if form == "text":
             return records.selectExpr("value", *metadata)
-        columns = [f"_p.{quote_column(f.name)}" for f in self.schema.fields]
+        columns = [f"_p.{quote_identifier(f.name)}" for f in self.schema.fields]
         if form not in ("json", "csv"):
             strict = F.from_json(text, self.schema, {"mode": "FAILFAST"})
             return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
@@ -139,7 +139,7 @@ class StubSource:
         if form == "json":
             parsed = F.from_json(text, full_schema, reading)
         else:
-            fields = ", ".join(f"{quote_column(f.name)} {f.dataType.simpleString()}" for f in full_schema.fields)
+            fields = ", ".join(f"{quote_identifier(f.name)} {f.dataType.simpleString()}" for f in full_schema.fields)
             parsed = F.from_csv(text, fields, reading)
         return times.convert(records.withColumn("_p", parsed).selectExpr(*columns, f"_p.{CORRUPT}", *metadata))
 
@@ -183,7 +183,7 @@ class StubSource:
                 **{f"_{c}": pa.array([_json_value(p.get(c)) for p in places], pa.string()) for c in _RABBIT_COLUMNS},
             }
         )
-        body = quote_column(self.payload.body)
+        body = quote_identifier(self.payload.body)
         if self.kind == "kafka":
             metadata = [f"__{c} AS _{c}" for c in ("key", "headers", "topic", "partition", "offset")]
             metadata += [f"{body} AS _value", f"__time AS {_EVENT_TIME}"]
@@ -215,7 +215,7 @@ def create_stub_source(
     if connection is None:
         frame = spec.dataframe
         if columns is not None:
-            frame = session.createDataFrame([], ", ".join(f"{quote_column(f.name)} {f.type}" for f in columns))
+            frame = session.createDataFrame([], ", ".join(f"{quote_identifier(f.name)} {f.type}" for f in columns))
         real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
         return StubSource(spec, "dataframe", real.schema, real)
     if connection.kind == "files":

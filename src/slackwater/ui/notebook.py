@@ -14,7 +14,15 @@ from markupsafe import Markup
 
 from slackwater import explain
 from slackwater.config.pipeline import Pipeline
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import (
+    format_datetime,
+    format_exact_time,
+    format_key_values,
+    format_number,
+    format_size,
+    format_span,
+    plural,
+)
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
@@ -27,7 +35,6 @@ from slackwater.secrets import mask_secrets
 from slackwater.ui.blocks.watermark import build_watermark
 from slackwater.ui.draw import sessions
 from slackwater.ui.draw.watermark import draw_lanes
-from slackwater.ui.format import format_key, format_number, format_size, format_span, format_time
 from slackwater.ui.pages import read_static_file
 from slackwater.ui.svg import element
 from slackwater.watermark import NO_WATERMARK
@@ -91,7 +98,7 @@ def _plan(plan: Plan) -> Markup:
 def _why(report: WhyReport) -> Markup:
     running = report.runner or "none is running, so nothing changes"
     lines = _lines(
-        f"Epoch {format_number(report.epoch)}, committed {format_time(report.committed_us)}"
+        f"Epoch {format_number(report.epoch)}, committed {format_exact_time(report.committed_us)}"
         + ("" if report.is_published else ", not yet published"),
         f"Runner: {running}",
     )
@@ -108,7 +115,7 @@ def _why(report: WhyReport) -> Markup:
 
 
 def _stage_watermark(s: StageReport, head: str) -> Markup:
-    text = f"{head} {format_time(s.watermark_us)}, "
+    text = f"{head} {format_exact_time(s.watermark_us)}, "
     if s.through:
         return _join(*_lines(f"{text}waits for {describe_watermark_wait(s)}"))
     return _join(*_lines(f"{text}held by {_holder_text(s.holder)}"))
@@ -121,15 +128,15 @@ def _open_rows(s: StageReport, stage: str | None) -> Markup:
     headers = ["closes at watermark", "start", "key", "rows"]
     opened = [
         [
-            format_time(o.closes_us),
-            format_time(o.start_us),
-            "" if o.key is None else format_key(dict(o.key)),
+            format_exact_time(o.closes_us),
+            format_exact_time(o.start_us),
+            "" if o.key is None else format_key_values(dict(o.key)),
             format_number(o.rows),
         ]
         for o in (s.next if s.key is None else s.key.open)
     ]
     kind = s.kind if stage is None else f"{s.kind} of stage {quote_stage(stage)}"
-    subject = kind if s.key is None else f"{kind} of {format_key(dict(s.key.key))}"
+    subject = kind if s.key is None else f"{kind} of {format_key_values(dict(s.key.key))}"
     heading = f"Open ({subject}), the next to close first" if opened else f"Nothing is open ({subject})"
     if s.sides:
         sides = [[x.side, x.source, format_number(x.rows), format_span(x.keep_us)] for x in s.sides]
@@ -153,7 +160,7 @@ def _state(view: StateView) -> Markup:
         last = commit.stages[view.stage]
         logic = restore_window(commit, view.stage)
         mark = None if last.watermark_us <= NO_WATERMARK else last.watermark_us
-        summary = f"Epoch {format_number(commit.epoch)}, committed {format_time(commit.committed_us)}, watermark {format_time(mark)}"
+        summary = f"Epoch {format_number(commit.epoch)}, committed {format_exact_time(commit.committed_us)}, watermark {format_exact_time(mark)}"
         try:
             windows = view.scan(limit=MOST, timeout_s=SCAN_S)
         except StartError as error:
@@ -168,7 +175,11 @@ def _state(view: StateView) -> Markup:
     rows = list(windows.iter_rows(named=True))
     spans = [
         sessions.SessionBar(
-            format_key({k: r[k] for k in logic.key_names}), _us(r[start]), event and _us(event), _us(r[end]), r[status]
+            format_key_values({k: r[k] for k in logic.key_names}),
+            _us(r[start]),
+            event and _us(event),
+            _us(r[end]),
+            r[status],
         )
         for r, event in zip(rows, events, strict=True)
     ]
@@ -191,7 +202,7 @@ def _handle(handle: Handle) -> Markup:
     if latest is not None:
         c = latest.counters
         summary = [
-            f"Epoch {format_number(latest.epoch)}, watermark {format_time(latest.watermark_us)}",
+            f"Epoch {format_number(latest.epoch)}, watermark {format_exact_time(latest.watermark_us)}",
             f"{plural(c.rows_in, 'row')} in: {format_number(c.rows_used)} used, {format_number(c.rows_late)} late, {format_number(c.rows_refused)} refused, "
             f"{format_number(c.rows_bad)} bad; {format_number(c.rows_emitted)} emitted, {format_number(latest.windows_active)} open",
         ]
@@ -235,5 +246,5 @@ def _us(value: dt.datetime) -> int:
 
 def _text(value: Any) -> str:
     if isinstance(value, dt.datetime):
-        return format_time(_us(value))
+        return format_datetime(value) + "Z"
     return "NULL" if value is None else str(value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import KINDS_OF_WINDOW
+from slackwater.core.humanize import format_time
 from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_lateness_advice
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import list_kept_commits
@@ -33,7 +34,6 @@ from slackwater.ui.blocks.stages import StageSummary, build_stages
 from slackwater.ui.blocks.throughput import Throughput, build_throughput
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, build_closes
 from slackwater.ui.blocks.watermark import WatermarkBlock, build_watermark
-from slackwater.ui.format import format_seconds
 
 
 class NoCommitError(StateError):
@@ -119,7 +119,7 @@ def _missing_commit_error(watched: PageSource) -> StateError:
     failure = build_runs(watched.store.runs(), runner, -1).failure
     if failure is not None:
         error_text = "" if failure.error is None else f": {failure.error}"
-        line = f"the run that started at {format_seconds(failure.started_us)} {failure.said}{error_text}"
+        line = f"the run that started at {format_time(failure.started_us)} {failure.said}{error_text}"
         return StateError(f"{watched.pipeline.name}: there is no state yet; {line}")
     return NoCommitError(f"{watched.pipeline.name}: there is no state yet; {begins}")
 

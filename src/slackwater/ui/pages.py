@@ -15,8 +15,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from slackwater.core.file_uris import file_uri_to_path
-from slackwater.core.humanize import plural
-from slackwater.core.lateness_histogram import format_percent
+from slackwater.core.humanize import (
+    format_brief,
+    format_exact_time,
+    format_key_values,
+    format_number,
+    format_percent,
+    format_rate,
+    format_size,
+    format_span,
+    format_time,
+    plural,
+)
 from slackwater.maintenance.hot_keys import HotKey
 from slackwater.query.output_format import format_value
 from slackwater.ui.blocks.key import KeyView
@@ -32,16 +42,6 @@ from slackwater.ui.draw import (
     throughput,
     upcoming_closes,
     watermark,
-)
-from slackwater.ui.format import (
-    format_brief,
-    format_key,
-    format_number,
-    format_rate,
-    format_seconds,
-    format_size,
-    format_span,
-    format_time,
 )
 from slackwater.ui.page_model import PageModel
 from slackwater.ui.svg import HALF, draw_both_widths
@@ -104,13 +104,13 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     env.filters.update(
-        moment=format_time,
-        about=format_seconds,
+        moment=format_exact_time,
+        about=format_time,
         span=format_span,
         size=format_size,
         number=format_number,
         brief=format_brief,
-        listed=format_key,
+        listed=format_key_values,
     )
     env.filters.update(
         percent=format_percent,

@@ -10,7 +10,8 @@ from tests.support.configs import ISSUE
 
 import slackwater as sw
 from slackwater.config.source import parse_declared_columns
-from slackwater.core.time import format_ms, parse_duration_ms
+from slackwater.core.humanize import format_ms
+from slackwater.core.time import parse_duration_ms
 
 WRITTEN = '''\
 name = "user-sessions"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.connection import KinesisConnection, PubSubConnection
 from slackwater.config.source import Source
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.runner.connectors.base import C
 from slackwater.runner.connectors.spark_stream import RecordFrame, SparkStreamConnector
 from slackwater.sources.base import spark_error_reason
 from slackwater.sources.kinesis_and_pubsub import CloudReader, kinesis_options, pubsub_options
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ class _CloudConnector(SparkStreamConnector[C]):
             raise reader.missing_connector_error(error) or StartError(
                 f'source "{spec.name}": {spark_error_reason(error)}'
             ) from None
-        time = quote_column(reader.event_time_column)
+        time = quote_identifier(reader.event_time_column)
         time = f"timestamp_millis({time})" if reader.event_time_unit else time
         return RecordFrame(frame, reader.payload_column, [f"{time} AS _event_ts"])
 

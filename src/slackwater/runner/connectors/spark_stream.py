@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.runner.connectors.base import C, Connector, source_time_zone
 from slackwater.sources import spark_connect
 from slackwater.sources.payloads.base import RawRecords
 from slackwater.sources.payloads.payload_factory import create_payload
 from slackwater.sources.planner_creation import connect_not_supported_error
 from slackwater.sources.streaming_sources import DataFrameSource
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,5 +46,5 @@ class SparkStreamConnector(Connector[C]):
         payload = create_payload(
             RawRecords(session, spec, records.body, stored_schema=schema_json, zone=source_time_zone(pipeline, spec))
         )
-        extra_columns = [*records.extra_columns, f"{quote_column(records.body)} AS _value"]
+        extra_columns = [*records.extra_columns, f"{quote_identifier(records.body)} AS _value"]
         return DataFrameSource(spec.name, records.frame, lambda rows: payload.decode(rows, extra_columns))

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from slackwater.config.source import Source
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.sources import schema_registry
 from slackwater.sources.base import CORRUPT
 from slackwater.sources.timestamp_parsing import UTC
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,7 +78,7 @@ class Payload(ABC):
         """
         text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
         return self.with_payload(records).selectExpr(
-            *(f"_p.{quote_column(f.name)}" for f in self.schema.fields),
+            *(f"_p.{quote_identifier(f.name)}" for f in self.schema.fields),
             *meta,
             f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
         )

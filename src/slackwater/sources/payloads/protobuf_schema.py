@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.message_format import suggest_word_or_list
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.sources.payloads.protobuf_builtin_imports import BUILTIN_IMPORTS
 from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder
-from slackwater.windows.aggregations import quote_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,14 +207,14 @@ def _compile(folder: Path, name: str) -> bytes:
 
 def message_columns(decoder: ProtobufDecoder) -> str:
     """Return the columns of a message as DDL."""
-    return ", ".join(f"{quote_column(field.name)} {_ddl(field.type)}" for field in decoder.type)
+    return ", ".join(f"{quote_identifier(field.name)} {_ddl(field.type)}" for field in decoder.type)
 
 
 def _ddl(kind: pa.DataType) -> str:
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
-        return "STRUCT<" + ", ".join(f"{quote_column(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
+        return "STRUCT<" + ", ".join(f"{quote_identifier(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
     if pa.types.is_map(kind):
         return f"MAP<{_ddl(kind.key_type)}, {_ddl(kind.item_type)}>"
     if pa.types.is_list(kind):

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slackwater.core.time import format_iso
+from slackwater.core.humanize import format_iso
 from slackwater.errors import FencedError, LockHeldError, SlackwaterError
 from slackwater.state.files.object_client import ObjectClient
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_exact_time, format_number, format_span, plural
 from slackwater.query.output_format import describe_watermark_wait, name_clock, quote_stage
 from slackwater.query.why_report import WhyReport
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting
-from slackwater.ui.format import format_number, format_span, format_time
 
 
 @dataclass(frozen=True)
@@ -72,17 +71,19 @@ def _rows_sentence(rows: RowAccounting) -> str:
 def _watermark_sentence(report: WhyReport) -> str:
     holder = report.holder
     if holder is None and report.through:
-        return f"The watermark is at {format_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {describe_watermark_wait(report)}."
+        return f"The watermark is at {format_exact_time(report.watermark_us)}; stage {quote_stage(report.stage)} waits for {describe_watermark_wait(report)}."
     if holder is None:
         runs_on = (
             ""
             if report.idle_close_us is None
             else f"; it advances after {format_span(report.idle_close_us)} of silence"
         )
-        return f"The watermark is at {format_time(report.watermark_us)}; no source holds it: all are idle{runs_on}."
+        return (
+            f"The watermark is at {format_exact_time(report.watermark_us)}; no source holds it: all are idle{runs_on}."
+        )
     name = name_clock(holder)
     since = (
-        f"quiet for {format_span(holder.quiet_us)}, since {format_time(report.committed_us - holder.quiet_us)}"
+        f"quiet for {format_span(holder.quiet_us)}, since {format_exact_time(report.committed_us - holder.quiet_us)}"
         if holder.quiet_us
         else "it had rows in this epoch"
     )
@@ -91,10 +92,10 @@ def _watermark_sentence(report: WhyReport) -> str:
         watermark = (
             "There is no watermark yet"
             if report.watermark_us is None
-            else f"The watermark is at {format_time(report.watermark_us)}"
+            else f"The watermark is at {format_exact_time(report.watermark_us)}"
         )
         return f"{watermark}; stage {quote_stage(report.stage)} waits for {name} ({since})."
     if report.watermark_us is None:
         return f"There is no watermark yet; {name} holds it ({since})."
     behind = f", {format_span(report.committed_us - report.watermark_us)} behind the clock of the commit"
-    return f"The watermark is at {format_time(report.watermark_us)}{behind}; {name} holds it ({since})."
+    return f"The watermark is at {format_exact_time(report.watermark_us)}{behind}; {name} holds it ({since})."

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_brief, format_size
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.growth import StateGrowth
-from slackwater.ui.format import format_brief, format_size
 from slackwater.ui.svg import count_axis, element, path, picture, right, time_axis, title
 
 LEFT, TOP, BOTTOM = 78, 14, 130

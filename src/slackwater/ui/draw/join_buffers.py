@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_brief, format_exact_time, format_number, plural
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.join_buffers import BufferSide, JoinBuffers
-from slackwater.ui.format import format_brief, format_number, format_time
 from slackwater.ui.svg import element, lane_start, line, note, picture, rect, right, text, time_axis, title
 
 LEFT, TOP, LANE = 120, 30, 92
@@ -32,7 +31,7 @@ def draw_join_buffers(block: JoinBuffers) -> Markup:
         x = across.position(block.watermark_us)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            note(x, TOP - 12, f"watermark {format_time(block.watermark_us)}"),
+            note(x, TOP - 12, f"watermark {format_exact_time(block.watermark_us)}"),
         ]
     return picture("Rows that wait for partners, by event time", bottom + 24, *parts)
 
@@ -50,7 +49,7 @@ def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Marku
         width = max(x2 - x1 - (1 if x2 - x1 > 4 else 0), 2)
         matched_text = "" if age.matched is None else f", {format_number(age.matched)} of them with a partner"
         about = title(
-            f"{side.side}: {plural(age.rows, 'row')} of {format_time(age.from_us)} to {format_time(age.to_us)}{matched_text}"
+            f"{side.side}: {plural(age.rows, 'row')} of {format_exact_time(age.from_us)} to {format_exact_time(age.to_us)}{matched_text}"
         )
         top = min(up.position(age.rows), base - 2)
         parts.append(rect(x1, top, width, base - top, "bar" if age.matched is None else "bar alone", about))
@@ -59,7 +58,7 @@ def _lane(side: BufferSide, across: Axis, y: float, max_rows: int) -> list[Marku
             parts.append(rect(x1, top, width, base - top, "bar", about))
     if side.expires_us is not None and across.low <= side.expires_us <= across.high:
         x = across.position(side.expires_us)
-        over = title(f"{side.side}: rows before {format_time(side.expires_us)} have expired")
+        over = title(f"{side.side}: rows before {format_exact_time(side.expires_us)} have expired")
         parts += [
             element("line", over, x1=x, y1=y + 8, x2=x, y2=base, class_="cap"),
             note(x, y + 16, "expired before", "tick"),

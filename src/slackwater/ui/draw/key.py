@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_exact_time
 from slackwater.ui.axis import Axis, padded_range
 from slackwater.ui.blocks.key import KeyView
-from slackwater.ui.format import format_time
 from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, time_axis, title
 
 LEFT, TOP, LANE = 14, 30, 34
@@ -41,7 +41,7 @@ def draw_key_timeline(block: KeyView) -> Markup:
     for n, b in enumerate(bars):
         y, x1, x2 = TOP + LANE * n + 8, across.position(b.start_us), across.position(b.end_us)
         about = title(
-            f"{b.status}: {format_time(b.start_us)} to {format_time(b.end_us)}, closes at watermark {format_time(b.closes_us)}"
+            f"{b.status}: {format_exact_time(b.start_us)} to {format_exact_time(b.end_us)}, closes at watermark {format_exact_time(b.closes_us)}"
         )
         last = x2 if b.last_us is None else across.position(b.last_us)
         parts.append(rect(x1, y, max(last - x1, 3), 18, f"session {b.status}", about))
@@ -54,6 +54,6 @@ def draw_key_timeline(block: KeyView) -> Markup:
         x = across.position(block.watermark_us)
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
-            note(x, TOP - 12, f"watermark {format_time(block.watermark_us)}"),
+            note(x, TOP - 12, f"watermark {format_exact_time(block.watermark_us)}"),
         ]
     return picture("Windows of the key in event time", bottom + 26, *parts)

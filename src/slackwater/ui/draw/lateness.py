@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_brief, format_span, plural
 from slackwater.core.lateness_histogram import LatenessStats
 from slackwater.ui.axis import Axis
-from slackwater.ui.format import format_brief, format_span
 from slackwater.ui.svg import count_axis, picture, rect, right, space_labels, text, title
 
 LEFT, TOP, BOTTOM = 70, 12, 120

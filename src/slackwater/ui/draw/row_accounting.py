@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_brief, format_number
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.row_accounting import PARTS, RowAccounting, RowCounts
-from slackwater.ui.format import format_brief, format_number
 from slackwater.ui.svg import count_axis, drawing_id, element, picture, rect, right, space_labels, text, title, width
 
 LEFT, TOP, BOTTOM = 70, 12, 190

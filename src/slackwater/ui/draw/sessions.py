@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_exact_time
 from slackwater.ui.axis import Axis, padded_range
-from slackwater.ui.format import format_time
 from slackwater.ui.svg import drawing_id, element, line, note, picture, rect, right, text, time_axis, title
 
 LEFT, TOP, LANE = 220, 30, 26
@@ -44,14 +44,14 @@ def draw_sessions(spans: Sequence[SessionBar], watermark_us: int | None) -> Mark
     for n, s in enumerate(spans):
         y, x1, x2 = TOP + LANE * n + 5, across.position(s.start_us), across.position(s.end_us)
         last = x2 if s.last_us is None else across.position(s.last_us)
-        about = title(f"{s.key}, {s.status}: {format_time(s.start_us)} to {format_time(s.end_us)}")
+        about = title(f"{s.key}, {s.status}: {format_exact_time(s.start_us)} to {format_exact_time(s.end_us)}")
         parts.append(text(14, y + 13, s.key if len(s.key) <= 26 else s.key[:25] + "…", "lane"))
         parts.append(rect(x1, y, max(last - x1, 3), 16, f"session {s.status}", about))
         if x2 > last:
             parts.append(rect(last, y, x2 - last, 16, f"tail {s.status}", about))
     if near and watermark_us is not None:
         x = across.position(watermark_us)
-        name = f"watermark {format_time(watermark_us)}"
+        name = f"watermark {format_exact_time(watermark_us)}"
         parts += [
             line(x, TOP - 8, x, bottom, "watermark"),
             note(x, TOP - 12, name),

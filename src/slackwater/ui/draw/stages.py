@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from slackwater.core.humanize import plural
+from slackwater.core.humanize import format_brief, format_exact_time, format_number, plural
 from slackwater.ui.blocks.stages import StageSummary
-from slackwater.ui.format import format_brief, format_number, format_time
 from slackwater.ui.svg import WIDTH, element, picture, rect, text, title
 
 BOX, HIGH, GAP, ROW = 150, 64, 56, 84
@@ -91,7 +90,7 @@ def _box(stage: StageSummary, x: float, y: float, width: float, base: str | None
         full_text, short_text = f"{format_number(stage.open)} open", f"{format_brief(stage.open)} open"
     about = (
         f"{stage.name} ({stage.kind}): {full_text}, {format_number(stage.emitted)} emitted, watermark "
-        f"{format_time(stage.watermark_us)}, waits for {stage.waits_for}"
+        f"{format_exact_time(stage.watermark_us)}, waits for {stage.waits_for}"
     )
     max_characters = int((width - 24) / 7.6)
     name = stage.name if len(stage.name) <= max_characters else stage.name[: max_characters - 1] + "…"

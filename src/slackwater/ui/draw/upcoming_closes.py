@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_brief, format_exact_time
 from slackwater.ui.axis import Axis
 from slackwater.ui.blocks.upcoming_closes import UpcomingCloses, count_windows
-from slackwater.ui.format import format_brief, format_time
 from slackwater.ui.svg import count_axis, element, line, note, picture, rect, right, text, time_axis, title
 
 LEFT, TOP, BOTTOM, REST = 70, 26, 190, 60
@@ -40,14 +40,14 @@ def draw_closes(block: UpcomingCloses, base: str | None) -> Markup:
         parts.append(text(end + 18 + (REST - 30) / 2, BOTTOM + 16, "later", "tick", "middle"))
     if block.watermark_us is not None:
         x = across.position(block.watermark_us)
-        name = f"watermark {format_time(block.watermark_us)}" + (", far before" if far else "")
+        name = f"watermark {format_exact_time(block.watermark_us)}" + (", far before" if far else "")
         parts += [line(x, TOP - 8, x, BOTTOM, "watermark"), note(x, TOP - 10, name)]
     return picture(f"Open {block.what} by the watermark that closes them", BOTTOM + 28, *parts)
 
 
 def _bar(low: int, high: int, count: int, x: float, width: float, up: Axis, base: str | None, noun: str) -> Markup:
     top = min(up.position(count), BOTTOM - 2)
-    about = f"{count_windows(count, noun)} {'closes' if count == 1 else 'close'} from {format_time(low)} to {format_time(high)}"
+    about = f"{count_windows(count, noun)} {'closes' if count == 1 else 'close'} from {format_exact_time(low)} to {format_exact_time(high)}"
     bar = rect(x, top, width, BOTTOM - top, "bar")
     if base is None:
         return element("g", title(about), bar)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from slackwater.core.humanize import format_exact_time, format_span
 from slackwater.ui.axis import Axis, padded_range
 from slackwater.ui.blocks.watermark import LagPoint, WatermarkBlock, WatermarkLane
-from slackwater.ui.format import format_span, format_time
 from slackwater.ui.svg import (
     count_axis,
     element,
@@ -62,7 +62,7 @@ def draw_lanes(block: WatermarkBlock) -> Markup:
         x = axis.position(block.watermark_us)
         parts += [
             line(x, top - 8, x, bottom, "watermark"),
-            note(x, top - 10, f"watermark {format_time(block.watermark_us)}"),
+            note(x, top - 10, f"watermark {format_exact_time(block.watermark_us)}"),
         ]
     return picture("Event time of each source: newest event, lateness and watermark", bottom + 24, *parts)
 
@@ -89,7 +89,7 @@ def _lane(lane: WatermarkLane, parted: bool, axis: Axis, y: float) -> list[Marku
         return parts
     newest, state = axis.position(lane.newest_us), "idle" if lane.idle else "busy"
     about = title(
-        f"{name}: newest event {format_time(lane.newest_us)}, lateness {format_span(lane.lateness_us)}, watermark {format_time(lane.watermark_us)}"
+        f"{name}: newest event {format_exact_time(lane.newest_us)}, lateness {format_span(lane.lateness_us)}, watermark {format_exact_time(lane.watermark_us)}"
         + (", idle" if lane.idle else "")
     )
     if lane.watermark_us is not None:

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from slackwater.core.sorted_arrays import Int64s
-from slackwater.windows.aggregations.input_columns import quote_column
+from slackwater.core.spark_sql import quote_identifier
 
 TYPES: Mapping[str, pl.DataType] = {"sum": pl.Float64(), "rest": pl.Float64(), "limbs": pl.List(pl.Int64())}
 
@@ -162,7 +162,7 @@ class GridSql:
     prefix: str
 
     def _name(self, part: str) -> str:
-        return quote_column(f"{self.prefix}.{part}")
+        return quote_identifier(f"{self.prefix}.{part}")
 
     @property
     def outside(self) -> str:

@@ -12,7 +12,7 @@ import polars as pl
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
-from slackwater.windows.aggregations.input_columns import quote_column
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows.aggregations.kind import AggregationKind, extreme_value
 
 
@@ -28,7 +28,7 @@ class Extreme(AggregationKind):
         return {"v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"v": f"{self.spec.agg}({quote_column(self.column.name)})"}
+        return {"v": f"{self.spec.agg}({quote_identifier(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         return [pl.col(self.column.name).alias(self.part("v"))]
@@ -67,7 +67,7 @@ class FirstLast(AggregationKind):
         return {"ts": pl.Int64(), "v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote_column(self.column.name)
+        v = quote_identifier(self.column.name)
         pair = f"{self._which}(CASE WHEN {v} IS NOT NULL THEN named_struct('ts', {event_us}, 'v', {v}) END)"
         return {"ts": f"{pair}.ts", "v": f"{pair}.v"}
 
@@ -107,7 +107,7 @@ class ValueBy(AggregationKind):
         return {"by": self._by.polars, "v": self.column.polars}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v, by = quote_column(self.column.name), quote_column(self._by.name)
+        v, by = quote_identifier(self.column.name), quote_identifier(self._by.name)
         pair = f"{self._which}(CASE WHEN {by} IS NOT NULL THEN named_struct('by', {by}, 'v', {v}) END)"
         return {"by": f"{pair}.by", "v": f"{pair}.v"}
 

@@ -25,8 +25,8 @@ from slackwater.config.aggregation import Aggregation
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import Int64s
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows.aggregations.exact_float_total import TYPES, ExactTotal, GridSql, round_to_double
-from slackwater.windows.aggregations.input_columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind
 from slackwater.windows.aggregations.totals import DecimalTotal, IntegerTotal, SumKind, count_flag
 
@@ -48,7 +48,7 @@ class FloatTotal(SumKind):
 
     @property
     def _grid(self) -> GridSql:
-        return GridSql(quote_column(self.column.name), f"__{self.column.name}")
+        return GridSql(quote_identifier(self.column.name), f"__{self.column.name}")
 
     @property
     def sql_columns(self) -> Sequence[str]:
@@ -63,7 +63,7 @@ class FloatTotal(SumKind):
         return self._grid.sums
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"n": f"count({quote_column(self.column.name)})"}
+        return {"n": f"count({quote_identifier(self.column.name)})"}
 
     def from_sql(self, rows: pl.DataFrame) -> Sequence[pl.Series]:
         n, parts = rows[self.part("n")], [rows[name] for name in self._grid.sums]

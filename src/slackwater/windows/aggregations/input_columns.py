@@ -8,6 +8,7 @@ import polars as pl
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 
 _NAN = float("nan")
 
@@ -28,19 +29,12 @@ class AggregationInput:
         column = normalization_sql(self.source)
         if not self.hashed:
             return column
-        return (
-            f"CASE WHEN {quote_column(self.source.name)} IS NOT NULL THEN xxhash64('{self.source.type}', {column}) END"
-        )
-
-
-def quote_column(name: str) -> str:
-    """Return a column name as a Spark SQL identifier."""
-    return "`" + name.replace("`", "``") + "`"
+        return f"CASE WHEN {quote_identifier(self.source.name)} IS NOT NULL THEN xxhash64('{self.source.type}', {column}) END"
 
 
 def normalization_sql(field: Field) -> str:
     """Return Spark SQL that maps -0.0 to 0.0 and every NaN to one NaN, so that equal values have equal bytes."""
-    column = quote_column(field.name)
+    column = quote_identifier(field.name)
     if field.base not in schema.FLOATS:
         return column
     return f"CASE WHEN isnan({column}) THEN CAST('NaN' AS {field.type}) ELSE CAST({column} + 0 AS {field.type}) END"

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.windows import hyperloglog
-from slackwater.windows.aggregations.input_columns import AggregationInput, quote_column
+from slackwater.windows.aggregations.input_columns import AggregationInput
 from slackwater.windows.aggregations.kind import AggregationKind, as_lists, check_group_size, concatenate_lists
 
 
@@ -20,7 +21,7 @@ class _Values(AggregationKind):
         return {"set": pl.List(self.column.polars)}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"set": f"collect_set({quote_column(self.column.name)})"}
+        return {"set": f"collect_set({quote_identifier(self.column.name)})"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:
         return [as_lists(rows[self.column.name].alias(self.part("set")))]
@@ -87,7 +88,7 @@ class ApproximateDistinct(AggregationKind):
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
         return {
-            "set": f"collect_set({hyperloglog.coupon_sql(quote_column(self.inputs[0].field.name), self.spec.hll_precision)})"
+            "set": f"collect_set({hyperloglog.coupon_sql(quote_identifier(self.inputs[0].field.name), self.spec.hll_precision)})"
         }
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Series]:

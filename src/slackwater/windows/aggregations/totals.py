@@ -16,8 +16,8 @@ import polars as pl
 
 from slackwater.core import schema
 from slackwater.core.schema import Field
+from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import ValueRangeError
-from slackwater.windows.aggregations.input_columns import quote_column
 from slackwater.windows.aggregations.kind import AggregationKind
 
 _LOW = (1 << 32) - 1
@@ -36,7 +36,7 @@ class Count(AggregationKind):
         return {"n": pl.Int64()}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        return {"n": f"count({quote_column(self.column.name)})" if self.columns else "count(1)"}
+        return {"n": f"count({quote_identifier(self.column.name)})" if self.columns else "count(1)"}
 
     def lift(self, rows: pl.DataFrame, event_us: str) -> Sequence[pl.Expr]:
         counted = count_flag(self.column.name) if self.columns else pl.lit(1, pl.Int64)
@@ -117,7 +117,7 @@ class IntegerTotal(SumKind):
         return {"n": pl.Int64(), "hi": pl.Int64(), "lo": pl.Int64()}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote_column(self.column.name)
+        v = quote_identifier(self.column.name)
         wide = f"CAST({v} AS BIGINT)"
         return {
             "n": f"count({v})",
@@ -184,7 +184,7 @@ class DecimalTotal(SumKind):
         return {}
 
     def lift_sql(self, event_us: str) -> Mapping[str, str]:
-        v = quote_column(self.column.name)
+        v = quote_identifier(self.column.name)
         # `sum` raises if 38 digits are not enough; try_sum returns NULL instead, and also if there are no values
         total = f"CASE WHEN count({v}) = 0 THEN 0 ELSE try_sum({v}) END"
         return {"n": f"count({v})", "sum": f"CAST({total} AS {self._wide.type})"}
