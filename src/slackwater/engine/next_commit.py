@@ -50,7 +50,7 @@ def add_time_spans(outcome: IngestOutcome, clocks: Mapping[str, SourceClock]) ->
 def sum_counters(commit: Commit) -> Counters:
     """Return the cumulative counters of a commit.
 
-    Rows are counted in the stages that read sources, results in the stages whose results are published.
+    Rows are counted in the stages that read sources, and results in the stages whose results are published.
     """
     totals: dict[str, Any] = {}
     for counted in (*(s.counters for s in commit.source_stages), commit.counters):

@@ -171,7 +171,7 @@ class Publisher:
         return commit.model_copy(update={"reached": tuple(joined)}), publish
 
     def _publish(self, commit: Commit, phase: Phase) -> None:
-        """Write to each target that has not been written, and record it.
+        """Write the output to each target that has not received it yet, and record each success.
 
         If one target fails, the others are still written.
         """

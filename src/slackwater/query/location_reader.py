@@ -110,7 +110,7 @@ def _read_pipeline_target(pipeline: Pipeline) -> LabeledRows:
 
 @singledispatch
 def _read_target(connection: Connection, target: Target) -> LabeledRows | None:
-    """Read all rows of a target. None if it cannot be read, or not completely."""
+    """Read all rows of a target. Return None if the target cannot be read, or cannot be read completely."""
     raise_unregistered(connection, "slackwater.query.location_reader")
 
 

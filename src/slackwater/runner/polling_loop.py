@@ -136,7 +136,7 @@ class PollingLoop:
             self.epochs.tick(quiet_us)
 
     def _quiet_us(self, polled_at: float) -> int:
-        """Return the silence (µs) between the last time it was counted and this poll.
+        """Return the silence (µs) up to this poll that has not been counted yet.
 
         A poll finds all rows since the previous one, so the time of an epoch in between counts as well. After a long
         pause, such as when the machine slept, only a part counts: nothing was polled in the meantime.

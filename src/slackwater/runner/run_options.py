@@ -23,15 +23,15 @@ class RunOptions:
     """The options of a run, as documented at `slackwater.run`.
 
     Args:
-        available_now: end when all input that exists now has been processed.
-        flush: close all open windows at the end.
-        spark: the Spark session to use; None starts one.
-        on_status: called with the status after each commit.
-        on_notice: called with the level and the text of each line about the run; None logs the lines.
-        stop: an event that ends the run after the epoch in progress.
-        rebuild: start over with a new state. Maps sources to the positions where they begin; None continues the state.
-        former_output: what to do with rows of an earlier state in an append-only target.
-        observers: called from the beginning to the end of the run.
+        available_now: End when all input that exists now has been processed.
+        flush: Close all open windows at the end.
+        spark: The Spark session to use; None starts one.
+        on_status: Called with the status after each commit.
+        on_notice: Called with the level and the text of each line about the run; None logs the lines.
+        stop: An event that ends the run after the epoch in progress.
+        rebuild: Start over with a new state. Maps sources to the positions where they begin; None continues the state.
+        former_output: What to do with rows of an earlier state in an append-only target.
+        observers: Called from the beginning to the end of the run.
     """
 
     available_now: bool = False

@@ -268,7 +268,7 @@ def describe_disorder(disorder: OutOfOrderness) -> list[str]:
 
 
 def describe_late_rows(disorder: OutOfOrderness | None) -> str:
-    """Describe how many rows the proposed lateness does not keep; empty if none."""
+    """Describe how many rows the proposed lateness does not keep; an empty string if it keeps all rows."""
     if disorder is None or not disorder.late:
         return ""
     return f"{plural(disorder.late, 'row')} of the sample would be late"

@@ -1,4 +1,7 @@
-"""An HTTP server for an ASGI application, in a separate thread. `connections` and `guard` limit its requests."""
+"""An HTTP server for an ASGI application, in a separate thread.
+
+`connection_limits` and `request_guard` limit its requests.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def start_server(
         host: The address on which to listen.
         service: The name of what is served, for errors.
         option: The command-line option that sets the port, for errors.
-        names: Additional names of this server, from `--allow-host`; see `guard`.
+        names: Additional names of this server, from `--allow-host`; see `request_guard`.
         max_connections: The maximum number of connections.
         wait_s: The time limit for a request and for reading a response (seconds).
     """
