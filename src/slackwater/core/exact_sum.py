@@ -251,7 +251,7 @@ def sum_limbs(
 
 @compiled
 def add_squares(values: Floats, sums: Floats, rests: Floats) -> tuple[Int64s, Int64s, Int64s]:
-    """Write squares to `sums` and `rests`; return the positions with limbs, all limbs, and the end of each one's."""
+    """Write squares to `sums` and `rests`; return positions with limbs, the limbs, and the end of each one's limbs."""
     count = 0
     for i in range(len(values)):
         size = abs(values[i])
