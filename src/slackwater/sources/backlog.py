@@ -79,7 +79,7 @@ def _file_backlog(name: str, paths: list[str] | None, snapshot: Snapshot) -> Bac
 
 
 def list_files(pattern: str) -> list[str] | None:
-    """Return the files that a query matches, or None if there are more than `MAX_FILES`."""
+    """Return the files that a pattern matches, or None if there are more than `MAX_FILES` of them."""
     paths = list(islice(_iterate_files(pattern), MAX_FILES + 1))
     return None if len(paths) > MAX_FILES else paths
 

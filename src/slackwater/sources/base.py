@@ -129,7 +129,7 @@ class Seekable(ABC):
         return None
 
     def configured_start(self) -> Offsets | None:
-        """Return the offsets at which the config begins, unless that is "latest"; None for a source without an order."""
+        """Return the offsets at which the config starts, unless it says "latest"; None for a source without an order."""
         return None
 
     def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most sources do nothing here

@@ -4,7 +4,7 @@
                                            {"remove": …}
                                            {"metaData": …}
 
-A run only requests the next file of the log. If there is nothing new, that is a single request.
+To look for a new version, a run only requests the next file of the log, which is one request if there is no new version.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ AT_ONCE = 200  # files per check
 
 @dataclass
 class FileChangeTracker:
-    """The files that a source has read, by path, each as it was when it was read."""
+    """The files that a source has read, by path. Each entry describes the file as it was when it was read."""
 
     entries: dict[str, FileEntry] = field(default_factory=dict)
     _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
@@ -27,7 +27,7 @@ class FileChangeTracker:
             self._unchecked.append(entry.path)
 
     def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
-        """Check the next `limit` files (None: all files), and return those that changed, as they are now.
+        """Check the next `limit` files (None: all files), and return the current entries of the files that changed.
 
         Each change is returned once.
         """

@@ -27,8 +27,8 @@ class IcebergLog:
 
     Args:
         name: The name of the table.
-        load: Loads the current table from its catalog; None if it does not exist.
-        reason: Formats a PyIceberg error as one line, without secrets.
+        load: A function that loads the current table from its catalog, or returns None if the table does not exist.
+        reason: A function that formats a PyIceberg error as one line, without secrets.
     """
 
     retention_advice = "keep snapshots longer (history.expire.max-snapshot-age-ms)"

@@ -22,7 +22,7 @@ _FORMATS = {"date-time": "TIMESTAMP", "date": "DATE"}
 
 
 def schema_columns(text: str, others: Mapping[str, str]) -> str:
-    """Return the columns as DDL. Raises ValueError if the schema describes none.
+    """Return the columns that a JSON Schema describes, as DDL. Raises ValueError if it does not describe any.
 
     `others`: the referenced schemas, by the names used in `$ref`.
     """

@@ -74,9 +74,8 @@ class KafkaBroker:
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each topic.
 
-        Omits topics that do not exist, and topics of brokers that do not support topic ids.
-
-        Raises EpochError.
+        Topics that do not exist are omitted, and so are topics of brokers that do not support topic ids. Raises
+        EpochError.
         """
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 

@@ -65,7 +65,9 @@ def kinesis_options(
     max_records_per_shard: int | None = None,
     on_data_loss: str = "fail",
 ) -> CloudReader:
-    """Return the reader of a Kinesis data stream. Event time: `approximateArrivalTimestamp`, or a field of `data`.
+    """Return the reader of a Kinesis data stream.
+
+    Its event time is `approximateArrivalTimestamp`, or a field of `data`.
 
     Args:
         stream: The name of the stream.

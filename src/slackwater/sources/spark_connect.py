@@ -80,7 +80,7 @@ def new_session(session: Any) -> SparkSession:
 
 
 def retry_policies() -> list[Any]:
-    """Return retry policies that give up on a server after about half a minute; PySpark's own take ten minutes."""
+    """Return retry policies that give up on a server after about half a minute, instead of PySpark's ten minutes."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     return [DefaultPolicy(max_retries=9, max_backoff=5000)]

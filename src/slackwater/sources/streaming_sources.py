@@ -151,7 +151,7 @@ class SourceSet:
 
 
 def _spark_planned(source: Seekable) -> SparkPlannedSource:
-    """Return a source as one that Spark plans. `planner_creation.create_planners` has rejected all others."""
+    """Return `source`, which Spark can plan: `planner_creation.create_planners` has rejected all other sources."""
     assert isinstance(source, SparkPlannedSource)
     return source
 

@@ -201,9 +201,9 @@ class SparkEngine:
         )
 
     def _facts_before_read(self, batch: Batch, clock_us: int) -> dict[str, Facts]:
-        """Return the statistics of the sources whose rows need not be read for this.
+        """Return the statistics that are available without reading any row, by source.
 
-        Such a source has Parquet footers, and its event time is a plain column.
+        Only a source with Parquet footers, whose event time is a plain column, has such statistics.
         """
         first, last = storability.usable_times(self.logic)
         facts_by_source = dict[str, Facts]()

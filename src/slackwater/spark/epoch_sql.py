@@ -55,10 +55,8 @@ def event_time_sql(
 def gap_end_sql(gap: str, field: Field, cap_ms: int, where: str) -> str:
     """Return SQL for the end of a row's gap in microseconds.
 
-    NULL if the gap is NULL, not positive or not below the cap.
-
-    A number is in milliseconds; a string is an interval in Spark's syntax ("5 minutes"). Raises StartError for other
-    types.
+    The gap may be a number of milliseconds, or a string with an interval in Spark's syntax ("5 minutes"). The end is
+    NULL if the gap is NULL, not positive or not below the cap. Raises StartError for other types.
     """
     if field.base in schema.INTEGERS:
         us = f"try_multiply(CAST({gap} AS BIGINT), 1000L)"
@@ -101,9 +99,9 @@ def row_columns(
 
 
 def side_columns(logic: CompiledJoin, which: int, source: int | None, before: int | None = None) -> list[str]:
-    """Return the columns that are sent to the shards with each row of one side of a join, over the output of its SQL.
+    """Return the columns that are sent to the shards with each row of one side of a join.
 
-    Equal integer keys get equal hashes, whatever their widths. `before`: see `row_columns`.
+    The columns are SQL over the output of the side's SQL. Equal integer keys get equal hashes, whatever their widths. `before`: see `row_columns`.
     """
     side, other, slots = logic.sides[which], logic.sides[1 - which], ShuffleColumns.from_logic(logic)
     keys = [
@@ -145,7 +143,7 @@ def keyed_columns(operator: KeyedOperator, source: int | None, before: int | Non
 def is_earlier_sql(than: int) -> str:
     """Return SQL that is true if a row's event time is before `than` (in microseconds).
 
-    The bound changes with every epoch. Spark compiles literals into generated code, so each new one would cost a
+    The bound changes with every epoch. Spark compiles literals into generated code, so each new bound costs a
     compilation (0.3 s). Elements of an array are passed to the generated code as data. The index is always 1, but the
     optimizer cannot see that.
     """
@@ -184,7 +182,7 @@ def pane_aggregates(logic: CompiledPaneWindow) -> dict[str, str]:
 
 
 def group_columns(logic: CompiledPaneWindow, tagged: bool) -> list[str]:
-    """Return the columns to group rows by."""
+    """Return the columns by which rows are grouped before the shuffle."""
     values = dict.fromkeys(c for a in logic.aggs for c in a.sql_groups)
     return ["__kh", "__start", *(["__src"] if tagged else []), *logic.key_names, *values]
 

@@ -53,7 +53,7 @@ class ExpressionCache:
         return selected if schema_key is None else self.with_schema(selected, (schema_key, tuple(exprs)))
 
     def with_schema(self, frame: DataFrame, key: Hashable) -> DataFrame:
-        """Set the cached schema of a DataFrame to the schema that all frames with this key share, and return it."""
+        """Return `frame`, whose schema is now taken from the cache. All frames with this key must have equal schemas."""
         schema = self.get_or_create(("schema", key), lambda: frame.schema)
         vars(frame)["_cached_schema" if spark_connect.is_connect(frame) else "schema"] = (
             schema  # PySpark's own cache of the schema

@@ -47,7 +47,7 @@ class FirstRowHints:
         self._statistics[name] = dict(statistics)
 
     def begin_sources(self, frames: Mapping[str, DataFrame]) -> None:
-        """Prepare the counts for each new source: of the declared columns, and of the event time as a number."""
+        """Prepare the checks of each new source: counts of its declared columns, and its event time as a number."""
         for spec in self.pipeline.sources:
             if spec.name in frames and spec.name not in self._counts:
                 connection = resolve_connection(spec.connection, self.pipeline.connections)

@@ -74,7 +74,7 @@ def _(operator: StatelessOperator, source: str, tag: int | None, before: int | N
 
 @singledispatch
 def required_columns(operator: Operator, which: int) -> list[str]:
-    """Return the columns that all sources of an input must have, each with the same type everywhere."""
+    """Return the columns that all sources of an input must have. A column must have the same type in all of them."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.required_columns")
 
 
@@ -96,7 +96,7 @@ def _(operator: StatelessOperator | KeyedOperator, which: int) -> list[str]:
 
 @singledispatch
 def lift_rows(operator: Operator, rows: DataFrame, tagged: bool) -> DataFrame:
-    """Return the rows to shuffle, pre-aggregated or not."""
+    """Return the rows to shuffle, which are pre-aggregated if the operator supports this."""
     raise_unregistered(operator, "slackwater.spark.operator_rows.lift_rows")
 
 

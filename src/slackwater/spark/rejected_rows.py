@@ -39,7 +39,7 @@ class RejectedRowHandler:
     rows: RowQueryBuilder
 
     def with_letters(self, read: TimedRows, outcome: IngestOutcome, tasks: Sequence[ShardTask]) -> IngestOutcome:
-        """Read the rejected rows again, and return the outcome with samples and dead letters of them."""
+        """Read the rejected rows again, and return the outcome with their samples and dead letters."""
         bad = [name for name, s in outcome.sources.items() if s.bad]
         staged: list[LetterFile] = []
         if self.rows.pipeline.transform.on_error == "dlq":

@@ -154,7 +154,7 @@ def _stderr_to_file() -> Iterator[Path]:
 
 
 def private_session(session: SparkSession, shards: int) -> SparkSession:
-    """Return a session with its own views and settings on the same Spark."""
+    """Return a session on the same Spark, with separate views and settings."""
     private = spark_connect.new_session(session) if spark_connect.is_connect(session) else session.newSession()
     for key, value in {
         "spark.sql.session.timeZone": "UTC",

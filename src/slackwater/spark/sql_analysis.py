@@ -38,7 +38,7 @@ def _fields_of(frame: DataFrame) -> dict[str, Field]:
 
 
 def empty_frame(session: SparkSession, frame: DataFrame) -> DataFrame:
-    """Return a batch DataFrame with the same columns and no rows."""
+    """Return a batch DataFrame with the columns of `frame` and no rows."""
     return session.createDataFrame([], frame.schema)
 
 

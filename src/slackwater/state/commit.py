@@ -381,8 +381,8 @@ def new_commit_id() -> str:
 def parse_commit(record: Mapping[str, Any], version: int, label: str) -> Commit:
     """Parse the record of a commit in the format `version`.
 
-    Raises RecordError for a value that does not fit, StateError if the format cannot be migrated. `label` names the
-    record in messages.
+    Raises RecordError for a value that does not fit, and StateError if the format cannot be migrated. `label` names
+    the record in messages.
     """
     try:
         check_json(record)

@@ -42,7 +42,7 @@ Side = Literal["left", "right"]
 
 
 class RecordError(ValueError):
-    """A commit record contains an invalid value. The message names the field."""
+    """Raised when a commit record contains an invalid value. The message names the field."""
 
 
 def _check_type(text: str) -> str:

@@ -55,7 +55,7 @@ def name_taken_error(name: str, epoch: int, place: str) -> StateError:
 def forked_commit(
     commit: Commit, name: str, rename_list: Callable[[str], str] = lambda name: name, renames: bool = False
 ) -> Commit:
-    """Return the commit as one of the pipeline `name`, without output.
+    """Return the commit as a commit of the pipeline `name`, without output.
 
     Args:
         rename_list: Maps the name of a list to its name in the copy.

@@ -121,7 +121,7 @@ def _aggregation(text: str) -> tuple[Record, dict[str, str]] | None:
 
 
 def _row_version(version: int) -> Callable[[StateTables], Sequence[str]]:
-    """Return statements that set the format number of new rows."""
+    """Return a function that returns the SQL statements which set the format number of new rows."""
     return lambda tables: [
         f"ALTER TABLE IF EXISTS {tables.state} ALTER COLUMN state_version SET DEFAULT {version}",
     ]

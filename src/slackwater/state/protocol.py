@@ -236,7 +236,7 @@ class StateStore(Protocol):
         ...
 
     def put_aside(self) -> str:
-        """Rename the state, so that the pipeline no longer has one. Return the new location."""
+        """Rename the state, so that the pipeline no longer has a state. Return the new location."""
         ...
 
     def prepare(self, logic: StateLayout, stage: int = 0, begins: bool = False) -> None:

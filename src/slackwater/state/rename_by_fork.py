@@ -12,7 +12,8 @@ from slackwater.state.protocol import StateStore
 def rename_state(store: StateStore, name: str) -> tuple[Commit, str]:
     """Rename a state to `name`, which must not be in use. Return its commit, and the location of the old state.
 
-    Raises StateError if output is unpublished or only Spark's checkpoint can resume a source, and LockHeldError.
+    Raises LockHeldError if one of the two pipelines is running. Raises StateError if output is unpublished, or if only
+    Spark's checkpoint can resume a source.
     """
     with edit_state(store) as commit:
         if sources := checkpoint_sources(commit):

@@ -44,7 +44,7 @@ class Run(BaseModel):
     error: Annotated[str, Field(max_length=MOST_TEXT)] | None = None
 
     def is_same(self, other: Run) -> bool:
-        """Return whether both entries describe the same run."""
+        """Return whether `other` is an entry of the same run."""
         return (self.started_us, self.runner) == (other.started_us, other.runner)
 
 

@@ -1,4 +1,4 @@
-"""The interfaces of a target that the driver uses."""
+"""The interfaces through which the driver uses a target."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def columns_text(fields: Iterable[Field]) -> str:
 class TargetWriter(Protocol):
     """Writes the committed output of each epoch. Publishing an epoch again, or an older one, must have no effect.
 
-    A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows beyond it become bad rows
-    before the commit.
+    A target that cannot hold every value has a `capacity` (see `core.value_limits`). Rows with values beyond these
+    limits become bad rows before the commit.
     """
 
     guarantee: str  # "exactly once" or "at least once"
@@ -64,8 +64,8 @@ class TargetWriter(Protocol):
         Args:
             epoch: The epoch.
             rows: The rows, with the columns of the table, in order.
-            superseded: The identities of superseded rows, possibly empty; for sessions it also has `session_id`.
-                None of them is in `rows`. Only passed to a target that upserts.
+            superseded: The identities of superseded rows, possibly empty, and for sessions also `session_id`. None of
+                these rows is in `rows`. Only passed to a target that upserts.
             commit: The id of the epoch's commit, a part of the marker.
 
         Raises:
@@ -89,8 +89,8 @@ class TargetWithMarker(Protocol):
         Args:
             state: The state on whose behalf the marker is read.
             expected: The markers of this state that may be in the target.
-            fence: Also abort what an earlier process of this writer left unfinished. Only for the holder of the
-                state's lock.
+            fence: Whether to abort unfinished writes of an earlier process of this writer. Only the holder of the
+                state's lock may do this.
 
         Raises:
             StartError: The target cannot be read.

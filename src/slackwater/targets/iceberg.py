@@ -154,8 +154,8 @@ class IcebergTarget:
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         """Publish an epoch.
 
-        The first attempt uses the loaded table. If that is outdated, the catalog rejects the commit, and the table is
-        reloaded.
+        The first attempt uses the loaded table. If this table is outdated, the catalog rejects the commit, and the
+        table is reloaded.
         """
         failed: Exception | None = None
         for tries in range(_TRIES + 1):

@@ -109,7 +109,7 @@ class KafkaTarget:
 
     @property
     def capacity(self) -> ValueLimits:
-        """Return the limits: times must have four-digit years, because keys are JSON, and the key's size is limited."""
+        """Return the limits: years of four digits, as in JSON keys, and a maximum size of keys if rows have an identity."""
         return ValueLimits(time_range=YEARS, key_bytes=_KEY_BYTES if self._table.identity else None)
 
     def open(self) -> None:
@@ -173,7 +173,7 @@ class KafkaTarget:
     def last_epoch(self) -> int:
         """Return the last epoch known to be published, -1 for none.
 
-        With at_least_once, only this process is considered.
+        With at_least_once, only epochs that this process has published are known.
         """
         return self._last
 

@@ -37,7 +37,7 @@ class KafkaMarkers:
     """The marker of one writer and topic.
 
     Args:
-        settings: Returns the client settings, with additional ones.
+        settings: A function that returns the client settings plus the settings passed to it.
         topic: The topic with the rows.
         writer: The name of the writer.
         timeout: The time limit of each broker operation, in seconds.
@@ -71,9 +71,9 @@ class KafkaMarkers:
             return ""
 
     def find_topic(self, admin: AdminClient) -> None:
-        """Create the markers topic if it does not exist. Raises StartError unless it is compacted.
+        """Create the markers topic if it does not exist. Raises StartError if the existing topic is not compacted.
 
-        Otherwise the broker would delete old markers, and epochs would be published again.
+        In such a topic, the broker would delete old markers, and epochs would be published again.
         """
         if EPOCHS_TOPIC not in admin.list_topics(timeout=self.timeout).topics:
             self.create(admin, EPOCHS_TOPIC, 1, {"cleanup.policy": "compact"})

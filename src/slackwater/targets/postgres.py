@@ -33,9 +33,9 @@ _WIDER = {
 
 
 class PostgresTarget:
-    """Writes each epoch once to a table, `name` or `schema.name`.
+    """Writes each epoch once to a table, which is given as `name` or `schema.name`.
 
-    The table is created from the output columns if it does not exist, with its identity as a unique key.
+    If the table does not exist, it is created from the output columns, with the identity as a unique key.
     """
 
     guarantee = "exactly once"

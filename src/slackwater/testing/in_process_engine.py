@@ -45,7 +45,7 @@ class InProcessEngine:
 
     Args:
         logic: The operator of the step.
-        sources: The names of its sources in the order of the config.
+        sources: The names of the step's sources, in the order of the config.
         keeps_late: Whether late rows become dead letters.
         max_future_ms: `max_future_ms` of the step.
         inputs: The names of the step's inputs, by source, if they differ from the source.
@@ -91,7 +91,7 @@ class InProcessEngine:
         return rows["ts"].is_between(*storability.usable_times(self.logic))
 
     def _usable(self, rows: pl.DataFrame, latest: int) -> pl.DataFrame:
-        """Return the rows with an event time that is in range and not in the future."""
+        """Return the rows whose event time is in range and not after `latest` (µs)."""
         return rows.filter(self._in_time_range(rows) & (rows["ts"] <= latest))
 
     def _letter_keys(self, rows: pl.DataFrame) -> pl.DataFrame:

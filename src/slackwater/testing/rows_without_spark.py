@@ -47,7 +47,7 @@ def _sql_line(sql: str) -> str:
 
 
 def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
-    """Raise StartError if a pipeline has SQL, or a column `ts` that is not only the event time."""
+    """Raise StartError if a pipeline has SQL, or uses a column `ts` for anything but the event time."""
     if unsupported := _find_sql(pipeline, columns):
         raise StartError(
             f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass session=, a Spark session, "
@@ -73,7 +73,7 @@ def source_columns(pipeline: Pipeline, given_columns: Mapping[str, Columns]) -> 
 
 
 def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
-    """Raise StartError for a column `ts` that is not only the event time: the in-process engine reserves that name."""
+    """Raise StartError if a column `ts`, a name that the in-process engine reserves, is not just the event time."""
     if "ts" not in declared:
         return
     stage_pipeline = next(

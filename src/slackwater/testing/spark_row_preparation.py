@@ -114,7 +114,7 @@ class SparkRowPreparer:
     def prepare(self, input_rows: Sequence[InputRows], offsets: Offsets | None = None) -> list[PreparedRows]:
         """Prepare rows in as few Spark jobs as possible. Raises SlackwaterError.
 
-        `offsets`: the next offset of each topic partition, which is advanced; None: all start at 0.
+        `offsets`: the next offset of each topic partition, which this method advances. If None, all of them start at 0.
         """
         prepared_rows: list[PreparedRows | None] = [None] * len(input_rows)
         for source in self.sources:

@@ -87,7 +87,7 @@ class StubSource:
             session: The Spark session.
             rows: The rows.
             clocks_us: The arrival time of each row (µs), which becomes the timestamp of its record.
-            offsets: The next offset of each partition. It is advanced.
+            offsets: The next offset of each partition, which this method advances.
         """
         if self.kind in ("files", "dataframe"):
             return self._decode_lines(session, [self._to_line(row, self._column_names) for row in rows])

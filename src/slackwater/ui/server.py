@@ -229,7 +229,7 @@ class UiApplication:
         return EventStream(lambda: self._stream(cache, tag, blocks), self._streams, refusal)
 
     async def _stream(self, cache: PageCache, tag: str, blocks: bool) -> AsyncIterator[bytes]:
-        """Yield one update for each model that this viewer does not have. `tag` is the one it has.
+        """Yield one update for each model that this viewer does not have. `tag`: the tag of the model that it has.
 
         All viewers receive the same bytes, and wait for a notification instead of polling.
         """
@@ -259,7 +259,7 @@ class UiApplication:
 
 
 def _problem(cache: PageCache, location: PageLocation) -> Response:
-    """Return a page about the problem because of which the requested page cannot be shown."""
+    """Return a page that says why the requested page cannot be shown."""
     return html_response(
         pages.render_problem(cache.name, location, cache.problem or "", cache.waits), 200 if cache.waits else 503
     )
@@ -273,7 +273,7 @@ def _page(cache: PageCache, location: PageLocation, request: Request) -> Respons
 
 
 def _past_page(cache: PageCache, location: PageLocation, request: Request) -> Response:
-    """Return the page of an earlier commit, which is rendered once until the next commit."""
+    """Return the page of an earlier commit. The rendered page is reused until the next commit."""
     epoch = _epoch(request.path_params["epoch"])
     epoch_location = dataclasses.replace(location, epoch=epoch)
 

@@ -5,8 +5,8 @@ connected ──▶ waits for a request ──▶ is answered ──▶ waits ag
               closed if there are
               too many
 
-If all connections are in use, a new connection displaces the oldest one of the client with the most connections, provided
-that this client has at least two more than the new one's client.
+If all connections are in use, a new connection displaces the oldest connection of the client that has the most. That
+client must have at least two more connections than the client of the new connection.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _BoundedServer(H11Protocol):
     def _oldest_of_busiest(self) -> _BoundedServer | None:
         """Return the oldest connection of the client with the most connections.
 
-        None unless that client has at least two more than the client of this connection.
+        Return None unless that client has at least two more connections than the client of this connection.
         """
         counts = Counter(c.network for c in self._others)
         busiest, count = max(counts.items(), key=lambda item: item[1], default=("", 0))

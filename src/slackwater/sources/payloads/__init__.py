@@ -1,1 +1,1 @@
-"""Decoders that convert the bytes of a record to columns, one module per format. `registry.py` selects one."""
+"""Decoders that convert the bytes of a record to columns. Each format has a module; `payload_factory.py` selects one."""

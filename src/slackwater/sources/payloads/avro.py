@@ -1,6 +1,6 @@
-"""Avro with a schema file, or with every version of a subject in a registry.
+"""Decode Avro records with a schema file, or with every version of a subject in a registry.
 
-Records are converted to the newest version.
+Records are converted to the newest version of the schema.
 """
 
 from __future__ import annotations

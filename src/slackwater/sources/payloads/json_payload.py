@@ -1,4 +1,4 @@
-"""JSON, with columns from the config, from the records, or from a JSON Schema in a registry."""
+"""Decode JSON records, with columns from the config, from the records, or from a JSON Schema in a registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Protobuf with a schema file, or with every version of a subject in a registry. Python workers decode it."""
+"""Decode Protobuf records in Python workers, with a schema file or with every version of a subject in a registry."""
 
 from __future__ import annotations
 

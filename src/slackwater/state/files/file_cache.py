@@ -27,7 +27,7 @@ _added = 0
 
 
 class FileCache:
-    """The cached files of one state. `name` distinguishes it from other states."""
+    """The cached files of one state. `name`: a name that no other state has."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -165,7 +165,7 @@ class JoinWriter:
     logic: CompiledJoin
 
     def stage(self, metas: Sequence[SegmentMeta], changes: Changes, watermark: int) -> tuple[SegmentMeta, ...]:
-        """Return the segments after these changes, without expired ones.
+        """Return the segments after these changes, without expired segments.
 
         Segments that the background merge has not reached are merged here.
         """

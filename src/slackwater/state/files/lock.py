@@ -31,7 +31,7 @@ class Flock:
         self._path, self._file, self._directory = path, file, directory
 
     def confirm(self, doing: str) -> None:
-        """Raise FencedError if the locked directory (or, if it is not locked, the locked file) was replaced."""
+        """Raise FencedError if the locked directory has been replaced, or the locked file if no directory is locked."""
         descriptor = self._file.fileno() if self._directory is None else self._directory
         path = self._path if self._directory is None else self._path.parent
         try:

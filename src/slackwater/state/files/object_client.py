@@ -1,7 +1,7 @@
 """An object-store client that counts requests and raises errors with a remedy.
 
 A put whose response was lost may have succeeded, and its retry then finds the object. So a rejected writer reads the
-object and compares it with its own bytes. Different writers never put equal bytes, because each includes its token.
+object and compares it with its own bytes. Different writers never put equal bytes, because these include their tokens.
 """
 
 from __future__ import annotations

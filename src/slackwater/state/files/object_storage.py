@@ -6,7 +6,7 @@
     lock              the lease
 
 An epoch costs one put per file that a shard writes, one for the manifest, one for `published` and one for a list of
-read files. A runner does not read what it already knows. Files written on other machines are fetched once.
+read files. A runner does not request content that it already knows. Files written on other machines are fetched once.
 """
 
 from __future__ import annotations

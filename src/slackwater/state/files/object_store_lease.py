@@ -58,7 +58,7 @@ class ObjectStoreLease:
         return f"{self._client.url}/{self._file}"
 
     def take(self) -> None:
-        """Take the lease, and wait for an old one to expire. Raises LockHeldError, StateError or EpochError."""
+        """Take the lease, and wait for an old lease to expire. Raises LockHeldError, StateError or EpochError."""
         watched, since = None, time.monotonic()
         while True:
             began = time.monotonic()
@@ -215,7 +215,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _process_start(pid: int) -> str:
-    """Return the start time of a process as the kernel counts it; empty if it is gone or a zombie."""
+    """Return the start time of a process as the kernel counts it; empty if the process has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -23,7 +23,7 @@ PUBLISHED, REACHED, RUNS = "published", "reached", "runs"
 
 @dataclass
 class ProgressFile:
-    """A small file that only the runner writes. In an object store, the runner caches what it wrote to save requests."""
+    """A small file that only the runner writes. In an object store, the runner caches the content, to save requests."""
 
     storage: Storage
     file: str

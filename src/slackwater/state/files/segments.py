@@ -239,7 +239,7 @@ class FilesShard:
     def replace_rows(
         self, logic: KeyedStateLayout, rows: pl.DataFrame, before: pl.DataFrame | None = None
     ) -> tuple[SegmentMeta, ...]:
-        """Replace the contents of the shard with `rows`, and return its new segments. `before` is not needed here."""
+        """Replace the contents of the shard with `rows`, and return its new segments. `before` is not used."""
         return (self._write(logic, rows),) if rows.height else ()
 
     def write_output(self, frame: pl.DataFrame) -> OutputMeta:

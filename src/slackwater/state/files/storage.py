@@ -105,7 +105,7 @@ class Storage(Protocol):
         ...
 
     def fetch(self, files: Sequence[FileRef]) -> None:
-        """Fetch files in parallel, if that is faster than one at a time."""
+        """Fetch files to this machine in parallel, if they are not on a file system."""
         ...
 
     def find_damage(self, file: FileRef) -> str:
@@ -113,7 +113,7 @@ class Storage(Protocol):
         ...
 
     def check(self, files: Sequence[FileRef]) -> None:
-        """Raise StateError if one of the files is missing or damaged. Checks only what a start verifies."""
+        """Raise StateError if one of the files is missing or damaged, as far as a start verifies this."""
         ...
 
     # -- commits and markers

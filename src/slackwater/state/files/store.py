@@ -1,4 +1,4 @@
-"""The files store: one directory per pipeline, on a local disk, any mounted file system, or in an object store.
+"""The files store: one directory per pipeline, on a local disk, in a mounted file system, or in an object store.
 
 state/<pipeline>/
   lock                      held for the lifetime of a runner (flock, or a lease in an object store); names its process
@@ -190,7 +190,7 @@ class FilesStore:
         return [name for name in self.storage.names() if ASIDE not in name]
 
     def _verify(self, commit: Commit) -> None:
-        """Verify all segments and offset lists, once per start. This process writes all later ones."""
+        """Verify all segments and offset lists, once per start. Later files need no check: this process writes them."""
         self.storage.check([*map(file_ref, commit.metas), *map(offset_lists.list_file, commit.offset_lists)])
 
     def runner(self) -> str | None:

@@ -53,7 +53,7 @@ _TYPES = {
 
 
 def sql_type(field: Field) -> str:
-    """Return the Postgres type of a column, spelled as by `format_type`. Types with structs become jsonb."""
+    """Return the Postgres type of a column, in the spelling of `format_type`. Types with structs become jsonb."""
     if field.element is not None and field.element.is_scalar:
         return f"{sql_type(field.element)}[]"
     if not field.is_scalar:

@@ -165,7 +165,7 @@ class RowChange:
     alters: bool = False
 
     def run(self, state: StageState) -> Changed:
-        """Merge staged rows into the state, and delete expired ones.
+        """Merge staged rows into the state, and delete expired rows.
 
         Return the resulting segments, and how many rows the table gained. Raises EpochError.
         """

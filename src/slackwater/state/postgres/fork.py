@@ -1,6 +1,6 @@
 """Fork a state in Postgres: copy the tables and rows of a pipeline.
 
-One transaction sees exactly one commit and does not block a runner.
+The copy runs in one transaction, which sees exactly one commit and does not block a runner.
 """
 
 from __future__ import annotations

@@ -303,7 +303,7 @@ def delete_expired(db: psycopg.Connection[Any], table: JoinTable, state: StageSt
 def collapsed_segments(
     logic: CompiledJoin, state: StageState, expired: Mapping[tuple[str, int], int], size: int
 ) -> tuple[tuple[SegmentMeta, ...], ...]:
-    """Return the segments after the staged rows were moved into the table and the expired rows were deleted."""
+    """Return the segments as they are once staged rows are moved into the table and expired rows are deleted."""
     shards = []
     for shard, metas in enumerate(state.segments):
         segments = []

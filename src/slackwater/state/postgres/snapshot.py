@@ -80,7 +80,7 @@ def table_exists(db: psycopg.Connection[Any], table: str) -> bool:
 def open_snapshot(url: str, tables: TableNames, location: str, epoch: int | None = None) -> Iterator[Snapshot | None]:
     """Open a commit for reading; see `StateStore.peek`.
 
-    Within the block, an open transaction protects its rows from VACUUM.
+    Within the block, an open transaction protects the rows of the commit from VACUUM.
     """
     try:
         with client.borrow_connection(url, "state store") as db, db.transaction():

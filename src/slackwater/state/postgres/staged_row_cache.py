@@ -32,7 +32,7 @@ def _file(token: str) -> str:
 def store_copy(token: str, content: Any, owner: tuple[str, str, int], in_use: Collection[str]) -> None:
     """Store a copy of staged rows. If that fails, readers fetch the rows instead.
 
-    Earlier copies of the shard are deleted if they are not in use any more: they were merged, or their epoch was not
+    Earlier copies of the shard are deleted unless they are in use: their rows were merged, or their epoch was not
     committed.
 
     Args:
@@ -63,7 +63,7 @@ def find_copy(meta: SegmentMeta) -> pa.Table | None:
 
 
 def keep_table_open(token: str, table: pa.Table) -> pa.Table:
-    """Keep a table open in this process."""
+    """Keep the open table of a token for later use in this process, and return the table."""
     with _lock:
         _open[token] = table
         while len(_open) > 1 and sum(t.nbytes for t in _open.values()) > MOST_BYTES:

@@ -125,7 +125,7 @@ def merged_commit(commit: Commit) -> Commit:
 
 
 def collapsed_segments(metas: Sequence[SegmentMeta], size: int | None = None) -> tuple[SegmentMeta, ...]:
-    """Return the segments of a shard after its staged rows were merged.
+    """Return the segments of a shard as they are once its staged rows are merged.
 
     `size`: the shard's share of the table in bytes, if known.
     """

@@ -60,8 +60,8 @@ PATIENCE_S = 30.0  # how long a lost connection is retried
 class PostgresStore:
     """A `StateStore` in one schema of a database. Nothing is created before `open`.
 
-    `path`: the directory for Spark's checkpoints. The default is a temporary one, which suffices for sources that can
-    seek.
+    `path`: the directory for Spark's checkpoints. By default, it is a temporary directory, which suffices for sources
+    that can seek.
     """
 
     def __init__(self, url: str, schema: str, pipeline: str, path: str | Path | None = None) -> None:

@@ -94,7 +94,7 @@ class TableNames:
         return self._named(self.name_of("windows"))
 
     def name_of(self, table_kind: str, index: str = "") -> str:
-        """Return `slackwater_state_<pipeline>`; `…#2` for a later stage, and `…#pkey` for an index.
+        """Return the name of a table or an index: `slackwater_state_<pipeline>`, `…#2` for a later stage, or `…#pkey`.
 
         Names of two pipelines never collide, because a pipeline's name cannot contain `#`. Long names are truncated and
         made unique by a hash.

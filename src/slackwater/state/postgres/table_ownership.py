@@ -28,9 +28,9 @@ _COMMENT = re.compile(r'Slackwater: (\w+) of (pipeline ".*", stage \d+)')
 
 
 class TableOwner(NamedTuple):
-    """A relation with one of the pipeline's names.
+    """A Postgres relation that has one of the pipeline's names.
 
-    `owner` describes an owner other than this pipeline; None if it is this one.
+    `owner`: a description of the owner; None if the owner is this pipeline.
     """
 
     name: str  # quoted SQL name
@@ -167,7 +167,7 @@ def rename_tables(db: psycopg.Connection[Any], tables: TableNames, new: TableNam
 def _rename_staged(db: psycopg.Connection[Any], tables: TableNames, new: TableNames) -> None:
     """Rename the table of staged rows together with the state.
 
-    An unlogged one is dropped: no commit references its rows.
+    An unlogged table is dropped, because no commit references its rows.
     """
     name = find_table(db, tables, "staged")
     row = db.execute("SELECT relpersistence::text FROM pg_class WHERE oid = to_regclass(%s)", (name,)).fetchone()

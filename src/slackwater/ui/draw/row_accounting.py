@@ -34,7 +34,7 @@ def draw_total(account: RowCounts) -> Markup:
 
 
 def draw_epochs(block: RowAccounting) -> Markup:
-    """Draw a stacked bar for each epoch; return empty markup if no epoch has an account."""
+    """Draw a stacked bar for each epoch; return empty markup if the row counts of no epoch are known."""
     accounted = [e for e in block.epochs if e.account is not None]
     if not accounted:
         return Markup("")
