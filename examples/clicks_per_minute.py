@@ -1,4 +1,4 @@
-"""Clicks per minute and page, over any JSON-lines files with `page` and `ts`: python clicks_per_minute.py IN OUT STATE"""
+"""Count clicks per minute and page in JSON-lines files with `page` and `ts`: python clicks_per_minute.py IN OUT STATE"""
 
 import sys
 
@@ -6,7 +6,7 @@ import slackwater as sw
 
 
 def pipeline(source: str, out: str, state: str) -> sw.Pipeline:
-    """The pipeline, without running it."""
+    """Build the pipeline without running it."""
     lake = sw.FilesConnection()
     return sw.pipeline(
         name="clicks-per-minute",
