@@ -264,7 +264,7 @@ class RabbitQueue:
             later = [tag for rest in self._pending.values() for tag in rest]
             if not tags or not self._channel.is_open:
                 return
-            with suppress(lost, OSError):  # the broker redelivers them, and they are recognised
+            with suppress(lost, OSError):  # the broker redelivers them, and they are recognized
                 if not later or tags[-1] < min(later):
                     self._channel.basic_ack(tags[-1], multiple=True)
                 else:

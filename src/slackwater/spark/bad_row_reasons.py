@@ -16,7 +16,7 @@ from slackwater.sources import bad_value_search
 from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
-READ = 20_000  # how many characters of a row or a text are analysed
+READ = 20_000  # how many characters of a row or a text are analyzed
 LOOKED_THROUGH = 4_000_000  # how many bytes of a file an epoch searches for a line
 LONGEST = 20_000_000  # maximum length of a JSON text in characters, unless the reader's option maxStringLen is set
 
@@ -47,8 +47,8 @@ def describe_bad_rows(source: Source | None, column: str, samples: Sequence[Mapp
     Args:
         source: The source; None if unknown.
         column: The column of the event time.
-        samples: Mappings with `__bad`, `row` and `text` (both truncated), `length` of the whole text, `place` and
-            `of_file` (whether `place` is a file).
+        samples: Mappings with the keys `__bad`, `row` and `text` (possibly truncated), `length` (of the whole text),
+            `place` and `of_file` (whether `place` is a file).
     """
     parsed = [_row(bad) for bad in samples]
     names = [file_uri_to_path(bad["place"]) if bad["place"] else "" for bad in samples]

@@ -24,7 +24,7 @@ _NEEDED = {"spark.sql.session.timeZone": "UTC", "spark.sql.ansi.enabled": "true"
 def server_address(settings: Mapping[str, str]) -> str | None:
     """Return the address of the Spark Connect server; None if Spark runs in a local process.
 
-    Raises StartError if the settings ask for both, or the address is invalid.
+    Raises StartError if the address is invalid, or if the settings name both a server and a Spark master.
     """
     address = settings.get(_KEY) or os.environ.get("SPARK_REMOTE")
     if not address:
@@ -45,7 +45,7 @@ def server_address(settings: Mapping[str, str]) -> str | None:
 def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession:
     """Open a session on the server with these settings.
 
-    Raises StartError if the server does not respond, or a setting cannot be set per session.
+    Raises StartError if the server does not respond, or if a setting cannot be changed per session.
     """
     session: Any = _class()(connection=url)
     endpoint = spark_connect.server_endpoint(session)

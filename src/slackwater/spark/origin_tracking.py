@@ -147,7 +147,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
     Args:
         query: The query.
         readable: The names that the query can read, each with whether its rows come from `source`.
-        readers: Collects, for each SELECT that reads `source`, its number and the name under which it reads these rows.
+        readers: The result: for each SELECT that reads `source`, its number and the name under which it reads the rows.
     """
     from sqlglot import exp
 

@@ -158,7 +158,7 @@ class _PlanWalker:
     """Walks a plan and collects what is not row-wise.
 
     Args:
-        is_by_bound: Returns whether a node groups by a bound of the window.
+        is_by_bound: A function that returns whether a node groups by a bound of the window.
         forbidden: The parts that are not row-wise.
         groups_by_bound: Whether a node groups rows by a bound of their window.
     """

@@ -148,7 +148,7 @@ def source_stats(
     Args:
         facts: The results.
         partitions: The record count of each partition.
-        file_of: Returns the files that match a fingerprint.
+        file_of: A function that returns the files that match a fingerprint.
         newest: The newest time of each partition, if a separate job determined it.
     """
     if newest is None:

@@ -130,7 +130,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
             if statement is not None:
                 raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
             out = _run_query(session, rows, sql)
-            assert out.schema  # Connect analyses a plan only when its schema is requested
+            assert out.schema  # Connect analyzes a plan only when its schema is requested
         except StartError:
             raise
         except Exception as error:

@@ -58,7 +58,7 @@ def forked_commit(
     """Return the commit as a commit of the pipeline `name`, without output.
 
     Args:
-        rename_list: Maps the name of a list to its name in the copy.
+        rename_list: A function that maps the name of a list to its name in the copy.
         renames: Whether to keep the targets, because the copy replaces this pipeline under a new name.
     """
     held = {n: t.model_copy(update={"marks": t.marks[-1:]}) for n, t in commit.targets.items()} if renames else {}

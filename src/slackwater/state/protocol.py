@@ -75,11 +75,11 @@ class Snapshot:
 
     Args:
         published: The last epoch whose output reached all targets, -1 for none.
-        rows_of: See `reader`.
-        read_list: Returns the lines of a list that the commit references.
-        buffers_of: See `buffers`.
+        rows_of: A function that returns readers; see `reader`.
+        read_list: A function that returns the lines of a list that the commit references.
+        buffers_of: A function that returns buffered rows; see `buffers`.
         reached: The targets that received this epoch after the commit.
-        check: Raises StateError, as a start would, if another program has changed the state's tables.
+        check: A function that raises StateError if another program has changed the state's tables.
     """
 
     commit: Commit
@@ -277,9 +277,9 @@ class StateStore(Protocol):
 
         Args:
             commit: The commit of the next epoch. `commit.reached` names the targets to which `publish` writes.
-            publish: Writes output to targets in the store's transaction. Pass it only if `shares_transaction` is true;
-                other stores ignore it. If a target rejects the rows, the epoch is committed with an empty `reached`,
-                and nothing is written to the targets.
+            publish: A function that writes output to targets in the store's transaction. Pass it only if
+                `shares_transaction` is true; other stores ignore it. If a target rejects the rows, the epoch is
+                committed with an empty `reached`, and nothing is written to the targets.
 
         Raises:
             FencedError: The epoch does not follow the latest one, or another runner committed it or took over.

@@ -126,7 +126,7 @@ def create_memory_targets(
         capacities: The values that each target can hold, by target.
         all_targets: All targets of the test, by the name in the config and `target_name`. Missing ones are added.
         target_name: A name chosen by the test. Targets under another name are kept, but not used.
-        on_publish: Called with the rows of each epoch.
+        on_publish: A function that is called with the rows of each epoch.
     """
     targets = dict[str, MemoryTarget]()
     for name, target_pipeline in pipeline.per_target.items():

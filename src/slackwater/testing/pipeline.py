@@ -55,9 +55,9 @@ class LocalPipeline:
         session: The Spark session that runs event time and SQL. If it is missing, SQL raises StartError.
         shards: The number of shards.
         clock_us: The start of the virtual clock (µs).
-        store: Returns the state store at each start. By default, files in `state_dir` or in a temporary directory.
-        state_dir: The directory of the state.
-        on_publish: Called with the rows of each epoch.
+        store: A function that returns the state store at each start; by default, a files store in `state_dir`.
+        state_dir: The directory of the state; by default, a temporary directory.
+        on_publish: A function that is called with the rows of each epoch.
         letters: Dead letters that exist before the run.
         capture_losses: Whether all late and bad rows become dead letters. Targets then reject what they cannot store.
         extra_stages: Stages without a target whose results are also kept.

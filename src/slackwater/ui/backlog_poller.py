@@ -27,7 +27,7 @@ class _BacklogAnswer:
     """The latest response of a source.
 
     Args:
-        backlog_of: Computes the backlog at a commit; None while there is no response.
+        backlog_of: A function that computes the backlog at a commit; None while there is no response.
         problem: Why there is no response; None if there is one.
         answered_s: When the source responded (monotonic seconds).
         thread: The thread that polls the source.

@@ -29,7 +29,7 @@ READ_BYTES_S = 1024  # a client that reads fewer bytes per second is disconnecte
 def create_bounded_protocol(max_connections: int, wait_s: float = WAIT_S) -> type[H11Protocol]:
     """Return the protocol class of a server with at most `max_connections` connections.
 
-    `wait_s`: the time limit of a wait (seconds).
+    `wait_s`: the time limit for an entire request, and for progress in reading a response (seconds).
     """
     return type("Bounded", (_BoundedServer,), {"max_connections": max_connections, "wait_s": wait_s})
 

@@ -33,7 +33,7 @@ class RawRecords:
         address: The address of the schema registry.
         topics: The topics that the query lists by name.
         stored_schema: The schema of the first start, as Spark's JSON.
-        sample: Returns some records as strings.
+        sample: A function that returns some records as strings.
         zone: The time zone for timestamps that do not state one.
     """
 

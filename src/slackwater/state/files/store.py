@@ -155,7 +155,7 @@ class FilesStore:
             )
 
     def check_begins(self) -> None:
-        """For a state without commits, raise StateError if it has files of later epochs or is an incomplete fork."""
+        """Raise StateError if a state without commits has files of epochs after 0, or is an incomplete fork."""
         if self.storage.has(FORKING):
             raise StateError(
                 f"{self.root} holds an incomplete fork; repeat it: slackwater state fork … {self.storage.name}, or "

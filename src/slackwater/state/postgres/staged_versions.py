@@ -46,7 +46,7 @@ class StagedVersions:
 
     Args:
         metas: All segments of the shard.
-        fetch: Reads rows from the database.
+        fetch: A function that reads rows from the database.
         is_local: Whether to use the local copies of staged rows.
     """
 

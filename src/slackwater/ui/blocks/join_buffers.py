@@ -1,4 +1,4 @@
-"""Block "Joins": buffered rows of each side by event time, the share of matched rows, and the largest key.
+"""Block "Joins": buffered rows of each side by event time, the share of matched rows, and the key with the most rows.
 
         expires at                watermark
 left  ──────┼──▂▅█▃▁▁─▂▁─────────────┤        a row expires when the watermark passes its event time plus the time that
