@@ -1,7 +1,7 @@
 """The unread input of a source, as far as it can be determined without Spark.
 
 The backlog consists of the files that no commit contains, or of the Kafka records between a commit's offsets and the
-end of each partition. What a commit contains is subtracted afterwards. So one listing can be compared with any commit.
+end of each partition. What a commit contains is subtracted afterward. So one listing can be compared with any commit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """RabbitMQ as a streaming DataFrame.
 
-A queue has no offsets: an acknowledged message is gone, so acknowledgement comes last.
+A queue has no offsets: an acknowledged message is gone, so acknowledgment comes last.
 
     fetch batch 7 ──> epoch ──> commit ──> Spark: read after 7 ──> ack(7)
          │                                                           │
          └── unacknowledged: if the reader dies here, everything returns to the queue, in order
 
-Delivery is at least once. After a crash between the epoch's commit and its acknowledgement, the queue delivers the
+Delivery is at least once. After a crash between the epoch's commit and its acknowledgment, the queue delivers the
 messages of that epoch again. Messages with the property `message_id` are then recognized and dropped: the batch's end
 offset, in Spark's checkpoint, contains a short hash of each. The latest 100,000 hashes are kept in memory. Messages
 without `message_id` cannot be recognized, so they count twice.

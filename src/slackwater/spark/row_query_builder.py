@@ -86,7 +86,7 @@ class RowQueryBuilder:
         return any(s.is_stage_output for s in self.pipeline.sources if s.name == name)
 
     def with_event_time(self, name: str, frame: DataFrame, clock_us: int, latest: int | None) -> DataFrame:
-        """Return the rows with `_event_ts` and `__bad`: the reason for a bad row, NULL for a usable one."""
+        """Return the rows with `_event_ts`, and with `__bad`: the reason why a row is bad, or NULL for a usable row."""
         time = f"timestamp_micros({clock_us}L)" if self.times[name] == sql_analysis.CLOCK else self.times[name]
         undecodable, columns = "false", frame.columns
         if CORRUPT in columns:

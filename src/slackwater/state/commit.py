@@ -160,7 +160,7 @@ class ClockRecord(CommitModel):
 
 
 class SourceRecord(CommitModel):
-    """The committed offsets of one source, and the schema it had when it was first read.
+    """The committed offsets of one source, and the schema that the source had when it was first read.
 
     `offsets` is None if only Spark's checkpoint records how far the source was read.
     """

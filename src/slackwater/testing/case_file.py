@@ -145,7 +145,7 @@ class CaseRestart(Spec):
 
 
 class CaseStep(Spec):
-    """One step of a test, in which rows arrive, time passes, or the process crashes, for example."""
+    """One step of a test, such as the arrival of rows, the passing of time, or a crash of the process."""
 
     rows: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)
     files: Mapping[str, tuple[Any, ...]] = Field(default_factory=dict)

@@ -103,7 +103,7 @@ class Kafka:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Kafka]:
-        """Yield a running broker and stop it afterwards."""
+        """Yield a running broker and stop it afterward."""
         directory = Path(tempfile.mkdtemp(prefix="slackwater-kafka-"))
         kafka = None
         try:
@@ -198,7 +198,7 @@ class Postgres:
     @classmethod
     @contextmanager
     def started(cls) -> Iterator[Postgres]:
-        """Yield a running server and stop it afterwards. Raises StartError if Postgres is not installed."""
+        """Yield a running server and stop it afterward. Raises StartError if Postgres is not installed."""
         directory = Path(tempfile.mkdtemp(prefix="slackwater-postgres-"))
         postgres = None
         try:

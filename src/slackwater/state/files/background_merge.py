@@ -1,7 +1,7 @@
 """Background merging of segments, in a thread of the driver's process while epochs continue.
 
     commit 12   [a][b][c][d][e][f][g][h]       eight of one size: the thread writes [m]
-    epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for it
+    epoch  13   [a][b][c][d][e][f][g][h][i]    does not wait for [m]
     epoch  14   [m][i][j]                      shards opened later have [m] instead
 
 A merged segment takes effect when a commit references it; unreferenced ones are garbage-collected. If the thread falls

@@ -205,7 +205,7 @@ class PostgresStore:
                 table_ownership.drop_tables(self._db, self.tables.for_stage(stage), "windows", "staged", "state")
 
     def _connect(self) -> None:
-        """Connect, and take the pipeline's lock, which ends with this connection."""
+        """Connect, and take the pipeline's lock. Closing the connection releases the lock."""
         self._disconnect()
         self._connection = lock.connect_locked(self._url, self.tables, self._location)
 
