@@ -61,7 +61,7 @@ def test_late_rows_link_to_their_letters_and_a_key_shows_its_own(tmp_path: Path)
         assert "Last published results" in key.text
         assert json.loads(get(running, "/ui/key.json?user=u1").body)["history"]["late"][0]["late_us"] == 300 * S
         other = get(running, "/key?user=u%3Cb%3E")
-        assert "No row of this key came late." in other.text
+        assert "No row of this key was late." in other.text
     finally:
         running.stop()
 
