@@ -10,7 +10,7 @@ from tests.support import three_stage_pipeline
 from tests.support.page_client import TagChecker, get
 from tests.support.why_states import NOON, rows_at
 
-from slackwater.cli.ui import load_page_sources
+from slackwater.cli.serve import load_page_sources
 from slackwater.config import toml
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.testing.pipeline import LocalPipeline

@@ -20,7 +20,7 @@ from tests.support.case_selection import exhaustive
 from tests.support.real_data import split_file
 from tests.support.topics import Topic
 
-from slackwater.cli.ui import load_page_sources
+from slackwater.cli.serve import load_page_sources
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.state.files.store import FilesStore
 from slackwater.ui.server import serve_pages

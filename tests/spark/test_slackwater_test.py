@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 from tests.support.case_selection import exhaustive, select_cases
 
+from slackwater.cli.check import run_test_files as run_path
 from slackwater.cli.init import InitOptions, write_first_config
-from slackwater.cli.test import run_test_files as run_path
 from slackwater.testing.case_runner import CaseResult, LoadedCase
 
 pytestmark = pytest.mark.spark

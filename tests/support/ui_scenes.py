@@ -23,7 +23,7 @@ from tests.support.script import RowsInput
 from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import DAY, S, config, draw_script, joined_and_counted, open_page_source, run_pipeline
 
-from slackwater.cli.ui import load_page_sources, save_page
+from slackwater.cli.serve import load_page_sources, save_page
 from slackwater.state.run_history import Run
 from slackwater.ui.page_model import PageSource
 from slackwater.ui.server import serve_pages

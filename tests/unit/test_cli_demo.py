@@ -19,8 +19,7 @@ import pytest
 from tests.support.statuses import STATUS
 
 from slackwater.cli import demo_kafka
-from slackwater.cli.demo import plot_activity
-from slackwater.cli.demo_data import FILES, HOURS, MORNING, generate_clicks
+from slackwater.cli.demo import FILES, HOURS, MORNING, generate_clicks, plot_activity
 from slackwater.cli.format import program_command
 from slackwater.cli.main import main
 from slackwater.config import toml

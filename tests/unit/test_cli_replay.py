@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from slackwater.cli.dlq_replay import parse_epoch_range, summary_lines
+from slackwater.cli.dlq import parse_epoch_range, summary_lines
 from slackwater.config import toml
 from slackwater.config.late_row_replay_check import describe_replay_limits
 from slackwater.errors import LockHeldError, StartError

@@ -12,7 +12,7 @@ from tests.support.three_stage_pipeline import TEXT, run_pipeline
 from tests.support.ui_states import open_page_source
 from tests.support.why_states import NOON, us
 
-from slackwater.cli.ui import load_page_sources, save_page
+from slackwater.cli.serve import load_page_sources, save_page
 from slackwater.ui import pages
 from slackwater.ui.page_model import load_model
 from slackwater.ui.pages import PageLocation

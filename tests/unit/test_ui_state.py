@@ -17,7 +17,7 @@ from tests.support.ui_states import CLOCK, config, draw_script, open_page_source
 from tests.support.why_states import JOIN
 
 from slackwater.cli.main import main
-from slackwater.cli.ui import load_page_sources
+from slackwater.cli.serve import load_page_sources
 from slackwater.config import toml
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.offsets import FileOffsets

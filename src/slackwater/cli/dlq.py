@@ -1,19 +1,34 @@
-"""`dlq list` and `dlq show`: count and print the dead letters of a config, without Spark."""
+"""`dlq`: counts, prints and replays the dead letters of a config. Only a replay needs Spark."""
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slackwater.cli.dead_letter_origins import find_dead_letter_origins
+from slackwater.cli import progress as views
 from slackwater.config import toml
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import format_age, format_datetime, plural
+from slackwater.errors import StartError
+from slackwater.operators.dead_letters import LATE
+from slackwater.sources import bad_value_search
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from slackwater.replay.replay import ReplayResult
+
+
+# -- list and show -----------------------------------------------------------------------------------------------------
+
 
 SHOWN_BYTES = 64  # how many bytes to show of a value that is not text
 
@@ -133,3 +148,113 @@ def escape_control_characters(text: str) -> str:
 
 def _format_time(time: dt.datetime | None) -> str:
     return "-" if time is None else format_datetime(time) + "Z"
+
+
+# -- the line and the value that caused a dead letter ------------------------------------------------------------------
+
+
+UNDECODABLE, NO_TIME, FUTURE = "undecodable", "no event time", "future"
+
+
+def find_dead_letter_origins(pipeline: Pipeline, letters: Sequence[Mapping[str, Any]]) -> list[tuple[int | None, str]]:
+    """Return the line of each dead letter (None if unknown), and the value that caused it."""
+    sources = {s.name: s for s in pipeline.sources}
+    places = [
+        (sources.get(letter["source"]), file_uri_to_path(letter["file"]) if letter["file"] else None, _record(letter))
+        for letter in letters
+    ]
+    causes = [_find_cause(pipeline, sources.get(letter["source"]), letter) for letter in letters]
+    return list(zip(bad_value_search.find_line_numbers(places), causes, strict=True))
+
+
+def _find_cause(pipeline: Pipeline, source: Source | None, letter: Mapping[str, Any]) -> str:
+    text = _decode(letter["value"])
+    if source is None or text is None or letter["reason"] == LATE:
+        return ""
+    if letter["reason"] == UNDECODABLE:
+        return bad_value_search.describe_undecodable_row(source, text)
+    if letter["reason"] in (NO_TIME, FUTURE):
+        stage_pipeline = next(
+            (one for one in pipeline.stage_pipelines.values() if any(s.name == source.name for s in one.sources)),
+            pipeline,
+        )
+        return bad_value_search.describe_event_time(
+            stage_pipeline.transform.step.event_time_column, bad_value_search.parse_json_object(text)
+        )
+    return ""
+
+
+def _record(letter: Mapping[str, Any]) -> bad_value_search.Record:
+    text = _decode(letter["value"])
+    if text is None:
+        return bad_value_search.Record()
+    return (
+        bad_value_search.Record(text)
+        if letter["reason"] == UNDECODABLE
+        else bad_value_search.Record(row=bad_value_search.parse_json_object(text))
+    )
+
+
+def _decode(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+def replay_file(file: Path, reason: str | None, epoch: str | None, limit: int | None, dry: bool) -> None:
+    """Replay dead letters, and print which were applied and which remain, with the reasons."""
+    import polars as pl
+
+    from slackwater.runner.dead_letter_replay import replay_dead_letters
+
+    first, last = parse_epoch_range(epoch)
+    pipeline = toml.load(file)
+
+    def choose(letters: pl.DataFrame) -> pl.DataFrame:
+        chosen = letters if reason is None else letters.filter(pl.col("reason") == reason)
+        chosen = chosen if first is None else chosen.filter(pl.col("epoch") >= first)
+        return chosen if last is None else chosen.filter(pl.col("epoch") <= last)
+
+    view = views.choose_view(0)
+    try:
+        outcome = replay_dead_letters(pipeline, choose, limit=limit, dry=dry, on_notice=view.notice)
+    finally:
+        view.close()
+    print("\n".join(summary_lines(outcome, pipeline.name, dry)))
+
+
+def parse_epoch_range(text: str | None) -> tuple[int | None, int | None]:
+    """Parse `A..B` into (A, B), both inclusive; None for an open end. Raises StartError."""
+    if text is None:
+        return None, None
+    if match := re.fullmatch(r"(\d+)", text):
+        return int(match[1]), int(match[1])
+    match = re.fullmatch(r"(\d*)\.\.(\d*)", text)
+    if match is None or not (match[1] or match[2]):
+        raise StartError(f'--epoch "{text}" is not a range of epochs; expected A..B, A.., ..B or one number')
+    first, last = (int(part) if part else None for part in match.groups())
+    if first is not None and last is not None and first > last:
+        raise StartError(f'--epoch "{text}" is empty: {first} comes after {last}; expected A..B with A not after B')
+    return first, last
+
+
+def summary_lines(outcome: ReplayResult, name: str, dry: bool) -> Iterator[str]:
+    """Yield the lines of a replay's summary."""
+    written = sum(n for why, n in outcome.reasons.items() if why != "supersede")
+    gone = outcome.reasons["supersede"]
+    would = "would be applied" if dry else "applied"
+    windows = f": {plural(written, 'window')} written, {gone:,} deleted" if written or gone else ""
+    yield f"{name}: {plural(outcome.applied, 'letter')} {would}{windows}"
+    if outcome.before:
+        yield f"  {plural(outcome.before, 'letter')} had been applied before"
+    for why, count in sorted(outcome.renewed.items(), key=lambda item: -item[1]):
+        again = "a new letter replaces it" if count == 1 else "new letters replace them"
+        yield f"  {plural(count, 'row')} now {why}: {again}"
+    if outcome.refused:
+        yield f"  {plural(outcome.refused, 'row')} refused: max_groups_per_window is reached"
+    for why, count in sorted(outcome.remaining.items(), key=lambda item: -item[1]):
+        yield f"  {plural(count, 'letter')} not applied: {why}"

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from slackwater.cli.commands import configs, dlq, inspect, outbox, run
-from slackwater.cli.state import state
+from slackwater.cli.commands.state import state
 from slackwater.core.humanize import plural
 from slackwater.errors import ConfigError, ExhaustedError, SlackwaterError
 from slackwater.secrets import mask_secrets, remember_url

@@ -1,14 +1,118 @@
-"""`serve`: serves the state of a pipeline over HTTP, read-only, until it is stopped."""
+"""`ui` and `serve`: serve the page of pipelines, or the state of one over HTTP, until they are stopped."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
-from slackwater.query.locate_state import locate_store
+from slackwater.cli.why import format_report
+from slackwater.config import toml
+from slackwater.errors import StartError
+from slackwater.query.locate_state import list_pipelines, locate_store
+from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.server import serve_state
 from slackwater.query.state_view import StateView
+from slackwater.secrets import mask_secrets
+from slackwater.ui.page_model import PageSource, load_models
+
+# -- ui ----------------------------------------------------------------------------------------------------------------
+
+
+def serve_or_save_page(
+    places: Sequence[str],
+    host: str,
+    port: int,
+    names: Sequence[str],
+    token: str | None,
+    save: Path | None,
+    schema: str = "public",
+) -> None:
+    """Serve the page until SIGINT or SIGTERM, or save it.
+
+    Args:
+        places: Configs, state directories or databases.
+        host: The address to bind to.
+        port: The port; 0 selects a free one.
+        names: Host names that clients may use.
+        token: The token that clients must send.
+        save: The file to save the page to, instead of serving it.
+        schema: The schema of the tables in a database.
+
+    Raises SlackwaterError.
+    """
+    from slackwater.ui.server import serve_pages
+
+    with ExitStack() as stack:
+        watched = []
+        for place in places:
+            for one in load_page_sources(place, schema):
+                stack.callback(one.store.close)
+                watched.append(one)
+        if save is not None:
+            save_page(watched, save)
+            return
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        server = serve_pages(watched, port, host, names, token)
+        once = "; open it once with ?token=… appended" if token else ""
+        print(f"{page_address(host, server.port)} (Ctrl-C to stop{once})", flush=True)
+        stop.wait()
+        server.stop()
+
+
+def page_address(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
+def load_page_sources(place: str, schema: str = "public") -> list[PageSource]:
+    """Return the pipeline of a config, or all pipelines with a state in a directory or database.
+
+    Raises SlackwaterError.
+    """
+    if Path(place).suffix == ".toml" and not Path(place).is_dir():
+        pipeline = toml.load(place)
+        return [PageSource(pipeline, place, locate_store(pipeline), format_report)]
+    names = list_pipelines(place, schema)
+    if not names:
+        raise StartError(f"{mask_secrets(place)}: no pipeline has its state there")
+    return [_page_source_from_state(place, name, schema) for name in names]
+
+
+def _page_source_from_state(place: str, name: str, schema: str) -> PageSource:
+    """Return a pipeline without a config, as described by its state.
+
+    Raises StateError if the state does not describe it.
+    """
+    store = locate_store(place, name, schema)
+    with store.peek() as snapshot:
+        if snapshot is None:
+            raise StartError(
+                f"{mask_secrets(place)}: {name} has no commit yet; the first epoch creates one: slackwater run"
+            )
+        return PageSource(rebuild_pipeline(snapshot.commit), "FILE", store, format_report, is_described=True)
+
+
+def save_page(watched: Sequence[PageSource], to: Path) -> None:
+    """Write the page of one pipeline to a file. Raises StartError."""
+    from slackwater.ui.pages import PageLocation, render_page
+
+    if len(watched) != 1:
+        raise StartError("--save writes the page of one pipeline; name one FILE")
+    page_data, of_stages = load_models(watched[0], time.time_ns() // 1000)
+    content = render_page(page_data, PageLocation(None), of_stages=of_stages)
+    try:
+        to.write_bytes(content)
+    except OSError as error:
+        raise StartError(f"--save {to}: cannot be written ({error.strerror}); choose another path") from None
+    print(f"saved {to}, {len(content):,} bytes")
+
+
+# -- serve -------------------------------------------------------------------------------------------------------------
 
 
 def serve_state_until_stopped(

@@ -1,4 +1,4 @@
-"""`state ls`, `show`, `get` and `find-sessions`: print the contents of states, for users or as JSON."""
+"""`state`, commands that read windows: print them, or export them to a file."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from slackwater.cli.format import align_rows
-from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, plural
+from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
 from slackwater.query.output_format import format_value, json_lines
-from slackwater.query.state_view import StateView
+from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
+from slackwater.targets.files import json_columns, text_columns
 from slackwater.watermark import NO_WATERMARK
 
 
@@ -194,3 +196,39 @@ def _print(frame: pl.DataFrame, as_json: bool) -> None:
 
 def _time(us: int) -> str | None:
     return None if us <= NO_WATERMARK else format_iso(us)
+
+
+def export_state(
+    where: str, out: str, condition: str | None, pipeline: str | None, schema: str, epoch: int | None
+) -> None:
+    """Write windows of a state to a file atomically, and print what was written. Raises StartError or StateError."""
+    path = Path(out)
+    if path.suffix not in (".parquet", ".csv", ".json", ".jsonl"):
+        raise StartError(f"{out}: " + mismatch(f'the suffix "{path.suffix}"', ".parquet, .csv, .json or .jsonl"))
+    if not path.parent.is_dir():
+        raise StartError(f"{out}: the directory {path.parent} does not exist; create it")
+    store = locate_store(where, pipeline, schema)
+    with closing(store), StateView(store) as latest, latest if epoch is None else latest.as_of(epoch) as view:
+        commit, windows = view.manifest(), view.scan(where=condition)
+    aside = path.with_name(f".{path.name}.part")
+    try:
+        _write(windows, aside, path.suffix)
+        aside.replace(path)
+    except OSError as error:
+        raise StartError(f"{out}: cannot be written ({error.strerror})") from None
+    finally:
+        aside.unlink(missing_ok=True)
+    # the last column has the epoch of the windows, since a runner may have advanced after `manifest` was read
+    exported_epoch = int(windows[windows.columns[-1]][0]) if windows.height else commit.epoch
+    print(f"{plural(windows.height, 'window')} of {commit.pipeline} as of epoch {exported_epoch}, in {out}")
+
+
+def _write(frame: pl.DataFrame, path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(to_arrow(frame), path)
+    elif suffix == ".csv":
+        text_columns(json_columns(frame)).write_csv(path)
+    else:
+        text_columns(frame).write_ndjson(path)

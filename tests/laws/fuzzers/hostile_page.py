@@ -19,7 +19,7 @@ from tests.support import three_stage_pipeline
 from tests.support.ui_dead_letters import with_letters
 from tests.support.ui_states import open_page_source
 
-from slackwater.cli.ui import load_page_sources
+from slackwater.cli.serve import load_page_sources
 from slackwater.state.run_history import Run
 from slackwater.ui.pages import BLOCKS
 from slackwater.ui.server import serve_pages

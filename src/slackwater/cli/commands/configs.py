@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import File
+from slackwater.cli.commands import File
 
 
 def init(  # noqa: PLR0913 -- one argument per option of the command
@@ -74,7 +74,7 @@ def run_tests(
 
     Exit code 0: all pass; 1: a test fails; 2: a test or its config is invalid.
     """
-    from slackwater.cli.test import run_test_files
+    from slackwater.cli.check import run_test_files
 
     if code := run_test_files(path, update):
         raise typer.Exit(code)

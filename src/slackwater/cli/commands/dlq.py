@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_ROWS, File
+from slackwater.cli.commands import MOST_ROWS, File
 
 group = typer.Typer(help="Show the dead letters of a config, and apply them.", no_args_is_help=True)
 
@@ -56,6 +56,6 @@ def dlq_replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would happen.")] = False,
 ) -> None:
     """Replay dead letters, each at most once: late rows correct their windows, and bad rows are read again."""
-    from slackwater.cli.dlq_replay import replay_file
+    from slackwater.cli.dlq import replay_file
 
     replay_file(file, reason, epoch, limit, dry_run)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
-from slackwater.cli.state import Name, Schema, Where
+from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
+from slackwater.cli.commands.state import Name, Schema, Where
 
 
 def show(
@@ -108,7 +108,7 @@ def ui(
     ] = None,
 ) -> None:
     """Serve a page about pipelines, running or not: what holds the watermark, what closes next, where every row went."""
-    from slackwater.cli.ui import serve_or_save_page
+    from slackwater.cli.serve import serve_or_save_page
 
     serve_or_save_page(places, host, port, allow_host or [], token, save, schema)
 

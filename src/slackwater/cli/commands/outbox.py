@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS, File
+from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS, File
 
 group = typer.Typer(help="Show an epoch that is committed but not published; retry or skip it.", no_args_is_help=True)
 Epoch = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_ROWS, AllowHost, File, parse_amount
+from slackwater.cli.commands import MOST_ROWS, AllowHost, File, parse_amount
 
 
 def run(  # noqa: PLR0913 -- one argument per option of the command
@@ -105,7 +105,7 @@ def backfill(
     ] = None,
 ) -> None:
     """Run a pipeline over bounded history into its target, without touching the running pipeline and its state."""
-    from slackwater.cli.backfill import backfill_file
+    from slackwater.cli.run import backfill_file
 
     backfill_file(file, since, until, partial, into, slack, target)
 

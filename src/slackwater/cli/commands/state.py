@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from slackwater.cli.arguments import MOST_EPOCHS, MOST_ROWS
+from slackwater.cli.commands import MOST_EPOCHS, MOST_ROWS
 
 state = typer.Typer(help="Inspect, check, copy and change states.", no_args_is_help=True)
 
@@ -131,7 +131,7 @@ Dry = Annotated[bool, typer.Option("--dry-run", help="Only report what would hap
 @state.command("migrate")
 def migrate(where: Where, pipeline: Name = None, schema: Schema = "public", dry_run: Dry = False) -> None:
     """Migrate a state of an older format to the format of this version, in a separate commit. A start does the same."""
-    from slackwater.cli.state_admin import migrate
+    from slackwater.cli.state_maintenance import migrate
 
     migrate(where, pipeline, schema, dry_run)
 
@@ -150,7 +150,7 @@ def fork(
     ] = None,
 ) -> None:
     """Copy a state for another pipeline, even while a runner is active."""
-    from slackwater.cli.state_admin import fork_state
+    from slackwater.cli.state_maintenance import fork_state
 
     fork_state(where, name, pipeline, schema, epoch)
 
@@ -170,7 +170,7 @@ def reset(
     dry_run: Dry = False,
 ) -> None:
     """Change where sources continue, without affecting the windows."""
-    from slackwater.cli.state_admin import reset_state
+    from slackwater.cli.state_maintenance import reset_state
 
     reset_state(where, offsets, pipeline, schema, dry_run)
 
@@ -192,6 +192,6 @@ def export(
     epoch: Epoch = None,
 ) -> None:
     """Write the open and retained windows of one commit to a file."""
-    from slackwater.cli.state_export import export_state
+    from slackwater.cli.state_show import export_state
 
     export_state(where, out, condition, pipeline, schema, epoch)
