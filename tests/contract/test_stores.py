@@ -87,7 +87,9 @@ def test_a_commit_is_what_the_next_start_finds(make: Make) -> None:
     again.close()
 
 
+@pytest.mark.semantics("delivery")
 def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
+    """Each store refuses a second runner, and the error names the first one."""
     store = make()
     store.open()
     with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds .*; stop it first"):
@@ -98,7 +100,9 @@ def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
     other.close()
 
 
+@pytest.mark.semantics("delivery")
 def test_commits_are_fenced(make: Make) -> None:
+    """Each store refuses a commit that does not follow its last epoch."""
     store = make()
     store.open()
     store.commit(commit(0))

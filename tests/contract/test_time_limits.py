@@ -55,9 +55,10 @@ def test_rows_outside_of_the_years_1_to_9999_are_bad(kind: str, late: str, caplo
     assert "5 with an event time outside of the years 1 to 9999" in warnings[0]
 
 
+@pytest.mark.semantics("texts-that-are-times")
 @pytest.mark.parametrize("kind", SHAPES)
 def test_a_row_whose_window_would_leave_the_years_is_bad(kind: str) -> None:
-    """The start or end of such a window cannot be written: no calendar has a year 0, and ISO 8601 has no year 10000."""
+    """A row is bad if its windows would reach beyond the years 1 to 9999: such times cannot be written."""
     published: list[dict[str, Any]] = []
     script = [
         rows(EARLIEST_US, EARLIEST_US + S // 2, EARLIEST_US + S - 1, EARLIEST_US + S, LATEST_US - 102 * S, LATEST_US)

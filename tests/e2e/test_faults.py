@@ -22,6 +22,7 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
     yield Services(kafka, postgres, tmp_path_factory.mktemp("matrix"))
 
 
+@pytest.mark.semantics("delivery")
 @pytest.mark.parametrize(
     ("window", "store", "target", "steps"),
     select_cases(
@@ -34,6 +35,7 @@ def services(kafka: Any, postgres: Any, tmp_path_factory: pytest.TempPathFactory
     ),
 )
 def test_killed_at_named_steps(services: Services, window: str, store: str, target: str, steps: list[str]) -> None:
+    """A run that is killed at named steps loses and doubles no row, from Kafka into Kafka, Delta, Postgres and files."""
     pair = Pair(services, store, target, window, EVENTS, PER_EPOCH)
     for step in steps:
         pair.die_at(step)

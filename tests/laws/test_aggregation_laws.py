@@ -122,9 +122,11 @@ def answer(output_rows: list[Any]) -> list[Any]:
     return sorted((sorted(plain(r).items()) for r in output_rows), key=repr)
 
 
+@pytest.mark.semantics("aggregations")
 @KINDS
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
+    """Variance, quantiles, lists, rankings and a user's own aggregation equal the oracle's in each window kind."""
     given_ = data.draw(rows())
     result = run_local(
         window(kind), script(data.draw(splits(given_))), SCHEMA, shards=data.draw(st.sampled_from([1, 3]))
@@ -175,10 +177,14 @@ def test_variance_keeps_its_bound_where_the_mean_is_far_from_zero(kind: str, col
         assert abs(row["var_f_None"] - exact) <= loss * math.sqrt(exact * squares) + loss**2 * squares
 
 
+@pytest.mark.semantics("aggregations")
 @KINDS
 @pytest.mark.parametrize("size", select_cases([5000, 190, 3]))
 def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: int) -> None:
-    """Values over 20 ms, a tenth of them NaN: ranks among a window's own values are within 1.33 % (99 % of them), here 3 %."""
+    """`approx_quantile` stays within its rank error, however rows are batched.
+
+    Values over 20 ms, a tenth of them NaN: ranks among a window's own values are within 1.33 % (99 % of them), here 3 %.
+    """
     quantiles = [0, 0.01, 0.25, 0.5, 0.75, 0.89, 0.95, 1]
     given_ = [
         {"ts": n % 20 * 1000, "k": 0.0, "u": "a", "f": NAN if n % 10 == 3 else float((n * 7919) % 20_011)}
@@ -199,6 +205,7 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
             assert below - 0.03 * len(values) <= q * len(values) <= upto + 0.03 * len(values)
 
 
+@pytest.mark.semantics("aggregations")
 @KINDS
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
@@ -210,6 +217,7 @@ def test_a_quantile_keeps_its_rank_error_however_rows_are_cut(kind: str, size: i
     ],
 )  # fmt: skip
 def test_what_outgrows_its_bound_fails(kind: str, epochs: int, given_: Aggregation, message: str) -> None:
+    """A group that exceeds a limit on its values fails, and the error names the limit."""
     input_rows = [{"ts": n * 1000, "k": 0.0, "u": "a", "x": n} for n in range(3)]
     cut = [input_rows] if epochs == 1 else [[r] for r in input_rows]
     enough = given_.model_copy(update={"max_values_per_group": 3, "max_distinct_values_per_group": 3})

@@ -43,11 +43,12 @@ from slackwater.testing.local_result import START_US
 # -- the answer ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.semantics("aggregations")
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
 def test_every_aggregation_of_every_type_is_the_oracle_s(kind: str, data: st.DataObject) -> None:
-    """However the rows are ordered within the lateness, cut into batches and spread over shards."""
+    """Counts, sums, averages, extremes, first and last values equal the oracle's, however rows are ordered, batched and sharded."""
     rows = data.draw(ascending(most=16, values=tuple(VALUES)))
     keys = data.draw(st.sampled_from([("u",), ("f",), ("d", "b"), ("t", "y"), ("z", "s"), ("u", "f", "i")]))
     lateness = data.draw(st.sampled_from([0, 3, 30]))
@@ -72,11 +73,12 @@ def test_no_keys_at_all_is_one_group(kind: str, data: st.DataObject) -> None:
     assert table(result.rows) == table(naive_oracle.batch_answer(spec, rows))
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
 def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: st.DataObject) -> None:
-    """Without a flush: exactly the windows whose close, or settled cut, the watermark has reached."""
+    """Without a flush, the results are exactly the windows whose close or cut the watermark has reached."""
     rows = data.draw(ascending())
     lateness = data.draw(st.sampled_from([0, 3]))
     spec = spec_of(kind)
@@ -99,13 +101,14 @@ def test_what_is_due_at_the_watermark_is_out_and_nothing_else(kind: str, data: s
 # -- late rows -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.semantics("tumbling-and-hopping-windows")
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
 def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says(
     kind: str, data: st.DataObject
 ) -> None:
-    """Different lateness per source, one going quiet and coming back: answer, numbers and watermark are the model's."""
+    """Windows, late rows and the watermark of two sources equal the oracle's. Lateness differs, and one source goes quiet and returns."""
     rows = data.draw(st.permutations(data.draw(ascending())))
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
     script = data.draw(two_sources(rows))
@@ -129,10 +132,11 @@ def test_panes_of_two_sources_under_any_disorder_are_judged_as_the_contract_says
     check_identities(result, ("u",))
 
 
+@pytest.mark.semantics("sessions")
 @LAW
 @given(data=st.data())
 def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.DataObject) -> None:
-    """The cap is out of reach; which rows are late, and which session each other row is in, are the model's."""
+    """Late rows, and the session of each other row, equal the oracle's under any disorder. The cap is out of reach."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     lateness = data.draw(st.sampled_from([0, 4, 12]))
     epochs = data.draw(cut(rows))
@@ -151,10 +155,11 @@ def test_sessions_under_any_disorder_are_judged_as_the_contract_says(data: st.Da
     check_row_count(result, len(rows))
 
 
+@pytest.mark.semantics("sessions")
 @LAW
 @given(data=st.data())
 def test_sessions_of_a_key_never_overlap_and_never_reach_the_cap(data: st.DataObject) -> None:
-    """next start > previous last + gap, or a cut at the cap; whatever the disorder."""
+    """Sessions of one key never overlap, and none spans `max_session_duration`, under any disorder."""
     rows = data.draw(st.permutations(data.draw(ascending(most=40))))
     result = run_local(window_of(spec_of("session")), rows_inputs(data.draw(cut(rows))), SCHEMA)
     check_identities(result, ("u",))
@@ -207,11 +212,12 @@ def test_dying_twice_with_two_sources_and_another_shard_count_changes_nothing(ki
 # -- bounds and bad rows ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.semantics("conservation")
 @pytest.mark.parametrize("kind", KINDS)
 @LAW
 @given(data=st.data())
 def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
-    """Disorder, a bound that refuses new groups, rows without a time and rows from the future: all are counted."""
+    """Each row is counted once as used, late, refused or bad, also with bad times and a bound that refuses groups."""
     rows: list[dict[str, Any]] = data.draw(st.permutations(data.draw(ascending())))
     future = START_US + 2 * 86_400_000_000  # beyond max_future_ms also after the quiet times of the script
     spoilt = [r | {"ts": data.draw(st.sampled_from([None, future, r["ts"], r["ts"]]))} for r in rows]
@@ -230,6 +236,7 @@ def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
         assert sum(w["n"] for w in result.rows) == result.counters.rows_used
 
 
+@pytest.mark.semantics("bounds")
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the kit leaves its store open on errors
@@ -237,7 +244,7 @@ def test_every_row_has_a_number(kind: str, data: st.DataObject) -> None:
 @LAW
 @given(data=st.data())
 def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.DataObject) -> None:
-    """`fail` is exact over all shards: N groups pass, N + 1 do not."""
+    """`on_state_cap = "fail"` counts exactly over all shards: N groups pass, and N + 1 do not."""
     rows = data.draw(ascending(values=("f",)))
     spec = spec_of(kind, ("u", "f"))
     per_window: dict[int, int] = {}
@@ -251,9 +258,11 @@ def test_the_group_after_the_last_allowed_one_hits_the_cap(kind: str, data: st.D
         run_local(window_of(spec, max_groups_per_window=fullest - 1), epochs, SCHEMA, shards=shards)
 
 
+@pytest.mark.semantics("bounds")
 @LAW
 @given(data=st.data())
 def test_new_groups_are_admitted_by_first_event_time_then_key(data: st.DataObject) -> None:
+    """`on_state_cap = "drop_new_groups"` admits groups in the order of first event time and key."""
     rows = data.draw(st.permutations(data.draw(ascending(values=("f",)))))
     spec = spec_of("tumbling", ("u", "f"))
     first: dict[Any, Any] = {}

@@ -113,11 +113,12 @@ def ids(result: LocalResult) -> list[int]:
     return sorted(json.loads(r["value"])["id"] for r in result.letters)
 
 
+@pytest.mark.semantics("tumbling-and-hopping-windows")
 @pytest.mark.parametrize("kind", PANES)
 @LAW
 @given(data=st.data())
 def test_panes_one_letter_per_row_with_the_windows_it_missed(kind: str, data: st.DataObject) -> None:
-    """Two sources, one going quiet and coming back, a bound that refuses groups, and a crash: the model's rows, each once."""
+    """Each row that is late for at least one window becomes one dead letter, which lists the windows that it missed."""
     rows = data.draw(st.permutations(data.draw(ascending())))
     script = data.draw(two_sources(rows))
     spec = spec_of(kind)

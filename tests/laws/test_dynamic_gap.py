@@ -64,8 +64,10 @@ def cut(rng: random.Random, rows: list[dict[str, Any]]) -> list[RowsInput]:
     return [RowsInput({"a": part}) for part in parts]
 
 
+@pytest.mark.semantics("sessions")
 @pytest.mark.parametrize("seed", select_cases(range(40), keep=10))
 def test_however_it_is_cut_and_sharded_the_answer_is_that_of_the_plain_loop(seed: int) -> None:
+    """With a gap by SQL, rows share a session if and only if their ranges touch, however they are batched and sharded."""
     rng = random.Random(seed)
     rows = drawn(rng, [1, 2, 5, 12, 29])
     lateness = rng.choice([0, 20])
@@ -100,8 +102,9 @@ def rng_cap(seed: int) -> int:
     return random.Random(seed).choice([11, 16, 24, 100_000])
 
 
+@pytest.mark.semantics("sessions")
 def test_a_row_without_a_usable_gap_is_a_bad_row() -> None:
-    """NULL, zero, negative, the cap itself, and one below it."""
+    """A row whose gap is NULL, not positive or not below the cap is bad."""
     rows = [{"ts": n * 100 * MS, "u": "a", "id": 1 << n, "g": g} for n, g in enumerate([None, 0, -1, CAP, CAP - 1])]
     result = run_local(window(), [RowsInput({"a": rows})], SCHEMA)
     assert [r["ids"] for r in result.rows] == [16]

@@ -72,8 +72,10 @@ def check(kind: str, result: LocalResult) -> None:
     assert (result.counters.rows_late, result.counters.late_windows) == LATE[kind]
 
 
+@pytest.mark.semantics("tumbling-and-hopping-windows", "sessions")
 @pytest.mark.parametrize("kind", SHAPES)
 def test_golden_whole(kind: str) -> None:
+    """A short script of each window kind gives the known windows and late rows, also for times before 1970."""
     check(kind, run(kind, SCRIPTS[kind]))
 
 

@@ -60,7 +60,9 @@ def test_a_source_has_the_lateness_of_the_window_unless_it_has_one_of_its_own() 
     assert watermark(rows, given_=window(lateness_ms="5s"), lateness_ms={"a": 0, "b": 1000}) == 99
 
 
+@pytest.mark.semantics("watermarks")
 def test_a_row_exactly_at_max_future_ms_counts_and_one_beyond_it_is_bad_and_moves_nothing() -> None:
+    """A row exactly `max_future` ahead of the clock is used. A later one is bad and does not move the watermark."""
     bound = START_US + 3600 * S
     hour = window(max_future_ms="1h")
     rows = [{"ts": t, "u": "x"} for t in (bound, bound + 1, None)]
@@ -198,8 +200,11 @@ def test_a_late_row_after_a_silence_that_nothing_used_is_late_by_its_own_disorde
 TWO = {"a": ("0", "1")}
 
 
+@pytest.mark.semantics("watermarks")
 def test_the_slowest_partition_holds_until_it_is_idle_and_its_rows_are_told_apart() -> None:
-    """Partition 1 is at 50 and falls silent while 0 goes on to 200; what it brings then is late, cause idle.
+    """The slowest partition holds the watermark until it is idle. Its rows are late with the cause `idle` until it catches up.
+
+    Partition 1 is at 50 and falls silent while 0 goes on to 200; what it brings then is late, cause idle.
 
     0          ●100  ●150        ●200
     1          ●50   ○     60 s        ●70   ●201
@@ -234,9 +239,13 @@ def test_a_partition_that_was_never_heard_from_holds_until_it_is_idle() -> None:
 CLOSE = "2m"
 
 
+@pytest.mark.semantics("watermarks")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
 def test_the_last_windows_close_by_silence(kind: str) -> None:
-    """The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed."""
+    """After `idle_close`, the watermark advances with the quiet time and closes the last windows.
+
+    The newest event is at 100: after 2 minutes of silence the watermark is at 220, and everything is closed.
+    """
     script = [RowsInput({"a": rows_at(95, 100), "b": rows_at(50)}), *ticks(110)]
     before = run(script, window(kind, idle_close_ms=CLOSE))
     assert max((r["window_start"] for r in before.rows), default=0) <= 50 * S
@@ -347,11 +356,12 @@ def test_a_restart_goes_on_with_the_silence_that_was_committed(restart: int) -> 
     assert result.watermark_us >= whole.watermark_us
 
 
+@pytest.mark.semantics("watermarks")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @LAW
 @given(data=st.data())
 def test_silence_and_return_of_two_sources_are_judged_as_the_contract_says(kind: str, data: st.DataObject) -> None:
-    """Any disorder, quiet times and idle_close_ms: windows, late rows by cause and the watermark are the model's."""
+    """Windows, late rows by cause and the watermark equal the oracle's, with any disorder, quiet times and `idle_close`."""
     rows = data.draw(st.permutations(data.draw(ascending())))
     lateness = {"a": data.draw(st.sampled_from([0, 4])), "b": data.draw(st.sampled_from([0, 30]))}
     script: list[Any] = []

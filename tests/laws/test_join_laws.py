@@ -20,8 +20,10 @@ SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 Row = tuple[str, int, int]  # key, time in ms, id
 
 
+@pytest.mark.semantics("stream-stream-joins")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
+    """Seeded joins with disorder, crashes and restarts equal brute force over the rows that are not late."""
     for seed in range(first, first + 20):
         joins.check_seed(seed)
 
@@ -86,8 +88,10 @@ def test_a_pair_comes_out_once_when_its_second_row_arrives() -> None:
     assert [r["_event_ts"] for r in result.rows] == [105 * MS, 100 * MS, 110 * MS]
 
 
+@pytest.mark.semantics("stream-stream-joins")
 def test_an_outer_row_comes_out_once_when_the_watermark_proves_it_alone() -> None:
-    """
+    """An unmatched row is emitted once, when the watermark proves that no partner can follow.
+
     epoch 0   left   ● 100             lives until the watermark is above 110
               right  ● 100 (another key)
     epoch 1   both           ● 110     watermark 110: it could still match
@@ -168,8 +172,10 @@ def test_equal_rows_are_rows_of_their_own() -> None:
     assert read_pairs(result) == [(1, 1, 2)] * 6
 
 
+@pytest.mark.semantics("stream-stream-joins")
 def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
-    """
+    """A late row matches nothing, is counted for its side and becomes a dead letter.
+
     watermark 200 after epoch 0; left 199 is late, and so is right 150
     """
     start = rows([("x", 200, 1)], [("x", 200, 2)])
@@ -182,8 +188,10 @@ def test_a_late_row_is_counted_by_side_and_matches_nothing() -> None:
     ]
 
 
+@pytest.mark.semantics("stream-stream-joins")
 def test_reopen_finds_partners_that_are_kept_for_late_rows() -> None:
-    """
+    """With `late_data = "reopen"`, a row within the allowed lateness still finds its partners.
+
     watermark 220; time window 10, allowed lateness 30: left 185 is not late, and right 195 still lives (until 195 + 10 + 30)
     """
     script = [rows([("x", 200, 1)], [("x", 195, 2)]), rows([("t", 220, 8)], [("t", 220, 9)]), rows([("x", 190, 3)])]

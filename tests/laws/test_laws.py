@@ -55,9 +55,11 @@ def run(
     return result
 
 
+@pytest.mark.semantics("epochs")
 @KINDS
 @given(data=st.data())
 def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind: str, data: st.DataObject) -> None:
+    """Ordered input gives the batch result without late rows, however it is cut into epochs and sharded."""
     rows = data.draw(ordered_rows())
     expected = answer(window_oracle.batch_windows(window(kind), rows))
     for shards in (1, 3):
@@ -66,9 +68,11 @@ def test_ordered_input_gives_the_batch_answer_however_it_is_cut_and_sharded(kind
         assert answer(result.rows) == expected
 
 
+@pytest.mark.semantics("epochs")
 @KINDS
 @given(data=st.data())
 def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataObject) -> None:
+    """A row within `lateness` of the newest one is never late, however rows are batched."""
     rows = data.draw(ordered_rows())
     lateness = data.draw(st.sampled_from([3, 15]))
     jitter = data.draw(st.lists(st.integers(0, lateness * MS), min_size=len(rows), max_size=len(rows)))
@@ -78,9 +82,11 @@ def test_disorder_within_the_lateness_changes_nothing(kind: str, data: st.DataOb
     assert answer(result.rows) == answer(window_oracle.batch_windows(window(kind), rows))
 
 
+@pytest.mark.semantics("epochs", "tumbling-and-hopping-windows")
 @pytest.mark.parametrize("kind", ["tumbling", "hopping"])
 @given(data=st.data())
 def test_panes_judge_every_row_per_window(kind: str, data: st.DataObject) -> None:
+    """The watermark of the previous epoch decides for which of its windows a row is late."""
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     lateness = data.draw(st.sampled_from([0, 4]))
     epochs = [e for e in data.draw(splits(rows)) if e]
@@ -132,9 +138,11 @@ def disjoint(result: LocalResult) -> None:
             assert start >= end
 
 
+@pytest.mark.semantics("epochs")
 @KINDS
 @given(data=st.data())
 def test_dying_at_any_step_changes_nothing(kind: str, data: st.DataObject) -> None:
+    """Crashes at any step and another number of shards change neither results nor counters."""
     rows = data.draw(st.permutations(data.draw(ordered_rows(most=20))))
     epochs = script(data.draw(splits(rows)))
     dying: list[Any] = []
@@ -202,8 +210,10 @@ def test_rows_of_an_epoch_come_in_the_order_of_the_contract() -> None:
     assert got == expected
 
 
+@pytest.mark.semantics("bounds", "conservation")
 @given(data=st.data())
 def test_refused_rows_are_counted(data: st.DataObject) -> None:
+    """Rows of refused groups are counted, and no window has more groups than the limit."""
     rows = data.draw(st.permutations(data.draw(ordered_rows())))
     for kind in SHAPES:
         few = {"max_groups_per_window": 3, "on_state_cap": "drop_new_groups"}

@@ -48,6 +48,7 @@ def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
     return tuple((min(times_by_bucket[b]), max(times_by_bucket[b]), len(times_by_bucket[b])) for b in newest)
 
 
+@pytest.mark.semantics("watermarks")
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=30),
@@ -55,7 +56,7 @@ def stretches(times: list[int], jump: int) -> tuple[Span, ...]:
     st.integers(0, 2**32),
 )
 def test_the_newest_time_depends_on_the_rows_alone(groups: list[tuple[int, int]], jump: int, seed: int) -> None:
-    """Clusters of rows in any order, cut into any epochs: after each the clock says what the model says of all rows so far."""
+    """With `max_jump`, the newest time of a source depends only on the rows read, not on their order or batches."""
     draw = random.Random(seed)
     times = [100 * place + draw.randrange(50) for place, count in groups for _ in range(count)]
     draw.shuffle(times)

@@ -24,8 +24,10 @@ COUNT = [sw.Aggregation(agg="count", as_="n")]
 USER = {"user": "string"}
 
 
+@pytest.mark.semantics("stages")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_graphs(first: int) -> None:
+    """In random graphs, no result is late for the next stage, and each stage gives the batch result of its inputs."""
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:
@@ -86,8 +88,10 @@ def late(test: LocalPipeline) -> dict[str, dict[str, int]]:
     return {name: dict(s.counters.get("late", {})) for name, s in states(test).items()}
 
 
+@pytest.mark.semantics("stages")
 def test_a_session_that_may_still_be_cut_holds_its_stage_back() -> None:
-    """
+    """A session that may still be cut lowers the output watermark of its stage, also after a restart.
+
     u    00:50 ── every 10 minutes ── 12:40          reaches to 13:10, its cap is at 12:50
     w                                        13:05   the watermark; a row of u by 13:10 would cut at 12:50
     u                                        13:08   does
@@ -171,8 +175,12 @@ def test_a_stage_that_nobody_read_so_far_begins_with_what_it_holds() -> None:
         assert test.result().counters.late_between_stages == 0
 
 
+@pytest.mark.semantics("stages")
 def test_results_of_a_smaller_gap_count_at_the_watermark(caplog: pytest.LogCaptureFixture) -> None:
-    """A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20."""
+    """After a changed config, a result behind the watermark of its reader counts at that watermark.
+
+    A hundred sessions that reached to 00:30 end at 00:05 by the new gap, when their reader is at 00:20.
+    """
     minutes = sw.Stage(name="minutes", window=tumbling("1m"))
     with LocalPipeline(
         pipeline(sw.Stage(name="visits", window=session()), minutes), USER, capture_losses=False
@@ -226,9 +234,10 @@ def test_a_join_that_reaches_further_back_loses_nothing(before: tuple[str, str],
         assert test.result().counters.late_between_stages == 1
 
 
+@pytest.mark.semantics("stages")
 @pytest.mark.parametrize("idle_source", [True, False])
 def test_what_is_idle_holds_nobody_for_ever(idle_source: bool) -> None:
-    """An idle source is left out; a stage whose sources are idle is carried along, and its windows close."""
+    """A stage ignores idle sources. A stage whose sources are all idle advances with the inputs of its readers."""
     quick = tumbling("1h", source_idleness_ms="1m")
     first = sw.Stage(name="first", from_=["b" if not idle_source else "a"], window=quick)
     both = sw.Stage(name="both", from_=["first", "b" if idle_source else "a"], window=quick)

@@ -17,8 +17,10 @@ from tests.support.script import Crash, LocalResult, run_local
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "60"))
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs(first: int) -> None:
+    """Seeded runs with corrections, `final` and `updates` leave exactly the oracle's windows in the target."""
     for seed in range(first, first + 20):
         revisions.check_seed(seed)
 
@@ -128,9 +130,10 @@ def test_late_rows_by_themselves() -> None:
     assert result.counters.emitted == {"standalone": 2}
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("seed", range(30))
 def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) -> None:
-    """Per window the counts add up to the batch answer: what came in time, and what came late, each time by itself."""
+    """With `late_data = "standalone"`, windows and the separate results of late rows together hold every row once."""
     run = revisions.plan_run(seed)
     if run.spec.kind == "session":
         return
@@ -147,6 +150,8 @@ def test_windows_of_late_rows_and_the_others_together_hold_every_row(seed: int) 
     assert counted == {revisions.identity(w): w["ids"] for w in naive_oracle.batch_answer(run.spec, rows)}
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("kind", ["tumbling", "session"])
 def test_another_way_to_emit_takes_the_state_over(kind: str, tmp_path: Any) -> None:
+    """A start with another `emit` or `late_data` adapts the state of the previous run and continues it."""
     assert run_every_emission_mode(kind, state_dir=str(tmp_path)) == EMISSION_MODES[kind]

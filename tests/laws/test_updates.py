@@ -17,8 +17,10 @@ from slackwater.config.window import Aggregation, Window
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 20)))
 def test_seeded_runs_of_updates(first: int) -> None:
+    """With `emit = "updates"`, the target holds exactly the existing windows after each epoch."""
     for seed in range(first, first + 20):
         updates.check_seed(seed)
 
@@ -106,8 +108,10 @@ def test_what_was_told_of_a_session_that_is_retained_is_told_again_when_it_is_cu
     assert held_windows(result, 2) == [(0, 8, 3), (12, 22, 3)]
 
 
+@pytest.mark.semantics("sessions")
 def test_a_row_at_the_start_of_a_session_that_stays_whole_belongs_to_it() -> None:
-    """
+    """A row behind the watermark joins the earlier session, and the next session stays whole.
+
     gap 20, cap 22     0       10        21   30
     epoch 0            ●                 ●────●       two sessions; watermark 15
     epoch 1                    ● behind it: joins the first, and the second stays whole
@@ -135,10 +139,14 @@ def test_a_row_that_is_late_leaves_no_trace() -> None:
         assert result.counters.rows_late == len(late)
 
 
+@pytest.mark.semantics("emission")
 @pytest.mark.parametrize("late_data", ["drop", "dlq", "reopen", "standalone"])
 @pytest.mark.parametrize("kind", ["tumbling", "hopping", "session"])
 def test_the_first_row_of_a_window_has_revision_one(kind: str, late_data: str) -> None:
-    """A window that only a late row begins; then one that it corrects; with hopping, one that closes later."""
+    """The first row of a window has revision 1, and each row that replaces it adds 1.
+
+    A window that only a late row begins; then one that it corrects; with hopping, one that closes later.
+    """
     shape: dict[str, Any] = {
         "tumbling": {"duration_ms": 10, "max_groups_per_window": 100},
         "hopping": {"duration_ms": 10, "hop_ms": 5, "max_groups_per_window": 100},

@@ -18,8 +18,10 @@ from slackwater.errors import ConfigError
 SEEDS = int(os.environ.get("SLACKWATER_SEEDS", "40"))
 
 
+@pytest.mark.semantics("stages")
 @pytest.mark.parametrize("first", select_cases(range(0, SEEDS, 10)))
 def test_seeded_chains(first: int) -> None:
+    """Chains of three windows with crashes and changed shards give the batch result of each window in turn."""
     seeds.hide_warnings()
     for seed in range(first, first + 10):
         try:

@@ -83,8 +83,12 @@ def test_they_agree_with_the_oracle(runner: Runner, kind: str, in_sql: bool) -> 
     assert runner.statuses[-1].counters.rows_used == len(rows)
 
 
+@pytest.mark.semantics("aggregations")
 def test_spark_itself_agrees(runner: Runner) -> None:
-    """Types and NULL rules are those of Spark. Each user is a group, and `a` has one value only."""
+    """Aggregations give what Spark's own functions give, including NULL and NaN.
+
+    Types and NULL rules are those of Spark. Each user is a group, and `a` has one value only.
+    """
     rows = [{"user": u, "i": i, "d": d, "s": s, "ts": "2024-03-01T00:00:00Z"} for u, i, d, s in (
         ("a", 1, 0.5, None), ("b", 1, 0.1, "x"), ("b", 2, 0.2, "y"), ("b", 1, None, "x"), ("c", None, None, None),
         ("d", 7, "NaN", "q"), ("d", 8, 1.0, None), ("d", None, 3.0, "z"),

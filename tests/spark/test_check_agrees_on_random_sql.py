@@ -91,7 +91,9 @@ def results(spark: Any, spec: sw.Pipeline, batches: list[list[dict[str, Any]]]) 
     return Counter(repr(sorted((k, v) for k, v in r.items() if k != "_epoch")) for r in rows)
 
 
+@pytest.mark.semantics("event-time")
 def test_check_and_a_start_agree_on_random_texts(spark: Any, start: Any, home: Path) -> None:
+    """`check` refuses no SQL that a start accepts, and accepted SQL gives the same rows in one batch and row by row."""
     counts, alarms, misses, accepted = Counter[str](), list[str](), list[str](), list[Text]()
     for seed in range(BEGIN, BEGIN + TEXTS):
         text = sql_texts.make_text(seed)

@@ -68,6 +68,7 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
     assert golden(runner.run(source=write(runner), window=shaped(kind), state_store=store)) == GOLDEN[kind]
 
 
+@pytest.mark.semantics("epochs")
 @pytest.mark.parametrize(
     ("kind", "step"),
     select_cases(
@@ -78,7 +79,10 @@ def test_whole_and_with_another_number_of_shards(runner: Runner, kind: str, shar
 def test_dying_at_a_named_step_changes_nothing(
     runner: Runner, kind: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last epoch of the input emits, so it passes every step."""
+    """A run on Spark that crashes at a named step continues with the next start, and its results are the same.
+
+    The last epoch of the input emits, so it passes every step.
+    """
     death = CrashOnce(step, 3)
     monkeypatch.setattr(kill_points, "fault_injector_from_environment", lambda: death)
     source = write(runner)

@@ -39,12 +39,14 @@ def _word(value: Any) -> str:
     return str(value)
 
 
+@pytest.mark.semantics("stream-stream-joins")
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("kind", "files"),
     select_cases([("full", (5, 2)), ("left", (1, 1)), ("inner", (1, 1)), ("right", (2, 1)), ("full", (1, 1))]),
 )
 def test_the_answer_is_that_of_a_batch_join(runner: Runner, kind: str, files: tuple[int, int]) -> None:
+    """Each kind of join on Spark gives the rows of a batch join of Spark."""
     write_order_files(runner, 7)
     frame = runner.run(sources=sources(runner, files), join=join(kind))
     assert frame.columns == [

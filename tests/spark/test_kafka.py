@@ -203,7 +203,9 @@ def delete_before(kafka: Any, topic: str, offset: int) -> None:
         done.result(20)
 
 
+@pytest.mark.semantics("corrections-in-targets")
 def test_offsets_that_are_gone_stop_it_or_are_counted(runner: Runner, topic: Make, kafka: Any) -> None:
+    """Offsets that the broker no longer has stop the pipeline, or are counted as lost."""
     events = topic(1)
     events.send(*[{"user": "a", "amount": 1}] * 3, second=1)
     runner.run(source=events.source(), window=minutes(), flush=False)

@@ -46,7 +46,9 @@ def clock_after(*epochs: tuple[SourceActivity, int]) -> SourceClock:
     return c
 
 
+@pytest.mark.semantics("watermarks")
 def test_a_watermark_is_the_newest_event_minus_the_lateness_and_never_goes_back() -> None:
+    """The watermark is the newest event time minus the lateness. Older rows and bad rows do not move it."""
     c = advance_clock(clock(), SourceActivity(3, 100), 0)
     assert c.watermark_us == 90
     assert advance_clock(c, SourceActivity(1, 50), 0).watermark_us == 90

@@ -1,0 +1,59 @@
+"""Each section of docs/semantics.md has tests that enforce it: the marker `semantics` names them, and a page lists them.
+
+The page is generated: tests/unit/test_messages.py checks that it is current.
+"""
+
+from __future__ import annotations
+
+import pytest
+from docgen.semantics_page import MarkedTest, find_marked_tests, marked_tests, section_titles
+from tests.support.doc_pages import ROOT, anchors
+
+TESTS = marked_tests()
+TITLES = section_titles()
+
+
+@pytest.mark.parametrize("anchor", TITLES)
+def test_each_section_has_tests(anchor: str) -> None:
+    """At least one of them runs in `make test`."""
+    assert anchor in anchors((ROOT / "docs" / "semantics.md").read_text())
+    assert [t.name for t in TESTS if anchor in t.anchors and not t.is_exhaustive], (
+        f'no test enforces the section "{TITLES[anchor]}" of docs/semantics.md; mark one with '
+        f'@pytest.mark.semantics("{anchor}"), then run make reference'
+    )
+
+
+def test_each_marker_names_sections_that_exist() -> None:
+    assert [f"{t.file}::{t.name}: {a}" for t in TESTS for a in t.anchors if a not in TITLES] == []
+
+
+def test_each_marked_test_says_what_it_checks() -> None:
+    assert [f"{t.file}::{t.name}" for t in TESTS if not t.description.endswith(".")] == []
+
+
+def test_no_marker_is_overlooked() -> None:
+    """A marker on a class or a module would not be found."""
+    texts = {
+        path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path.name != "test_semantics_index.py"
+    }
+    assert sum(text.count("pytest.mark.semantics(") for text in texts.values()) == len(TESTS)
+
+
+def test_markers_are_found_in_a_text() -> None:
+    text = '''
+@pytest.mark.semantics("a", "b")
+@exhaustive(beside="test_laws.py::test_refused_rows_are_counted")
+def test_one() -> None:
+    """Two lines
+    are one sentence.
+
+    More.
+    """
+
+
+@pytest.mark.parametrize("n", [1])
+def test_two() -> None:
+    """Not marked."""
+'''
+    tests = list(find_marked_tests("tests/test_z.py", text))
+    assert tests == [MarkedTest("tests/test_z.py", "test_one", ("a", "b"), "Two lines are one sentence.", True)]
