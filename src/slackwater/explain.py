@@ -383,7 +383,8 @@ def find_plan_warnings(pipeline: Pipeline) -> tuple[str, ...]:
             'STATE IS IN MEMORY: it is lost when the process ends; for durable state set [state_store] kind = "files" and path = "state"'
         )
     warnings += [
-        f'{location}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If it is milliseconds, {name} = "{ms}ms" says so'
+        f'{location}: {ms} is {ms} ms: did you mean {name} = "{ms}m"? If you meant milliseconds, write {name} = '
+        f'"{ms}ms"'
         for location, name, ms in find_durations_without_unit(pipeline)
     ]
     for stage_pipeline in pipeline.stage_pipelines.values():

@@ -185,8 +185,7 @@ def test_a_migration_needs_the_lock_and_published_output(
     runner.close()
     unpublish(runner)
     assert refused(monkeypatch, capsys, "migrate", *where(store())) == (
-        "error: law: epoch 3 was committed and its output is not published yet; start the runner once, which publishes "
-        "it, then repeat this\n"
+        "error: law: epoch 3 was committed, but its output is not published yet; start the runner once to publish it, then repeat the command\n"
     )
     assert store().stored_record().version == 1
 

@@ -193,7 +193,9 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     other.close()
     waits = store.shard(0, 1, 1, ()).write_output(users_frame())
     store.commit(done.model_copy(update={"epoch": 1, "output": (waits,)}))
-    with pytest.raises(StateError, match="epoch 1 was committed and its output is not published yet; start the runner"):
+    with pytest.raises(
+        StateError, match="epoch 1 was committed, but its output is not published yet; start the runner"
+    ):
         fork_store(make("p"), "q")
     assert make("q").stored_record() is None
     store.mark_published(1)

@@ -139,6 +139,6 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
         )
     with pytest.raises(
         StartError,
-        match="--key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out",
+        match="--key: no rows are waiting, because rows are emitted in the epoch that reads them; omit --key",
     ):
         build_why_report(pipeline, make(), 1, ["user=x"])

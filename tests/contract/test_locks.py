@@ -65,7 +65,7 @@ def test_a_state_that_was_replaced_gets_no_commit_of_the_former_runner(make: Cal
         first.collect_garbage,
         lambda: first.mark_published(0),
     ):
-        with pytest.raises(FencedError, match="p was removed or replaced while it ran"):
+        with pytest.raises(FencedError, match="p was removed or replaced during the run"):
             act()
     first.close()
     assert add_epoch(second, new, "b", "d").epoch == 1
@@ -84,7 +84,7 @@ def test_where_no_directory_can_be_locked_the_former_runner_stops(
         make().open()
     Path(first.root, "lock").unlink()
     second = open_runner(make)
-    with pytest.raises(FencedError, match="lock was removed or replaced while it ran"):
+    with pytest.raises(FencedError, match="lock was removed or replaced during the run"):
         add_epoch(first, done, "c")
     add_epoch(second, done, "b")
     first.close()

@@ -491,7 +491,7 @@ def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypa
         (
             "{url}",
             {"regoin": "x"},
-            r"Configuration key: 'regoin' is not valid for store 'S3'.*check the URL, and its options",
+            r"Configuration key: 'regoin' is not valid for store 'S3'.*check the URL and its options",
         ),
     ],
 )

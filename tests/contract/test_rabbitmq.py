@@ -218,7 +218,7 @@ def test_a_batch_that_is_not_there_any_more(
     publish(range(3))
     gone = source.RabbitMessage(b"9", queue, "", "m9", None, False, None).identity
     present = source.RabbitMessage(b"1", queue, "", "m1", None, False, None).identity
-    with pytest.raises(EpochError, match="returned 1 of the 2 messages of a batch to repeat"):
+    with pytest.raises(EpochError, match="returned 1 of the 2 messages of a batch that must be repeated"):
         source.find_redelivered_messages(source.RabbitSettings(rabbit.url, queue), [present, gone])
     replayed = source.find_redelivered_messages(
         source.RabbitSettings(rabbit.url, queue, on_data_loss="skip"), [present, gone]

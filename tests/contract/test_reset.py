@@ -164,8 +164,8 @@ path = "{state}"
         (["{"], "--offsets: found {, which is not JSON (Expecting property name"),
         (["event=latest"], '--offsets: the state has no source "event"; did you mean "events"?'),
         (["old=earliest", "old=earliest"], '--offsets: source "old" is named twice'),
-        (["old=latest"], '--offsets: source "old": it reads files, which have no offsets to continue from; expected "earliest"'),
-        (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": it reads files'),
+        (["old=latest"], '--offsets: source "old": this source reads files, which have no offsets to continue from; expected "earliest"'),
+        (['{"old": {"t": {"0": 1}}}'], '--offsets: source "old": this source reads files'),
         (["events=soon"], '--offsets: source "events": found "soon", expected "earliest", "latest", a time such as 2026-'),
         (['{"events": 7}'], '--offsets: source "events": found 7, expected "earliest"'),
         (['{"events": {"clicks": 7}}'], 'topic "clicks": found 7, expected partitions, as in {"0": 42}'),
@@ -176,7 +176,7 @@ path = "{state}"
         (['{"events": {"clicks": {"0": "42"}}}'], 'clicks-0: found "42", expected an offset'),
         (['{"events": {"clicks": {"2": 1}}}'], 'topic "clicks" has no partition 2; available: 0, 1'),
         (['{"events": {"click": {"0": 1}}}'], 'it does not read a topic "click"; did you mean "clicks"?'),
-        (["events=2026-03-01T12:00:00Z"], "only a broker knows that offset; pass the pipeline's TOML file as WHERE"),
+        (["events=2026-03-01T12:00:00Z"], "that offset must be read from a broker; pass the pipeline's TOML file as WHERE"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line_and_no_commit(
@@ -193,7 +193,7 @@ def test_what_cannot_be_is_one_line_and_no_commit(
 def test_states_that_cannot_be_changed(make: Callable[[], Any], ask: Ask) -> None:
     waits = OutputMeta(file="outputs/000000001-x", rows=1)
     begun(make, output=(waits,))
-    assert "epoch 1 was committed and its output is not published yet" in ask("old=earliest")
+    assert "epoch 1 was committed, but its output is not published yet" in ask("old=earliest")
     runner = make()
     runner.open()
     runner.mark_published(1)
@@ -207,8 +207,8 @@ def test_sources_that_go_on_by_the_checkpoint(make: Callable[[], Any], ask: Ask)
     source_records = {"queue": {"rows": 4}, "events": {"offsets": CLICKS, "rows": 1}}
     begun(make, sources=source_records)
     assert ask("events=latest").startswith(
-        'error: p: source "queue" resumes only from Spark\'s checkpoint, which then holds the offsets of all sources, so they '
-        "cannot be reset"
+        'error: p: source "queue" resumes only from Spark\'s checkpoint, which then holds the offsets of all sources, so no '
+        "offsets can be reset"
     )
 
 
@@ -222,10 +222,10 @@ def test_sources_that_were_never_read(tmp_path: Path, ask: Ask, monkeypatch: pyt
     assert not (tmp_path / "s").exists()
     begun(lambda: FilesStore(tmp_path / "s", "p"), sources={"events": {}})
     offsets_json = '{"events": {"clicks": {"0": 1}}}'
-    assert "it was never read, so the state does not know its partitions; pass the" in ask(
+    assert "this source was never read, so the state does not know its partitions; pass the" in ask(
         offsets_json, where=str(tmp_path / "s")
     )
-    assert "it reads files, which have no offsets" in ask("latest", where=str(file))
+    assert "this source reads files, which have no offsets" in ask("latest", where=str(file))
     assert "none read" in ask("earliest", where=str(file), dry=True)
     file.write_text(FILE.format(connection="bus", more="", state=tmp_path / "s"))
     for offsets in (offsets_json, "latest"):

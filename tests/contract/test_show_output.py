@@ -69,10 +69,10 @@ def test_sql_is_asked_of_all_rows(file: Path) -> None:
         (["--sql", "SELECT 1 FROM other"], "sql: "),
         (
             ["--sql", "SELECT 1", "--where", "n = 1"],
-            "--sql and --where: found both, expected one; write it into the SQL",
+            "--sql and --where: found both, expected one; express the selection in the SQL",
         ),
         (["--sql", "SELECT 1", "--follow"], "--sql and --follow: found both"),
-        (["--json", "--csv"], "--json and --csv: found both, expected one; leave one out"),
+        (["--json", "--csv"], "--json and --csv: found both, expected one; remove one of them"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(file: Path, options: list[str], message: str) -> None:

@@ -131,7 +131,7 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
         db.execute("ALTER TABLE out ADD CHECK (k <> 'wrong')")
     with pytest.raises(
         PublishError,
-        match=r"did not take epoch 1 \(.*check constraint.*\); the epoch is committed, .*; if this cannot be fixed, see: slackwater outbox show$",
+        match=r"did not accept epoch 1 \(.*check constraint.*\); the epoch is committed, .*; if this cannot be fixed, run: slackwater outbox show$",
     ):
         run.epoch((3 * S, "next"), (60 * S, "later"))
     assert run.driver.state.epoch == 1
@@ -142,7 +142,7 @@ def stuck(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Path:
 def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     stuck: Path, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(PublishError, match="did not take epoch 1"):
+    with pytest.raises(PublishError, match="did not accept epoch 1"):
         Started(stuck)
     before = table(url)
     assert ask(monkeypatch, "show", stuck) == 0
@@ -153,7 +153,7 @@ def test_no_start_gets_further_and_a_row_is_neither_lost_nor_doubled(
     assert ask(monkeypatch, "skip", stuck, 7) != 0
     assert "epoch 7 is not waiting to be published, but epoch 1 is" in capsys.readouterr().err
     assert ask(monkeypatch, "skip", stuck, 1) == 0
-    assert "epoch 1 is set aside in the dead letters" in capsys.readouterr().out
+    assert "epoch 1 was skipped; its rows are now in the dead letters" in capsys.readouterr().out
     letters = dead_letter_reader.read_newest(toml.load(stuck), dead_letter_reader.LetterFilter())
     assert set(letters["reason"]) == {"not published"}
     assert set(letters["epoch"]) == {1}

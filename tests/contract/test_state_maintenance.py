@@ -268,7 +268,7 @@ def test_a_join_that_the_state_does_not_tell(directory: Place) -> None:
         ("UPDATE slackwater_pipelines SET record = record || '{\"shards\": \"x\"}'", r"record of .* is damaged: 1 field does not fit"),
         ("UPDATE slackwater_pipelines SET state_version = 9", r"has format 9, but this version reads formats 1 to 3; install a newer"),
         ("UPDATE slackwater_pipelines SET published_epoch = 99", r"epoch 99 is recorded as published, but the latest is 11"),
-        ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, its record of epoch 11"),
+        ("UPDATE slackwater_pipelines SET epoch = 3", r"it is of epoch 3, but its record is of epoch 11"),
         ("UPDATE slackwater_pipelines SET record = record || '{\"pipeline\": \"other\"}'", r"its record is of 'other'"),
         ("UPDATE slackwater_pipelines SET watermark = now()", r"its watermark differs from that of its record"),
         ("INSERT INTO slackwater_offsets VALUES ('law', 'x', '0', '5', now(), false, 1, 11)",
@@ -325,7 +325,7 @@ def test_a_directory_whose_parts_do_not_fit_together_is_refused(directory: Place
         shutil.copytree(sound, home)
 
     latest.write_bytes((manifests / f"{CUT - 3:09d}.json").read_bytes())
-    refused(r'000000011.json holds epoch 9 of "law", expected epoch 11 of "law": it replaced another manifest; ')
+    refused(r'000000011.json holds epoch 9 of "law", expected epoch 11 of "law": another manifest was overwritten; ')
     resealed(latest, lambda data: data.update(pipeline="other"))
     refused(r'holds epoch 11 of "other", expected epoch 11 of "law"')
     resealed(latest, lambda data: data.update(state_id="x"))
@@ -478,7 +478,7 @@ def test_compact_needs_the_lock(place: Place) -> None:
     place.run("sessions", 0, 3)
     runner = place.make()
     runner.open()
-    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ .*; stop it first"):
+    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ .*; stop that process first"):
         compact_state(place.make())
     runner.close()
 
@@ -498,9 +498,7 @@ def test_compact_needs_a_state_that_tells_how_it_was_emitted(directory: Place, t
     directory.run("sessions", 0, 3)
     path = tmp_path / NAME / "manifests" / "000000002.json"
     resealed(path, lambda data: data["stages"][0].update(emission={"updates": True, "retain_us": 0}))
-    with pytest.raises(
-        StateError, match="epoch 2 was rewritten for another way to emit windows, which the state does not"
-    ):
+    with pytest.raises(StateError, match="epoch 2 was rewritten for another value of emit, which the state does not"):
         compact_state(directory.make())
 
 

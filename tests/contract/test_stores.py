@@ -92,7 +92,9 @@ def test_a_second_runner_is_refused_and_told_who_runs(make: Make) -> None:
     """Each store refuses a second runner, and the error names the first one."""
     store = make()
     store.open()
-    with pytest.raises(LockHeldError, match=r"pipeline is already running: process \d+ on .* holds .*; stop it first"):
+    with pytest.raises(
+        LockHeldError, match=r"pipeline is already running: process \d+ on .* holds .*; stop that process first"
+    ):
         make().open()
     store.close()
     other = make()

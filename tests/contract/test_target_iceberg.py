@@ -371,7 +371,7 @@ def test_a_catalog_that_is_away_says_so_and_the_epoch_waits(door: FaultyProxy, r
     target = open_(lake, mode="append", **rest_catalog.options(door.port))
     door.judge = lambda method, path: "lost" if is_commit(method, path) else "dropped"
     with pytest.raises(
-        PublishError, match=r"did not take epoch 0 \(.*\); the epoch is committed, the next start publishes it"
+        PublishError, match=r"did not accept epoch 0 \(.*\); the epoch is committed; the next start publishes it"
     ):
         target.publish(0, frame(NARROW, narrow("a", 0)))
     door.judge = lambda method, path: ""
@@ -469,7 +469,7 @@ def test_a_row_that_the_table_cannot_hold_is_said_at_once(tmp_path: Path, monkey
     lake = open_sql_catalog(tmp_path)
     target = open_(lake, mode="append")
     monkeypatch.setattr("time.sleep", lambda s: pytest.fail("nobody waits for this to become better"))
-    with pytest.raises(PublishError, match="did not take epoch 0"):
+    with pytest.raises(PublishError, match="did not accept epoch 0"):
         target.publish(0, pl.DataFrame({"at": ["x"], "key": ["a"], "n": [1]}))
 
 

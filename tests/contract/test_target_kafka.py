@@ -254,7 +254,7 @@ def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str
 def test_a_row_too_large_leaves_nothing_of_its_epoch(kafka: Any, topic: str, delivery: str) -> None:
     rows = narrow(1).with_columns(key=pl.lit("x" * 2_000_000))
     target = opened(kafka, topic, delivery)
-    with pytest.raises(PublishError, match=r"did not take epoch 0 \(.*large.*\)"):
+    with pytest.raises(PublishError, match=r"did not accept epoch 0 \(.*large.*\)"):
         target.publish(0, pl.concat([narrow(0), rows]) if delivery == "exactly_once" else rows)
     target.open()
     target.publish(0, narrow(1))
@@ -279,7 +279,7 @@ def test_a_broker_lost_while_running(kafka: Any, topic: str, capfd: pytest.Captu
     target = opened(kafka, topic, "at_least_once", timeout=2)
     kafka.kill()
     try:
-        with pytest.raises(PublishError, match=r"did not take epoch 0 .* the next start publishes it"):
+        with pytest.raises(PublishError, match=r"did not accept epoch 0 .* the next start publishes it"):
             target.publish(0, narrow(1))
     finally:
         kafka.start()

@@ -204,7 +204,7 @@ def test_on_error_decides(runner: Callable[..., Runner]) -> None:
     run = runner("files, postgres", on_error="fail")
     with pytest.raises(
         BadRowError,
-        match=r'source "a": 1 bad row \(1: a text holds U\+0000 .*\): U\+0000: .*; correct the input or the SQL, or set on_error',
+        match=r'source "a": 1 bad row \(1: a string contains U\+0000 .*\): U\+0000: .*; correct the input or the SQL, or set on_error',
     ):
         run.epoch({}, {"k": "a\0"})
     assert run.driver.state.epoch == -1

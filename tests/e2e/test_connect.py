@@ -107,9 +107,12 @@ COUNTS = sw.Window(
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT user, _event_ts, count(*) AS n FROM source GROUP BY ALL", "must be row-wise, it uses an aggregate"),
-        ("SELECT user, _event_ts FROM source ORDER BY user", "must be row-wise, it uses ORDER BY"),
-        ("SELECT user, _event_ts, rand() AS r FROM source", r"must be row-wise, it uses rand\(\)"),
+        (
+            "SELECT user, _event_ts, count(*) AS n FROM source GROUP BY ALL",
+            "must be row-wise, but it uses an aggregate",
+        ),
+        ("SELECT user, _event_ts FROM source ORDER BY user", "must be row-wise, but it uses ORDER BY"),
+        ("SELECT user, _event_ts, rand() AS r FROM source", r"must be row-wise, but it uses rand\(\)"),
         (
             "SELECT a.user, a._event_ts FROM source a JOIN source b ON a.user = b.user",
             "it uses source joined with itself",
@@ -127,7 +130,7 @@ COUNTS = sw.Window(
         ("SELECT user, _event_ts, reflect('java.lang.System', 'nanoTime') AS r FROM source", r"it uses reflect\(\)"),
         ("SELECT user, _event_ts FROM source WHERE _event_ts > TIMESTAMP 'now'", "it uses TIMESTAMP 'now'"),
         ("SELECT user, _event_ts FROM source WHERE _event_ts > 'now'", "DATE 'today' and the like"),
-        ("DESCRIBE source", "DESCRIBE is a statement, expected a query: SELECT … FROM source"),
+        ("DESCRIBE source", "DESCRIBE is a statement; expected a query: SELECT … FROM source"),
         ("SELECT usr, _event_ts FROM source", "`usr` cannot be resolved.*; available: user, ts, _event_ts"),
         ("SELECT user FROM source", 'does not select "_event_ts"'),
     ],
@@ -252,7 +255,9 @@ def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPa
     with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: no server answers; start it"):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
     monkeypatch.setenv("SPARK_REMOTE", "host:15002")
-    with pytest.raises(StartError, match=r'"host:15002" is not a Spark Connect server; expected sc://host:15002'):
+    with pytest.raises(
+        StartError, match=r'"host:15002" is not the address of a Spark Connect server; expected sc://host:15002'
+    ):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
 
 

@@ -136,7 +136,8 @@ def test_what_is_held_back_is_told_with_the_source(caplog: pytest.LogCaptureFixt
     (line,) = [r.getMessage() for r in caplog.records if "jumps" in r.getMessage()]
     assert 'source "a" jumps from 1970-01-01T00:03:19Z to 1970-01-03T00:00:00Z' in line
     assert (
-        "max_jump (1h); the rows are used, but do not advance its watermark until there are 100 of them (now 1)" in line
+        "max_jump (1h); these rows are used, but do not advance the watermark of the source until there are 100 of them (1 so far)"
+        in line
     )
 
 

@@ -179,7 +179,7 @@ def test_what_no_batch_can_be_made_of(runner: Runner) -> None:
     stream = runner.spark.readStream.schema(PLAIN).json(str(runner.home / "in"))
     with pytest.raises(ConfigError, match='on_error: found "dlq", expected "fail" or "drop"'):
         sw.batch(events, counts(), on_error="dlq")
-    with pytest.raises(StartError, match='"rows" is a streaming DataFrame, expected a batch DataFrame'):
+    with pytest.raises(StartError, match='"rows" is a streaming DataFrame; expected a batch DataFrame'):
         sw.batch(stream, counts())
     with pytest.raises(StartError, match='column "usr" does not come out of the SQL; did you mean "user"'):
         sw.batch(events, counts(group_by=["usr"]))

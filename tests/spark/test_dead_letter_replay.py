@@ -189,7 +189,7 @@ def test_letters_that_a_changed_config_cannot_read(runner: Runner) -> None:
     runner.run(**settings, target_path=None)
     failing = "SELECT CAST(CAST(user AS INT) AS STRING) AS user, _event_ts FROM source"
     with pytest.raises(
-        EpochError, match=r"the dead letters cannot be read, and nothing was replayed: .*CAST_INVALID_INPUT"
+        EpochError, match=r"the dead letters cannot be read, so nothing was replayed: .*CAST_INVALID_INPUT"
     ):
         replayed(runner, {**settings, "transform_sql": failing})
     shifted = "SELECT user, _event_ts + INTERVAL 1 DAY AS _event_ts FROM source"

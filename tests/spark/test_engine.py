@@ -252,7 +252,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
             ({"transform_sql": "SELECT user, i FROM source"}, 'does not select "_event_ts", the event time'),
             (
                 {"transform_sql": "SELECT user, count(*) AS i, max(_event_ts) AS _event_ts FROM source GROUP BY user"},
-                "must be row-wise, it uses an aggregate",
+                "must be row-wise, but it uses an aggregate",
             ),
             ({"transform_sql": "SELECT DISTINCT user, i, _event_ts FROM source"}, "it uses DISTINCT"),
             ({"transform_sql": "SELECT * FROM source LIMIT 3"}, "it uses LIMIT"),

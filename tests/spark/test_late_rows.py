@@ -164,7 +164,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
     text = str(raised.value)
     assert f"it cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
-    assert text.endswith("; add _origin to every SELECT from source to the outermost")
+    assert text.endswith("; add _origin to every SELECT, from the one that reads source to the outermost")
     assert "\n" not in text
 
 

@@ -116,7 +116,7 @@ def test_their_letters_hold_what_came(runner: Runner) -> None:
             'gap "kind = \'x\'" is boolean; expected milliseconds, an interval, or text such as "5 minutes"',
         ),
         *(
-            (gap, f"must be row-wise, it uses .*{part}")
+            (gap, f"must be row-wise, but it uses .*{part}")
             for gap, part in [
                 ("CAST(1000 * rand() AS BIGINT) + 1", r"rand\(\)"),
                 ("ms + second(current_timestamp())", r"current_timestamp\(\)"),
@@ -169,6 +169,6 @@ def test_an_event_time_by_sql_looks_at_its_row_alone(runner: Runner, time: str) 
         assert counts(runner.run(source=runner.source(SCHEMA), window=window)) == [1]
     else:
         with pytest.raises(
-            StartError, match=r"event_time_column .* must be row-wise, it uses (rand|current_timestamp)"
+            StartError, match=r"event_time_column .* must be row-wise, but it uses (rand|current_timestamp)"
         ):
             runner.run(source=runner.source(SCHEMA), window=window)

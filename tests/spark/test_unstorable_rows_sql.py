@@ -77,7 +77,7 @@ def test_what_postgres_cannot_hold_is_a_letter_and_the_rest_goes_on(runner: Runn
 def test_on_error_fail_says_what_and_commits_nothing(runner: Runner, postgres: Any) -> None:
     url = postgres.database("unfit_fail")
     runner.write("0.jsonl", ROWS[:2])
-    with pytest.raises(BadRowError, match=r'source "events": 1 bad row.*1: a text holds U\+0000.*"k":"a\\u0000b"'):
+    with pytest.raises(BadRowError, match=r'source "events": 1 bad row.*1: a string contains U\+0000.*"k":"a\\u0000b"'):
         runner.run(
             source=runner.source("id BIGINT, k STRING, s STRING, t BIGINT"),
             window=WINDOWS["tumbling"],

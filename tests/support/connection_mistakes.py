@@ -82,7 +82,7 @@ STORE = KAFKA[KAFKA.index("[state_store]") :]
 LOOKUP = '[transform.lookups.users]\nconnection = "bus"\nquery = "users.json"\n'
 OFFSETS = "{ orders = { 0 = 1200, 1 = 7 } }"
 S = "sources[0]"
-ANY_OFFSETS = '"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
+ANY_OFFSETS = '"earliest", "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })'
 READS = 'sources need a connection of kind "files" or "kafka" or "delta" or "iceberg" or "rabbitmq" or "kinesis" or "pubsub"'
 ICE = 'kind = "iceberg"\ncatalog = "sql"\noptions = { warehouse = "/w" }\n'
 WRITES = 'a connection of kind "files" or "console" or "kafka" or "postgres" or "delta" or "iceberg"'
@@ -124,7 +124,7 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, ICE, ICE.replace('"sql"', '"sqlite"'), 'connections.ice.catalog: found "sqlite", expected "rest" or "sql" or "glue" or "hive"; did you mean "sql"?'),
     (KAFKA, ICE, ICE + 'uri = "x"\n', 'connections.ice.uri: unknown key; did you mean "options"?'),
     (KAFKA, ICE, ICE.replace('"/w"', '"w"'),
-     'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, so that every reader finds it'),
+     'connections.ice.options: warehouse: found "w", expected an absolute path or a URL, so that every reader can find it'),
     (KAFKA, ICE, ICE.replace('warehouse', 'type = "sql", warehouse'),
      "connections.ice.options: sets the type of the catalog; set the key catalog instead, and remove this option"),
     (KAFKA, 'kind = "delta"', 'kind = "detla"', 'connections.tables.kind: found "detla"; did you mean "delta"?'),
@@ -215,11 +215,11 @@ CASES: list[tuple[str, ...]] = [
     (KAFKA, 'value_format = "avro"', 'value_format = "csv"', 'target.value_format: found "csv", expected "json" or "avro"'),
     (KAFKA, '["user"]\n[dead', '"user"\n[dead', 'target.key_columns: found "user", expected a list; write ["user"]'),
     # -- dead letters
-    (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
+    (KAFKA, LETTERS, "", 'dead_letter: missing; on_error = "dlq" needs [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "drop"', 'dead_letter: unused, because on_error is "drop" and late_data is "drop"; set one of them to "dlq", or remove [dead_letter]'),
     (KAFKA, 'on_error = "dlq"', 'on_error = "dlp"', 'transform.on_error: found "dlp", expected "fail" or "drop" or "dlq"; did you mean "dlq"?'),
-    (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need it: [dead_letter] with a connection and a path, table or topic'),
-    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'),
+    (LATE, LETTERS, "", 'dead_letter: missing; on_error = "dlq" and late_data = "dlq" need [dead_letter] with a connection and a path, table or topic'),
+    (LATE.replace('on_error = "dlq"', 'on_error = "drop"'), LETTERS, "", 'dead_letter: missing; late_data = "dlq" needs [dead_letter] with a connection and a path, table or topic'),
     (KAFKA, 'path = "lake/bad"\n', "", 'dead_letter.path: missing; a delta target needs a directory, as in "lake/sessions"'),
     (KAFKA, 'connection = "tables"\n', "", "dead_letter.connection: missing; name one of the [connections]"),
     (KAFKA, 'connection = "tables"\n', 'connection = "table"\n', 'dead_letter.connection: found "table", which is not a connection; did you mean "tables"?'),

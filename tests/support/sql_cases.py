@@ -246,8 +246,8 @@ REFUSED: list[tuple[dict[str, str], str, str]] = [
 UNREAD: list[tuple[dict[str, str], str]] = [
     ({"query": f"SELECT {_ALL} FORM source"}, 'did you mean "FROM"?'),
     ({"query": f"SELECT {_ALL} FROM source WEHRE n > 1"}, 'did you mean "WHERE"?'),
-    ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "this check cannot parse it"),
-    ({"query": f"SELECT {_ALL} FROM source |> LIMIT 3"}, "this check cannot parse it"),
+    ({"query": "SELECT user_id amount n, _event_ts FROM source"}, "this check cannot parse the SQL"),
+    ({"query": f"SELECT {_ALL} FROM source |> LIMIT 3"}, "this check cannot parse the SQL"),
 ]  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def test_the_config_is_named_or_found_by_name(tmp_path: Path) -> None:
     assert case_file.tested_config(file, "../clicks.toml") == file.parent / "../clicks.toml"
     other = write_case(tmp_path, "[[steps]]\nrows = []", "other.toml")
     with pytest.raises(
-        ConfigError, match=r"pipeline: missing, and the folder above has clicks-late\.toml, clicks\.toml; write"
+        ConfigError, match=r"pipeline: missing; the folder above contains clicks-late\.toml, clicks\.toml: write"
     ):
         case_file.tested_config(other, None)
 
@@ -406,7 +406,7 @@ def build_pipeline(**more: Any) -> sw.Pipeline:
 def test_sql_without_a_session_is_refused_by_name(more: dict[str, Any], sql: str) -> None:
     with pytest.raises(StartError) as raised:
         LocalPipeline(build_pipeline(**more))
-    assert f"clicks: this SQL needs Spark: {sql}; pass session=" in str(raised.value)
+    assert f"clicks: this SQL needs Spark: {sql}; pass a Spark session as session=" in str(raised.value)
 
 
 def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
@@ -431,7 +431,7 @@ def test_a_config_runs_without_spark_where_it_has_no_sql() -> None:
     ("rows", "message"),
     [
         ({"evnts": []}, 'there is no source "evnts"; available: in'),
-        (["broken"], "only Spark can read: pass session="),
+        (["broken"], "only Spark can read: pass a Spark session as session="),
         ([{"user_id": 3, "ts": 1}], 'column "user_id" is string, but a row of the test has another value'),
     ],
 )

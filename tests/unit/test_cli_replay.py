@@ -96,7 +96,7 @@ def test_the_summary_of_a_replay() -> None:
 @pytest.mark.parametrize(
     ("source", "why"),
     [("web", 'dead letters of source "web" cannot be replayed yet: only those of files, tables and Kafka can be turned back into rows'),
-     ("old", 'dead letters of source "old" cannot be replayed: the config has no such source, only web; restore it, or select')],
+     ("old", 'dead letters of source "old" cannot be replayed: the config has no such source, only web; restore the source, or select')],
 )  # fmt: skip
 def test_dead_letters_of_sources_that_cannot_replay_are_refused(source: str, why: str) -> None:
     letters = pl.DataFrame({"source": [source]})
@@ -191,7 +191,7 @@ def test_check_notes_targets_that_late_letters_cannot_correct(target: str, metad
 
 def test_before_the_first_run_there_is_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(
-        StartError, match=r"orders: there is no state yet, so nothing was ever late; run the pipeline first"
+        StartError, match=r"orders: there is no state yet, so no row was ever late; run the pipeline first"
     ):
         replay_dead_letters(pipeline(tmp_path), all_letters)  # type: ignore[arg-type]
     store = FilesStore(str(tmp_path / "state"), "orders")

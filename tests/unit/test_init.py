@@ -140,9 +140,7 @@ def test_a_sample_gives_a_test_that_is_not_overwritten(slackwater: Command) -> N
     assert (data["expect"]["late"], data["expect"]["bad"]) == ([], [])
     file.write_text("mine")
     Path("p.toml").unlink()
-    assert (
-        "tests/p.toml: already exists, and is not changed" in slackwater("init", "p.toml", "--sample", "in.jsonl").out
-    )
+    assert "tests/p.toml: already exists and is not changed" in slackwater("init", "p.toml", "--sample", "in.jsonl").out
     assert file.read_text() == "mine"
 
 

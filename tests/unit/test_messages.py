@@ -37,7 +37,10 @@ def test_the_sources_are_read() -> None:
     [
         ("""mismatch(f'"{name}"', f"at most {most}")""", 'found "…", expected at most …'),
         ("""f"{key}: {value_mismatch(value, 'a table')}\"""", "…: found …, expected a table"),
-        (""""--json: " + mismatch("both", "one; leave one out")""", "--json: found both, expected one; leave one out"),
+        (
+            """"--json: " + mismatch("both", "one; remove one of them")""",
+            "--json: found both, expected one; remove one of them",
+        ),
     ],
 )
 def test_a_call_that_formats_a_mismatch_stands_for_its_text(source: str, text: str) -> None:

@@ -280,13 +280,13 @@ def test_an_unreachable_backend_does_not_stop_a_run(
     assert failed.wait(60)
     observer.on_end(None)
     assert log_lines[1:] == [
-        "warning: sending lineage events (http) failed: Connection refused; the pipeline runs on without; reported only once"
+        "warning: sending lineage events (http) failed: Connection refused; the pipeline continues without it; this is reported only once"
     ]
     assert not [r for r in caplog.records if r.name.startswith(("urllib3", "openlineage"))]
 
 
 def test_without_a_transport_it_does_not_start() -> None:
-    with pytest.raises(StartError, match=r"^--openlineage: no destination for events; set OPENLINEAGE_URL, or "):
+    with pytest.raises(StartError, match=r"^--openlineage: no destination for events is set; set OPENLINEAGE_URL, or "):
         observe.open_lineage()
 
 

@@ -175,7 +175,7 @@ def test_an_unreachable_collector_does_not_stop_a_run(
     observer.on_end(None)
     assert log_lines[1:] == [
         "warning: exporting metrics to http://user:***@127.0.0.1:9/v1/metrics failed: Connection refused; "
-        "the pipeline runs on without; reported only once"
+        "the pipeline continues without it; this is reported only once"
     ]
     assert not caplog.records
 
@@ -207,7 +207,7 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
     observer.on_end(None)
     action = f"exporting metrics to http://127.0.0.1:{receiver.server_port}/v1/metrics"
     assert log_lines[1:] == [
-        f"warning: {action} failed: HTTP 400 Bad Request; the pipeline runs on without; reported only once",
+        f"warning: {action} failed: HTTP 400 Bad Request; the pipeline continues without it; this is reported only once",
         f"info: {action} works again",
     ]
 
@@ -216,7 +216,8 @@ def test_a_failing_collector_is_reported_once_and_again_when_it_works(
 def test_a_wrong_interval_is_one_line(interval: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", interval)
     with pytest.raises(
-        StartError, match=rf'^OTEL_METRIC_EXPORT_INTERVAL: found "{interval}", expected milliseconds above 0'
+        StartError,
+        match=rf'^OTEL_METRIC_EXPORT_INTERVAL: found "{interval}", expected a number of milliseconds above 0',
     ):
         observe.open_telemetry()
 

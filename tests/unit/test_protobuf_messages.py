@@ -214,7 +214,7 @@ def test_compatible_schema_versions_are_read_by_the_newest(before: str, after: s
         ('syntax = "proto3"; message T { repeated T of = 1; }', None, r'^message "T" contains itself \(T > T\); no column'),
         ('syntax = "proto3"; message T { U u = 1; } message U { map<string, T> t = 1; }', None, r"contains itself \(T > U > U.TEntry > T\)"),
         ('syntax = "proto3"; message T {}', None, r'^message "T" has no fields, which become columns'),
-        ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", which are one name for Spark' ),
+        ('syntax = "proto3"; message T { int32 a = 1; int32 A = 2; }', None, r'^message "T" has fields "a" and "A", which Spark treats as the same name' ),
         ('syntax = "proto3"; enum E { A = 0; }', None, "^it holds no message"),
         ('syntax = "proto3"; message Event { int32 a = 1; }', "Evnt", '^there is no message "Evnt" in it; did you mean "Event"'),
         ('edition = "2023"; message T { int32 a = 1; }', None, 'in an edition of Protobuf; expected syntax "proto2" or "proto3"'),

@@ -327,7 +327,7 @@ def test_a_new_column_is_refused_by_name_unless_schema_changes_is_set(table: Any
     table.append([row(2, height=1)], more.append(pa.field("height", pa.int64())))
     assert running.epoch(), "what the table held"
     with pytest.raises(
-        SlackwaterError, match=r'new columns .* "height" .*everything before is committed, and the next start'
+        SlackwaterError, match=r'new columns .* "height" .*all earlier rows are committed, and the next start'
     ):
         running.epoch()
     assert Run(table, running.at, schema_changes="add").all() == [[2]]

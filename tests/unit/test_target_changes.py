@@ -122,7 +122,7 @@ def test_from_one_to_several_and_back(tmp_path: Path) -> None:
 def test_a_pending_epoch_keeps_its_target_while_others_may_change(test: Any, tmp_path: Path) -> None:
     test.target("minutes").down = True
     with pytest.raises(
-        PublishError, match=r'^target "minutes": memory is down: it did not take epoch 1; if this cannot be fixed'
+        PublishError, match=r'^target "minutes": memory is down: it did not accept epoch 1; if this cannot be fixed'
     ):
         test.pipe(rows(121))
     commit, store = test._driver.state, test._driver.store

@@ -250,7 +250,7 @@ def test_a_partition_holds_the_watermark(say: Say) -> None:
 def test_no_source_holds_the_watermark_when_all_are_idle(say: Say) -> None:
     run_pipeline(SESSION, [RowsInput({"web": rows_at("u1", "9:30"), "app": rows_at("u2", "9:10")}), Quiet(60_000)])
     printed = say()
-    assert printed[3] == "held by    nothing: all sources are idle; it does not move until one has an event"
+    assert printed[3] == "held by    nothing: all sources are idle; the watermark does not move until one has an event"
     assert printed[6].endswith("idle, quiet for 60.0 s")
     assert printed[-2].endswith(
         'an event is seen on "web" at or after 2024-03-01T09:20:30.000001Z or "app" at or after 2024-03-01T09:21:00.000001Z'
@@ -263,7 +263,7 @@ def test_idle_close_shows_the_remaining_silence(say: Say) -> None:
     printed = say()
     assert (
         printed[3]
-        == "held by    nothing: all sources are idle; it follows the clock after a silence of 5 m, so far 60.0 s"
+        == "held by    nothing: all sources are idle; the watermark follows the clock after a silence of 5 m, so far 60.0 s"
     )
     assert printed[-2].endswith(", or after 4 m more without any")
     assert [o["silence_us"] for o in why_json(say)["next"]] == [240_000_000, (10 * 60 + 30 - 60) * 1_000_000 + 1]
@@ -368,7 +368,7 @@ def test_why_refuses_a_key_for_a_window_without_keys(say: Say) -> None:
     bare = TUMBLING.replace('group_by = ["user"]\n', "")
     run_pipeline(bare, STORY)
     assert say("--key", "user=u1") == [
-        "1 error: law: --key: this window has no group_by, so there are no keys; leave it out"
+        "1 error: law: --key: this window has no group_by, so there are no keys; omit --key"
     ]
     assert why_json(say)["key"] is None
 

@@ -107,8 +107,7 @@ def test_sources_that_are_all_idle_hold_a_later_stage(say: Say) -> None:
         test.quiet("2m")
     printed = say()
     assert printed[3] == (
-        'held by    nothing: stage "minutes", which waits for stage "sessions", whose sources are all idle; it does not move '
-        "until one of them has an event"
+        'held by    nothing: stage "minutes", which waits for stage "sessions", whose sources are all idle; the watermark does not move until one of them has an event'
     )
     assert printed[6].endswith("all sources are idle")
 

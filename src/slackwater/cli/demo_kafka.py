@@ -177,7 +177,7 @@ def _compare(say: Any, console: Console, url: str, rows: int) -> None:
     sessions, clicks = _count_results(url)
     say(f"{clicks:,} of {rows:,} clicks are in {sessions:,} sessions")
     if clicks != rows:
-        raise EpochError(f"demo-kafka: {rows:,} clicks were produced and {clicks:,} are in the table; this is a bug")
+        raise EpochError(f"demo-kafka: {rows:,} clicks were produced, but {clicks:,} are in the table; this is a bug")
     with psycopg.connect(url, autocommit=True) as db:
         console.print(_longest_sessions(db))
     console.print(

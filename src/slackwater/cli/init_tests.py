@@ -27,7 +27,7 @@ def write_test(config: Path, pipeline: Pipeline, samples: Sequence[Sample], forc
     """Write tests/NAME.toml and return the lines to print. Raises StartError if it cannot be written."""
     file = config.parent / "tests" / f"{config.stem}.toml"
     if file.exists() and not force:
-        return [f"{file}: already exists, and is not changed"]
+        return [f"{file}: already exists and is not changed"]
     input_rows = {
         s.name: _select_rows(pipeline, i, sample)
         for i, (s, sample) in enumerate(zip(pipeline.sources, samples, strict=True))
@@ -132,9 +132,9 @@ def _compute_expected(
         try:
             test = LocalPipeline(pipeline)
         except StartError as error:
-            if "pass session=" not in str(error):
+            if "pass a Spark session as session=" not in str(error):
                 raise
-            print("computing the expected results with Spark, which takes some seconds …", flush=True)
+            print("computing the expected results with Spark, which takes a few seconds …", flush=True)
             test = LocalPipeline(pipeline, session=case_runner.spark_session([pipeline]))
         with test:
             test.pipe({name: list(rows) for name, rows in input_rows.items()})

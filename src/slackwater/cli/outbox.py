@@ -21,8 +21,8 @@ def show_pending_epoch(file: Path, limit: int) -> None:
         print(f"{pipeline.name}: nothing is pending: every committed epoch is published")
         return
     print(
-        f"{pipeline.name}: epoch {pending.epoch} was committed at {format_iso(pending.committed_us)} and is not published: "
-        f"{plural(pending.total, 'row')}, {plural(pending.letters, 'dead letter')}"
+        f"{pipeline.name}: epoch {pending.epoch} was committed at {format_iso(pending.committed_us)} but is not "
+        f"published: {plural(pending.total, 'row')}, {plural(pending.letters, 'dead letter')}"
     )
     for names, rows in pending.rows.items():
         if not pending.has_one_target:
@@ -57,4 +57,7 @@ def skip_pending_epoch(file: Path, epoch: int, to: Path | None) -> None:
 
     pipeline = toml.load(file)
     place = skip_publish(pipeline, epoch, to)
-    print(f"{pipeline.name}: epoch {epoch} is set aside in {place}; the next start continues after it")
+    print(
+        f"{pipeline.name}: epoch {epoch} was skipped; its rows are now in {place}, and the next start continues "
+        "after it"
+    )

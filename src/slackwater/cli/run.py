@@ -66,7 +66,7 @@ class RunFlags:
         check_run_flags(self.available_now, self.flush)
         if self.begin is not None and not self.rebuild:
             raise ConfigError(
-                ["--from: needs --rebuild, because an existing state knows where its sources continue; add --rebuild"]
+                ["--from: needs --rebuild, because an existing state stores where its sources continue; add --rebuild"]
             )
         if self.put_aside_output and self.keep_output:
             raise ConfigError(
@@ -271,5 +271,5 @@ def _summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool
         yield "  stopped; " + (
             "the same command continues from here"
             if durable
-            else "its state was in memory, so the next one starts over"
+            else "its state was in memory, so the next run starts over"
         )

@@ -102,7 +102,7 @@ def save_page(watched: Sequence[PageSource], to: Path) -> None:
     from slackwater.ui.pages import PageLocation, render_page
 
     if len(watched) != 1:
-        raise StartError("--save writes the page of one pipeline; name one FILE")
+        raise StartError("--save writes the page of one pipeline; pass one FILE")
     page_data, of_stages = load_models(watched[0], time.time_ns() // 1000)
     content = render_page(page_data, PageLocation(None), of_stages=of_stages)
     try:

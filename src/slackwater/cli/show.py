@@ -49,10 +49,12 @@ class ShowOptions:
     def check(self, follow: bool) -> None:
         """Raise StartError for options that cannot be combined."""
         if self.as_json and self.as_csv:
-            raise StartError("--json and --csv: " + mismatch("both", "one; leave one out"))
+            raise StartError("--json and --csv: " + mismatch("both", "one; remove one of them"))
         others = {"--follow": follow, "--where": self.where is not None, "--columns": bool(self.columns)}
         if self.sql is not None and (conflicting := [name for name, is_given in others.items() if is_given]):
-            raise StartError(f"--sql and {conflicting[0]}: " + mismatch("both", "one; write it into the SQL"))
+            raise StartError(
+                f"--sql and {conflicting[0]}: " + mismatch("both", "one; express the selection in the SQL")
+            )
 
     @property
     def is_plain(self) -> bool:

@@ -125,12 +125,12 @@ def _open_lines(s: StageReport, head: str) -> Iterator[str]:
 def _holder_text(w: StageReport, committed_us: int) -> str:
     h = w.holder
     if h is None and w.through:
-        return f"nothing: {describe_watermark_wait(w)}; it does not move until one of them has an event"
+        return f"nothing: {describe_watermark_wait(w)}; the watermark does not move until one of them has an event"
     if h is None:
-        text = "nothing: all sources are idle; it does not move until one has an event"
+        text = "nothing: all sources are idle; the watermark does not move until one has an event"
         if w.idle_close_us is not None:
             quiet = min(c.quiet_us for c in w.clocks if c.partition is None and not c.of_stage)
-            text = f"nothing: all sources are idle; it follows the clock after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
+            text = f"nothing: all sources are idle; the watermark follows the clock after a silence of {format_age(w.idle_close_us)}, so far {format_age(quiet)}"
         return text
     since = (
         f"quiet for {format_age(h.quiet_us)}, since {format_iso(committed_us - h.quiet_us)}"

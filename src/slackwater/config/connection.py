@@ -159,7 +159,7 @@ class IcebergConnection(Connection):
                 yield (
                     "options",
                     "warehouse: "
-                    + value_mismatch(warehouse, "an absolute path or a URL, so that every reader finds it"),
+                    + value_mismatch(warehouse, "an absolute path or a URL, so that every reader can find it"),
                 )
         if find_spec("pyiceberg") is None:
             yield (

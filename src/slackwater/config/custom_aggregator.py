@@ -127,7 +127,8 @@ def _import_attribute(path: str) -> Any:
     if not _MAY_IMPORT.get() and module_name not in sys.modules:
         raise AggregatorError(
             "agg",
-            f'"{path}" is a custom aggregation, and reading a state never loads code; pass the config\'s TOML file instead '
+            f'"{path}" is a custom aggregation, but reading a state never loads code; pass the config\'s TOML file '
+            "instead "
             f"of the state, or import {module_name} first in Python",
         )
     try:
@@ -198,7 +199,7 @@ def check_aggregator(aggregator: Aggregator) -> None:
         merged = lifted.group_by("__g").agg(merges)
         for part, dtype in parts.items():
             if isinstance(merged.schema[part], pl.List) and not isinstance(dtype, pl.List):
-                raise unfit(f'merge returns a list for "{part}", expected one value per group, as from {part}.sum()')
+                raise unfit(f'merge returns a list for "{part}"; expected one value per group, as from {part}.sum()')
         merged = merged.cast(parts)  # type: ignore[arg-type]
         step = "finish"
         finished = aggregator.finish(**{n: pl.col(n) for n in parts})
@@ -233,7 +234,7 @@ def build_accumulator_expressions(
         )
         expected = ", ".join(aggregator.accumulators)
         raise AggregatorError(
-            "agg", f"{type(aggregator).__name__}: {step} returns {returned}, expected a mapping of {expected}"
+            "agg", f"{type(aggregator).__name__}: {step} returns {returned}; expected a mapping of {expected}"
         )
     return [expression_by_name[part].alias(part) for part in aggregator.accumulators]
 

@@ -101,7 +101,8 @@ def _postgres_column_problems(window: Window, why: str, state: bool) -> Iterator
         if size > most:
             yield (
                 key,
-                f"found {format_value(name)} with {size} bytes; {why}, where column names can have at most {most} bytes; choose a shorter one",
+                f"found {format_value(name)}, which has {size} bytes; {why}, where column names can have at most "
+                f"{most} bytes; choose a shorter one",
             )
         elif not name:
             yield key, f"found {format_value(name)}; {why}, where a column name must not be empty"

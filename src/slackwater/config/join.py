@@ -212,7 +212,8 @@ class Join(StepBase):
             if EVENT_TIME in (name.casefold() for name in names):
                 yield (
                     key,
-                    f"{format_value(EVENT_TIME)} is the event time; it cannot be a key, because the time bounds compare it",
+                    f"{format_value(EVENT_TIME)} is the event time, which the time bounds compare, so it cannot be a "
+                    "key",
                 )
         left_keys, right_keys = keys_by_side.get("left_keys"), keys_by_side.get("right_keys")
         if left_keys and right_keys and len(left_keys) != len(right_keys):
@@ -231,7 +232,8 @@ class Join(StepBase):
         if whole_window and present:
             yield (
                 "time_window_ms",
-                f"cannot be combined with {' and '.join(present)}, because it sets both bounds; remove one of them",
+                f"cannot be combined with {' and '.join(present)}, because time_window sets both bounds; remove one "
+                "of them",
             )
         elif not whole_window and not present:
             yield (
@@ -243,7 +245,7 @@ class Join(StepBase):
             absent = next(key for key in both if key not in present)
             yield (
                 absent,
-                f"missing; {present[0]} is set, and a join needs both: lower_ms <= right.ts - left.ts <= upper_ms",
+                f"missing; {present[0]} is set, but a join needs both: lower_ms <= right.ts - left.ts <= upper_ms",
             )
         lower, upper = (values.get(key) for key in both)
         if lower is not None and upper is not None and lower > upper:

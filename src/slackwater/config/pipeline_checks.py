@@ -196,7 +196,8 @@ def check_corrections(values: Values) -> Iterator[Problem]:
     yield (
         f"transform.window.{key}",
         f"{format_value(getattr(window, key))} rewrites windows, but {target_text} is "
-        "append-only, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true (_revision and _emit_reason distinguish them), "
+        "append-only, so nothing would mark the earlier rows of a window as outdated; set emit_metadata = true "
+        "(_revision and _emit_reason then distinguish the rows), "
         'use emit = "final", or write to postgres, delta or iceberg (mode = "merge"), or kafka (keyed by the identity)',
     )
 
@@ -217,7 +218,8 @@ def check_standalone_results(values: Values) -> Iterator[Problem]:
         yield (
             "transform.window.late_data",
             f'"standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this {connection.kind} target '
-            'late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"',
+            'late rows would replace the result of the window that they missed; use "reopen" to correct the result, '
+            'or "dlq" to keep the rows',
         )
 
 
@@ -273,5 +275,5 @@ def check_dead_letters(values: Values, wrong: set[str]) -> Iterator[Problem]:
         )
     if keys_to_letters and not has_target:
         keys = " and ".join(f'{key} = "dlq"' for key in keys_to_letters)
-        needs = "needs it" if len(keys_to_letters) == 1 else "need it"
-        yield "dead_letter", f"missing; {keys} {needs}: [dead_letter] with a connection and a path, table or topic"
+        needs = "needs" if len(keys_to_letters) == 1 else "need"
+        yield "dead_letter", f"missing; {keys} {needs} [dead_letter] with a connection and a path, table or topic"

@@ -58,7 +58,7 @@ def parse_offsets(value: Any) -> Any:
     if value in ("earliest", "latest"):
         return value
     if not isinstance(value, Mapping) or not value:
-        raise InvalidValueError('"earliest" or "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
+        raise InvalidValueError('"earliest", "latest" or offsets by topic and partition ({ orders = { 0 = 1200 } })')
     problems: list[str] = []
     offsets: dict[str, dict[str, int]] = {}
     for topic, parts in value.items():

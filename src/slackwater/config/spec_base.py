@@ -118,7 +118,7 @@ class Spec(BaseModel):
         for old, new in cls.ALIASES.items():
             if old in data and new in data:
                 del data[old]
-                problems.append(f'{prefix}{old}: is the old spelling of "{new}", which is also set; remove it')
+                problems.append(f'{prefix}{old}: is the old spelling of "{new}", which is also set; remove the old one')
             elif old in data:
                 data[new] = data.pop(old)
                 written[new] = old

@@ -231,7 +231,7 @@ class _StepCheck:
             for line in findings.undecided:
                 self.result.skip(key, f"{shown}: {line}")
             if beyond := findings.non_row_wise | set(lexer.find_clock_literals(text)):
-                self.result.add(key, f"{prefix}{shown} must be row-wise, it uses {', '.join(sorted(beyond))}")
+                self.result.add(key, f"{prefix}{shown} must be row-wise, but it uses {', '.join(sorted(beyond))}")
             if findings.problems or findings.undecided or beyond:
                 return
             if type_ is None and columns.is_complete:
@@ -276,8 +276,8 @@ class _StepCheck:
             advice = "" if self._kind == "join" else f", and describe aggregation in [{self.path}.window]"
             self.result.add(
                 key,
-                f"must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}; filter, project and join lookups there{advice}"
-                + bounds.advice_for(findings.non_row_wise),
+                f"must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}; only filter, project and "
+                f"join lookups there{advice}" + bounds.advice_for(findings.non_row_wise),
             )
         out = ColumnTypes(
             {name: type_ for name, type_ in out.types.items() if not (carried and name == ORIGIN)},
@@ -315,11 +315,11 @@ class _StepCheck:
                     line = f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}"
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
                 elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
-                    line = f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
+                    line = f"column {format_value(name)} has type {type_}; expected a scalar type; cast it in the SQL"
                     self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
             for name in step.added_columns:
                 if name in out.types:
-                    line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename it in the SQL"
+                    line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename the column in the SQL"
                     self.result.add(f"{self.path}.{self._kind}", prefix + line)
         rows = self._rows(outputs)
         return ColumnTypes({**rows.types, **step.added_columns}, rows.is_complete)
@@ -365,10 +365,11 @@ class _StepCheck:
                 continue
             pair = f"{format_value(join.left_keys[i])} of the left side is {a}, {format_value(join.right_keys[i])} of the right side is {b}"
             if strip_type_parameters(a) in NO_KEYS or strip_type_parameters(b) in NO_KEYS:
-                self.result.add(join_key, f"keys: {pair}; expected scalar types, cast them in left_sql and right_sql")
+                self.result.add(join_key, f"keys: {pair}; expected scalar types; cast them in left_sql and right_sql")
             elif a != b and not (a in INTEGERS and b in INTEGERS):
                 self.result.add(
-                    join_key, f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"
+                    join_key,
+                    f"keys: {pair}; cast one of them in left_sql or right_sql, so that both have the same type",
                 )
         if not all(side.is_complete for side in sides):
             return UNKNOWN

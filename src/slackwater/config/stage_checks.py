@@ -74,7 +74,8 @@ def check_stages(values: Values, wrong: set[str]) -> Iterator[Problem]:
             if behind:
                 yield (
                     f"stages[{number}].{stage.step.table}.late_data",
-                    f'it reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only in stages that read only sources',
+                    f'this stage reads stage {format_value(behind[0])}, whose results are never late; use "dlq" only '
+                    "in stages that read only sources",
                 )
     yield from _conflicting_lookups(stages)
 

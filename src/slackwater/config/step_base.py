@@ -95,7 +95,7 @@ class StepBase(Spec):
         if "allowed_lateness_ms" in values and values.get("late_data", "drop") != "reopen" and "late_data" not in wrong:
             yield (
                 "allowed_lateness_ms",
-                'needs late_data = "reopen"; to wait longer for late rows raise lateness_ms',
+                'needs late_data = "reopen"; to wait longer for late rows, raise lateness_ms',
             )
         if "max_jump_ms" in values and values.get("time_mode") == "processing":
             yield (

@@ -206,7 +206,7 @@ class StateStore(Spec):
 
     @classmethod
     def missing_hint(cls, key: str) -> str:
-        return 'expected "files" or "postgres" or "in_memory"'
+        return 'expected "files", "postgres" or "in_memory"'
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:

@@ -37,7 +37,7 @@ def check_targets(values: Values, wrong: set[str]) -> Iterator[Problem]:
         return
     if "target" not in values and not targets:
         if not {"target", "targets"} & wrong:
-            yield "target", "missing; say where results go in [target]"
+            yield "target", "missing; set where results are written in [target]"
         return
     placed = list_targets_with_keys(values)
     yield from _name_problems(placed)

@@ -204,7 +204,8 @@ class Window(StepBase):
         if values.get("late_data") == "standalone" and not values.get("emit_metadata") and "emit_metadata" not in wrong:
             yield (
                 "late_data",
-                '"standalone" puts late rows next to the window they missed; it needs emit_metadata = true, whose _emit_reason distinguishes them',
+                '"standalone" emits late rows next to the window that they missed; set emit_metadata = true, so that '
+                "_emit_reason distinguishes them",
             )
         if values.get("emit_interval_ms") and values.get("emit", "on_close") != "updates" and "emit" not in wrong:
             yield "emit_interval_ms", 'needs emit = "updates"; other windows are emitted when they close'
@@ -220,11 +221,11 @@ class Window(StepBase):
                 yield key, f'applies only to {" and ".join(kinds)} windows, but this one is "{kind}"; remove it'
         if kind == "session":
             for key, meaning in (
-                ("gap_ms", "how long a silence ends a session"),
-                ("max_session_duration_ms", "how long one session may grow"),
+                ("gap_ms", 'the silence after which a session ends, as in "30m"'),
+                ("max_session_duration_ms", 'a limit on its length, as in "12h"'),
             ):
                 if missing(key):
-                    yield key, f"missing; a session window needs it: {meaning}"
+                    yield key, f"missing; a session window needs {meaning}"
             gap, cap = values.get("gap_ms"), values.get("max_session_duration_ms")
             if isinstance(gap, int) and cap is not None and cap <= gap:
                 yield (
@@ -287,7 +288,7 @@ class Window(StepBase):
         if values.get("emit_metadata"):
             for key, name in (("window_start_column", start), ("window_end_column", end)):
                 if name.casefold() in METADATA:
-                    yield key, f"{format_value(name)} is a column of emit_metadata; choose another name"
+                    yield key, f"{format_value(name)} is a column that emit_metadata adds; choose another name"
             taken |= dict.fromkeys(METADATA, "a column of emit_metadata")
         group_by = values.get("group_by", ()) if "group_by" not in wrong else ()
         names = {name.casefold(): name for name in reversed(group_by)}

@@ -41,7 +41,7 @@ class WindowColumns:
             )
         findings.non_row_wise |= set(lexer.find_clock_literals(self.window.gap_ms))
         if findings.non_row_wise and not findings.problems:
-            self.result.add(key, f"{shown} must be row-wise, it uses {', '.join(sorted(findings.non_row_wise))}")
+            self.result.add(key, f"{shown} must be row-wise, but it uses {', '.join(sorted(findings.non_row_wise))}")
         if findings.undecided or (not findings.problems and not out.is_complete):
             why = findings.undecided[0] if findings.undecided else "the columns are known only at the start"
             self.result.skip(key, f"{shown} is not a duration and is read as SQL over the row: {why}")
@@ -60,7 +60,7 @@ class WindowColumns:
         type_ = out.types[name]
         if type_ is not None and strip_type_parameters(type_) in NO_KEYS:
             self.result.add(
-                key, f"column {format_value(name)} has type {type_}; expected a scalar type, cast it in the SQL"
+                key, f"column {format_value(name)} has type {type_}; expected a scalar type; cast it in the SQL"
             )
             return None
         return type_

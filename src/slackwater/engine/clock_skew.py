@@ -90,8 +90,8 @@ class ClockSkewWarnings:
                 )
                 jump = self.pipeline.transform.step.max_jump_ms or 0
                 log.warning(
-                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s); the rows are used, '
-                    "but do not advance its watermark until there are %d of them (now %d)",
+                    '%s: epoch %d: source "%s" jumps from %s to %s%s, by more than max_jump (%s); these rows are '
+                    "used, but do not advance the watermark of the source until there are %d of them (%d so far)",
                     self.pipeline.name,
                     epoch,
                     name,

@@ -194,7 +194,7 @@ class Publisher:
                 with phase("note"):
                     self.store.mark_delivered(commit.epoch, name)
         if failed:
-            raise PublishError(f"{'; '.join(failed)}; if this cannot be fixed, see: slackwater outbox show")
+            raise PublishError(f"{'; '.join(failed)}; if this cannot be fixed, run: slackwater outbox show")
         with phase("note"):
             self._mark_published(commit)
 

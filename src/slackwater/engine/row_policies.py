@@ -49,7 +49,7 @@ def log_overflows(pipeline: Pipeline, epoch: int, reports: Sequence[IngestReport
         sample = [dict(s) for r in reports for s in r.overflows.sample][:3]
         named = "; ".join(f'"{s.pop("aggregation")}" of {next_commit.format_late_sample(s)}' for s in sample)
         log.warning(
-            '%s: epoch %d: %d %s not fit the type of the column, emitted as NULL (on_overflow = "null"): %s',
+            '%s: epoch %d: %d %s not fit the type of the column; NULL is emitted instead (on_overflow = "null"): %s',
             pipeline.name,
             epoch,
             count,
@@ -71,8 +71,9 @@ def log_late_results(
         for row, us in zip(shown.iter_rows(named=True), times, strict=True)
     )
     log.warning(
-        '%s: epoch %d: %s of stage "%s" came late between stages: behind the watermark of stage "%s" (%s), '
-        "so that watermark is used as their event time; this can happen after a config change: %s",
+        '%s: epoch %d: %s of stage "%s" came late between stages, behind the watermark of stage "%s" (%s); that '
+        "watermark is now used as their event time; this"
+        " can happen after a config change: %s",
         pipeline.name,
         epoch,
         plural(rows.height, "result"),
@@ -159,7 +160,7 @@ def _check_letters(pipeline: Pipeline, epoch: int, outcome: IngestOutcome) -> No
     if pipeline.keeps_late_rows and late != letters:
         raise EpochError(
             f"{pipeline.name}: epoch {epoch}: {plural(late, 'late row')} and {plural(letters, 'letter')}: the input "
-            "changed between two reads; this epoch was not committed, the next start repeats it"
+            "changed between two reads; this epoch was not committed; the next start repeats it"
         )
 
 

@@ -166,7 +166,7 @@ def check_schema(source: str, before: str | None, now: str) -> list[str]:
     if before is None:
         return []
     old, new = schema_types(before), schema_types(now)
-    wrong = [f'"{c}" is {new.get(c, "missing")}, was {t}' for c, t in old.items() if new.get(c) != t]
+    wrong = [f'"{c}" is now {new.get(c, "missing")} (was {t})' for c, t in old.items() if new.get(c) != t]
     if wrong:
         raise StartError(
             f'source "{source}": its columns changed since the first start: {"; ".join(wrong)}; restore them in the schema'

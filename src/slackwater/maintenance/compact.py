@@ -67,7 +67,7 @@ def _stage_operator(commit: Commit, number: int) -> Operator:
     step = restore_operator(commit, number)
     if not matches_description(step, commit.stages[number]):
         raise StateError(
-            f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another way to emit windows, which the state does "
+            f"{commit.pipeline}: epoch {commit.epoch} was rewritten for another value of emit, which the state does "
             "not describe yet; start the pipeline once, then compact"
         )
     return step

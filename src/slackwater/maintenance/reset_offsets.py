@@ -50,7 +50,7 @@ def plan_moves(commit: Commit, arguments: Sequence[str], pipeline: Pipeline | No
         if source.offsets is None and commit.clocks[name].rows:
             raise StartError(
                 f'{commit.pipeline}: source "{name}" resumes only from Spark\'s checkpoint, which then holds the offsets of all '
-                "sources, so they cannot be reset: give the pipeline a new name or state path to start over"
+                "sources, so no offsets can be reset: give the pipeline a new name or state path to start over"
             )
     positions = _parse_arguments(arguments, sorted(commit.sources))  # a database does not preserve the order of names
     return [
@@ -135,7 +135,9 @@ def _resolve_partitions(
     current: KafkaOffsets, where: str, position: Mapping[str, Any], ask: OffsetLookup | None
 ) -> KafkaOffsets:
     if not current.topics and ask is None:
-        raise StartError(f"{where}: it was never read, so the state does not know its partitions; {NEEDS_FILE}")
+        raise StartError(
+            f"{where}: this source was never read, so the state does not know its partitions; {NEEDS_FILE}"
+        )
     offsets = _parse_offsets(where, position)
     partitions = current if current.topics or ask is None else KafkaOffsets.coerce(ask("latest"))
     _check_partitions(where, offsets, partitions.topics)
@@ -165,7 +167,9 @@ def _check_partitions(
 ) -> None:
     for topic, parts in offsets.items():
         if topic not in topics:
-            raise StartError(f'{where}: it does not read a topic "{topic}"{suggest_word_or_list(topic, list(topics))}')
+            raise StartError(
+                f'{where}: this source does not read a topic "{topic}"{suggest_word_or_list(topic, list(topics))}'
+            )
         for part in parts:
             if part not in topics[topic]:
                 partitions = ", ".join(sorted(topics[topic], key=int))

@@ -87,7 +87,7 @@ class _FilesCheck:
     def check_chain(self, epochs: list[int]) -> None:
         """Check that consecutive commits follow from each other."""
         for missing in sorted(set(range(epochs[0], epochs[-1] + 1)) - set(epochs)):
-            self.add_problem(self.path(missing), "is missing between those before and after it", (missing,))
+            self.add_problem(self.path(missing), "is missing, although earlier and later manifests exist", (missing,))
         ids = [m.state_id for m in self.manifests.values()]
         common_id = max(sorted(set(ids)), key=ids.count, default="")
         for epoch in [e for e, m in self.manifests.items() if m.state_id != common_id]:
@@ -304,6 +304,6 @@ def _shape_problems(commit: Commit) -> Iterator[str]:
         lengths = {"segments": stage.segments, "groups": stage.groups, "windows": stage.windows}
         for name, per_shard in lengths.items():
             if len(per_shard) != stage.shards:
-                yield f"{prefix}{name} of {len(per_shard)} shards, there are {stage.shards}"
+                yield f"{prefix}{name} of {len(per_shard)} shards, but there are {stage.shards}"
         if any(len(groups) != stage.shards for groups in stage.panes.values()):
-            yield f"{prefix}a pane has groups of another number of shards than {stage.shards}"
+            yield f"{prefix}a pane has groups of a number of shards other than {stage.shards}"

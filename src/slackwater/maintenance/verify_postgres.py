@@ -69,7 +69,7 @@ class _TablesCheck:
         if commit.pipeline != t.pipeline:
             self.add_problem(place, f"its record is of {commit.pipeline!r}")
         if epoch != commit.epoch:
-            self.add_problem(place, f"it is of epoch {epoch}, its record of epoch {commit.epoch}")
+            self.add_problem(place, f"it is of epoch {epoch}, but its record is of epoch {commit.epoch}")
         if commit.watermark_us != NO_WATERMARK and watermark != client.to_datetime(commit.watermark_us):
             self.add_problem(place, "its watermark differs from that of its record")
         if published > commit.epoch:
@@ -83,7 +83,7 @@ class _TablesCheck:
         }
         for name in sorted(set(expected) | set(stored)):
             if stored.get(name) != expected.get(name):
-                problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, the record has {expected.get(name)}"
+                problem = f"source {name[0]!r}, partition {name[1]!r}: found offset {stored.get(name)}, but the record has {expected.get(name)}"
                 self.add_problem(
                     t.offsets, problem, "a start continues from the record; the next commit writes this table again"
                 )
@@ -107,7 +107,7 @@ class _TablesCheck:
                 )
                 continue
             if count != meta.rows:
-                self.add_problem(place, f"holds {plural(count, 'row')}, the record says {meta.rows:,}")
+                self.add_problem(place, f"holds {plural(count, 'row')}, but the record says {meta.rows:,}")
         for name in commit.lists:
             if self.fetch_value(f"SELECT 1 FROM {t.lists} WHERE token = %s", name) is None:
                 self.add_problem(f"{t.lists}, row {name}", "is missing")
@@ -161,7 +161,7 @@ class _TablesCheck:
         counts = dict(self.db.execute(query, (list(expected),)).fetchall())
         for token, count in expected.items():
             if counts.get(token, 0) != count:
-                problem = f"holds {plural(counts.get(token, 0), 'row')} under {token}, the record says {count:,}"
+                problem = f"holds {plural(counts.get(token, 0), 'row')} under {token}, but the record says {count:,}"
                 self.add_problem(table.staged, problem)
 
     def _column_problems(self, table: TableNames, expected_types: dict[str, str]) -> Iterator[str]:
@@ -232,7 +232,8 @@ class _TablesCheck:
             said = sum(m.rows for m in state.metas if m.kind == side.name)
             if exact and frame.height != said:
                 yield (
-                    f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, the record says {said:,}"
+                    f"{plural(frame.height, 'row')} of the {side.name} side in shard {state.shard}, but the record "
+                    f"says {said:,}"
                 )
 
     @_shard_problems.register

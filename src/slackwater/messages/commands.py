@@ -11,7 +11,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A join has no windows",
         START,
         "The command is about windows, their keys or corrections. The pipeline is a join, whose rows are final, or "
-        "SQL alone, which has no state.",
+        "only SQL, which has no state.",
         "`slackwater explain FILE` and `slackwater why FILE` show what a join keeps and for how long: "
         "[joins](joins.md).",
         (
@@ -28,31 +28,31 @@ FAMILIES: Sequence[MessageFamily] = (
         ),
     ),
     MessageFamily(
-        "Letters cannot be replayed",
+        "Dead letters cannot be replayed",
         START,
         "The chosen dead letters cannot be applied to this target or with this config. Nothing was changed.",
-        "Choose others with `--reason` and `--epoch`; [what can be applied](how-replay.md).",
+        "Select other dead letters with `--reason` and `--epoch`: [what can be replayed](how-replay.md).",
         ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
     ),
     MessageFamily(
         "The backfill is not possible",
         START,
-        "The range, the source or the target of a backfill does not allow it. Nothing was written.",
+        "The range, the source or the target does not allow a backfill. Nothing was written.",
         "See [fill a target from history](backfill.md).",
         (
             "backfill",
             "is not before --to",
             "keeps no history",
-            "history has no such time",
+            "which history does not record",
             "name another target with --into",
         ),
     ),
     MessageFamily(
         "The DataFrame is not a batch",
         START,
-        "`sw.batch` and `sw.batch_join` take batch DataFrames, not streaming ones.",
+        "`sw.batch` and `sw.batch_join` accept batch DataFrames, not streaming DataFrames.",
         "Run a streaming DataFrame as a pipeline: [compute windows over a batch](batch.md).",
-        ("streaming DataFrame, expected", "Spark Connect"),
+        ("streaming DataFrame; expected", "Spark Connect"),
     ),
     MessageFamily(
         "The condition cannot be evaluated",
@@ -79,7 +79,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "An output cannot be read",
         START,
-        "`show`, `diff`, `dlq` or `export` read the rows of a target. This target cannot be read, or stores nothing.",
+        "`show`, `diff`, `dlq` or `export` read the rows of a target. This target cannot be read, or does not store "
+        "rows.",
         "The message names the target and quotes the system.",
         (
             "cannot be read",
@@ -97,22 +98,22 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The page or the server cannot start",
         START,
-        "`ui`, `serve` or the metrics cannot listen at this address, or the caller has no access.",
+        "`ui`, `serve` or the metrics server cannot listen at this address, or its options are not accepted.",
         "See [what it costs, and who may see it](ui.md#what-it-costs-and-who-may-see-it).",
         ("--token", "--host", "cannot be served", "--save", "one FILE", "describe pipelines with the same name"),
     ),
     MessageFamily(
         "The report to another system is not configured",
         START,
-        "`--otel` or `--openlineage` is set, but its configuration has no destination, or cannot be read.",
+        "`--otel` or `--openlineage` is set, but its configuration names no destination or cannot be read.",
         "See [monitor a pipeline](monitoring.md).",
-        ("OPENLINEAGE|--openlineage", "expected milliseconds above 0"),
+        ("OPENLINEAGE|--openlineage", "milliseconds above 0"),
     ),
     MessageFamily(
         "A value is not valid",
         START,
         "A key, a time, an option or a number of a command does not have the expected form. Nothing was changed.",
-        "Correct the value: the message says what was found and what was expected.",
+        "Correct the value: the message says which form is expected.",
         (
             "expected",
             "is now called",
@@ -127,7 +128,7 @@ FAMILIES: Sequence[MessageFamily] = (
             "is empty",
             "not a known parameter",
             "query string",
-            "leave it out",
+            "omit ",
         ),
     ),
     MessageFamily(

@@ -12,7 +12,8 @@ FAMILIES: Sequence[MessageFamily] = (
         ("BadRowError",),
         "Rows could not be decoded, have no usable event time or gap, or cannot be stored by the target. The epoch "
         "was not committed.",
-        'Correct the input, or set `on_error = "drop"` (they are counted) or `"dlq"` (they are [kept](late-data.md), and can be applied later).',
+        'Correct the input, or set `on_error = "drop"` to count and drop such rows, or `"dlq"` to '
+        "[keep](late-data.md) them, so that they can be replayed.",
     ),
     MessageFamily(
         "A limit of the state was reached",
@@ -32,50 +33,52 @@ FAMILIES: Sequence[MessageFamily] = (
         "Too many open files",
         ("ExhaustedError",),
         "This process or this machine has no free file descriptor. No file is damaged.",
-        "Close the programs that hold them, or raise the limit with `ulimit -n`.",
+        "Close programs that hold many files open, or raise the limit with `ulimit -n`.",
     ),
     MessageFamily(
-        "The target did not take an epoch",
+        "The target did not accept an epoch",
         ("PublishError",),
         "The epoch is committed, but writing it to the target failed. Nothing is lost: the next start publishes it "
-        "from the commit. A target that already has it ignores it.",
+        "from the commit. A target that already stores the epoch ignores the second write.",
         "Fix the cause and start again. If it cannot be fixed: [publish or skip an epoch that its target "
         "refuses](outbox.md).",
     ),
     MessageFamily(
         "Spark's process is gone",
         ("SparkEndedError",),
-        "The process was killed, or ran out of memory. Committed epochs are safe.",
-        'Start again. `[spark]` `"spark.driver.memory" = "4g"` gives it more memory, `max_files_per_trigger` and '
-        "`max_offsets_per_trigger` make epochs smaller.",
+        "The process was killed or ran out of memory. Committed epochs are safe.",
+        'Start again. To give the process more memory, set `"spark.driver.memory" = "4g"` in `[spark]`. To make '
+        "epochs smaller, set `max_files_per_trigger` or `max_offsets_per_trigger`.",
     ),
     MessageFamily(
         "The input changed between two reads",
         ("EpochError",),
-        "An epoch with dead letters, or with records of very many partitions, reads its rows twice. The second time "
+        "An epoch with dead letters, or with records of very many partitions, reads its rows twice. The second time, "
         "the source returned other rows. Nothing was committed.",
-        "Start again. A source that returns other rows the second time cannot keep late rows as dead letters.",
+        "Start again. Late rows of a source that returns other rows the second time cannot be kept as dead letters.",
         ("the input changed between",),
     ),
     MessageFamily(
         "Records were deleted before they were read",
         ("EpochError",),
-        "The retention of the source was shorter than the time without a run, or the messages expired.",
-        'Keep them longer, or set `on_data_loss = "skip"` to count them as lost and continue: [sources](sources.md).',
+        "The pipeline did not run for longer than the source keeps its records, or the messages expired.",
+        'Keep the records longer, or set `on_data_loss = "skip"` to count them as lost and continue: '
+        "[sources](sources.md).",
         ("on_data_loss",),
     ),
     MessageFamily(
         "A file of Spark's checkpoint is damaged",
         ("EpochError",),
-        "The checkpoint is only the plan of the next epoch. It cannot be read.",
-        "Delete the directory that the message names, and start again. The state has the offsets to continue from.",
+        "The checkpoint cannot be read. It holds only the plan of the next epoch.",
+        "Delete the directory that the message names, and start again. The state holds the offsets from which the "
+        "next epoch continues.",
         ("checkpoint (file|directory)",),
     ),
     MessageFamily(
         "It is unknown whether an epoch was committed",
         ("EpochError",),
         "The connection to the database was lost during a commit.",
-        "Start again: the runner looks for the commit, and repeats the epoch only if the commit does not exist.",
+        "Start again: the runner repeats the epoch only if the commit does not exist.",
         ("it is unknown whether", "checks whether the epoch was committed"),
     ),
     MessageFamily(
@@ -88,8 +91,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "An epoch failed",
         ("EpochError",),
-        "While an epoch ran, the SQL, the input, a service or the machine failed. The epoch was not committed, and "
-        "none of its results is visible.",
-        "The message quotes the cause. Fix it and start again: the epoch is repeated.",
+        "The SQL, the input, a service or the machine failed during an epoch. The epoch was not committed, and none "
+        "of its results is visible.",
+        "Fix the cause, which the message quotes, and start again: the epoch is repeated.",
     ),
 )

@@ -11,25 +11,25 @@ FAMILIES: Sequence[MessageFamily] = (
         "Another runner holds the pipeline",
         ("LockHeldError",),
         "A pipeline has one runner at a time. The message names the process and the machine that hold the lock. The "
-        "lock ends with its process. In an object store it is a lease, which expires at most 35 seconds after a "
-        "process on another machine ended.",
+        "lock ends with its process. In an object store, the lock is a lease, which expires at most 35 seconds after "
+        "its process has ended.",
         "Stop that process first. Commands that only read (`why`, `show`, `state`, `ui`) need no lock.",
     ),
     MessageFamily(
         "Another runner took over",
         ("FencedError",),
-        "The store holds a commit that this runner did not make, so it stops before it writes anything. This happens "
-        "when a runner was paused or lost its connection, and another one took over.",
+        "The store holds a commit that this runner did not make, so this runner stops before it writes anything. "
+        "This happens when a runner is paused or loses its connection, and another one takes over.",
         "Nothing: the other runner continues, and no rows are lost or duplicated. If there should be no other runner, "
         "find out who started it.",
     ),
     MessageFamily(
         "There is no state to read",
         ("StateError", "StartError"),
-        "The command reads a state, but the location holds no state yet, or none of this pipeline. Or the state is "
-        "only in a runner's memory.",
-        "Run the pipeline once. Or pass the location in `[state_store]`, and the pipeline (`--pipeline`) if several "
-        "share it.",
+        "The command reads a state, but the location holds no state yet, or no state of this pipeline, or the state "
+        "is only in the memory of a runner.",
+        "Run the pipeline once, or pass the location that `[state_store]` names. If several pipelines share the "
+        "location, also pass `--pipeline`.",
         (
             "there is no state yet",
             "has no commit yet",
@@ -44,8 +44,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state was written for another config",
         ("StateError", "StartError"),
-        "The state was written for another window, other keys or other columns than the config has now. The state was "
-        "not changed.",
+        "The config now has another window, other keys or other columns than the state was written for. The state "
+        "was not changed.",
         "`slackwater plan FILE` lists the differences. Change the config back, or start over with `--rebuild`, which "
         "moves the state away: [what may change](state/change.md).",
         (
@@ -55,22 +55,22 @@ FAMILIES: Sequence[MessageFamily] = (
             "only windows can be inspected",
             "its columns changed since",
             "the config has changed since",
-            "was rewritten for another way to emit",
+            "was rewritten for another value of emit",
         ),
     ),
     MessageFamily(
         "The state was written by another version",
         STATE,
         "The state has a format or a field that this version does not support.",
-        "Install the version that wrote it, or a newer one: [upgrading](upgrade.md).",
+        "Install the version that wrote the state, or a newer version: [upgrading](upgrade.md).",
         ("has format", "a counter that this version"),
     ),
     MessageFamily(
-        "An epoch is committed and not published",
+        "An epoch is committed but not published",
         ("StateError", "StartError"),
-        "The latest epoch is committed, but not published. It must be published before the state can change.",
-        "Start the pipeline once. If its target can never take the epoch: [publish or skip an epoch that its target "
-        "refuses](outbox.md).",
+        "The latest epoch is committed but not published. The state cannot change before the epoch is published.",
+        "Start the pipeline once. If its target can never accept the epoch: [publish or skip an epoch that its "
+        "target refuses](outbox.md).",
         (
             r"not published yet|not yet published",
             "waiting to be published",
@@ -82,7 +82,7 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The epoch is no longer kept",
         STATE,
-        "A state in files keeps at least the latest 8 commits. A state in Postgres keeps only the latest one.",
+        "A state in files keeps at least the latest 8 commits. A state in Postgres keeps only the latest commit.",
         "Use one of the epochs that the message lists.",
         ("is not kept",),
     ),
@@ -102,8 +102,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state and its target do not match",
         STATE,
-        "The target holds another epoch than the state wrote last. Either the state is a restored copy, a copy of it "
-        "continued, or the target was emptied or restored. A start would lose or duplicate rows.",
+        "The target holds another epoch than the state wrote last. The state is a restored copy, a copy of the state "
+        "was continued, or the target was emptied or restored. A start would lose or duplicate rows.",
         "Choose one of the options in the message: [back up and restore the state](state/restore.md).",
         ("the state and its targets do not match",),
     ),
@@ -128,10 +128,10 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "The state is damaged",
         STATE,
-        "A file, a table or a record of the state is missing, or its content changed. Nothing was changed: a runner "
+        "A file, a table or a record of the state is missing, or its content is wrong. Nothing was changed: a runner "
         "does not continue from a damaged state.",
-        "Restore what the message names from a copy. `slackwater state verify` checks the whole state; [a start with "
-        "an empty state](state/start-over.md) reads the sources again.",
+        "Restore the file, table or record that the message names from a copy. `slackwater state verify` checks the "
+        "whole state; [a start with an empty state](state/start-over.md) reads the sources again.",
         (
             "damaged",
             "is missing",
@@ -144,13 +144,13 @@ FAMILIES: Sequence[MessageFamily] = (
         "The object store cannot be used",
         ("StateError", "StartError", "EpochError"),
         "The bucket of the state does not exist, denies access, or could not be reached for a minute. Committed "
-        "epochs are safe. The next start finds a commit whose response was lost.",
+        "epochs are safe. If the response to a commit was lost, the next start finds the commit.",
         "Do what the message says, and start again: [keep the state in an object store](state/object-store.md).",
         (
             "there is no bucket",
             "no credentials were found",
             "access was denied",
-            "check the URL, and its options",
+            "check the URL and its options",
             "was refused repeatedly",
             "check that the store can be reached",
             "state files cannot be cached",
@@ -160,8 +160,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A table of the state was changed",
         STATE,
-        "A table of a state in Postgres has other rows, columns or values than the commits wrote, so something else "
-        "changed it. A run would give wrong results.",
+        "A table of a state in Postgres has other rows, columns or values than the commits wrote, so another program "
+        "changed the table. A run would give wrong results.",
         "Restore the database from a backup, check what is intact with `slackwater state verify`, or start over with "
         "`--rebuild`.",
         ("was changed outside Slackwater", "state could not be read: "),
@@ -170,7 +170,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "The state store cannot be used",
         STATE,
         "The directory or the database of the state could not be read or written.",
-        "The message quotes the system: disk space, permissions or a connection. Fix that and try again. Committed "
-        "epochs are safe.",
+        "The message quotes the cause, such as disk space, permissions or a connection. Fix the cause, and try "
+        "again. Committed epochs are safe.",
     ),
 )

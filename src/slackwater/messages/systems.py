@@ -19,8 +19,8 @@ SERVICES: Sequence[MessageFamily] = (
     MessageFamily(
         "The offsets cannot be used",
         START,
-        "The offsets for a source have another form, or name a partition or a position that the source does not have. "
-        "Nothing was committed.",
+        "The offsets for a source do not have the expected form, or name a partition or a position that the source "
+        "does not have. Nothing was committed.",
         "See [reset the offsets of a source](state/offsets.md).",
         (
             "--offsets",
@@ -31,16 +31,16 @@ SERVICES: Sequence[MessageFamily] = (
             "found the partition",
             "the sources already continue there",
             "which have no offsets to continue from",
-            "only a broker knows",
-            "it was never read",
+            "must be read from a broker",
+            "this source was never read",
         ),
     ),
     MessageFamily(
         "A service cannot be reached",
         START,
         "A broker, a database or a registry does not answer at the configured address, or refuses the user.",
-        "Check the address, name and password, and that the service runs: `slackwater check FILE --connect` connects "
-        "to all of them. Nothing is lost, and the next start continues.",
+        "Check the address, name and password, and that the service is running. `slackwater check FILE --connect` "
+        "connects to all services. Nothing is lost, and the next start continues.",
         (
             "cannot be reached",
             "do(es)? not answer",
@@ -59,22 +59,22 @@ SERVICES: Sequence[MessageFamily] = (
         START,
         "`slackwater prepare` runs a small pipeline to save Spark's loaded classes, so that later starts are faster. "
         "That run failed.",
-        "Fix what the message reports and run `slackwater prepare` again. Pipelines also start without the archive, "
-        "only slower.",
+        "Fix the problem that the message reports, and run `slackwater prepare` again. Without the archive, "
+        "pipelines start more slowly.",
         ("the archive of Spark's classes was not created",),
     ),
     MessageFamily(
         "Permission is missing",
         START,
-        "The service answers, but this role may not do what is needed.",
+        "The service answers, but this role lacks a permission.",
         "Grant the role the permission that the message names.",
-        ("check the role's permissions", "check who may read", "denies access to queue"),
+        ("check the role's permissions", "cannot be accessed", "denies access to queue"),
     ),
     MessageFamily(
         "Something is not installed",
         START,
         "A package, a jar, Java or a server is not on this machine.",
-        "Install what the message names; [what is downloaded, and from where](operations.md#before-the-first-run).",
+        "Install what the message names: [what is downloaded, and from where](operations.md#before-the-first-run).",
         (
             "pip install",
             "needs? the package",
@@ -89,7 +89,8 @@ SERVICES: Sequence[MessageFamily] = (
         START,
         "The server in `SPARK_REMOTE` does not exist, or a pipeline needs something that a client cannot use. "
         "Examples are settings of the server, a streaming query, and packages that are not installed.",
-        "See what runs over Spark Connect, and what to set: [over Spark Connect](cluster.md#over-spark-connect).",
+        "See what runs over Spark Connect, and which settings it needs: [over Spark "
+        "Connect](cluster.md#over-spark-connect).",
         ("Spark Connect",),
     ),
     MessageFamily(
@@ -120,10 +121,10 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "A Kafka setting is not accepted",
         START,
-        "The Kafka client does not accept one of the `options` of the connection. The message names the setting. No "
-        "broker was contacted.",
+        "The Kafka client does not accept one of the `options` of the connection. The message names the setting. The "
+        "client did not connect to a broker.",
         "Correct or remove the setting. Slackwater's own client (librdkafka) uses `sasl.username`, `sasl.password` "
-        "and `ssl.ca.location`, where Java has other names: [Kafka](sources/kafka.md).",
+        "and `ssl.ca.location`, for which Java has other names: [Kafka](sources/kafka.md).",
         ("a setting is not accepted",),
     ),
     MessageFamily(
@@ -138,46 +139,48 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "A table cannot be read any further",
         (*START, "EpochError"),
-        "A source table cannot be read from the offsets in the state. A version removes or rewrites rows, or the log, "
-        "the snapshot or the files of a needed version are gone. Or another table has replaced it. Everything before "
-        "that is committed.",
-        "Restore what is gone, skip such versions with `on_rewrite`, or set other offsets with `slackwater state "
+        "A source table cannot be read from the offsets in the state. A version removes or rewrites rows, the log, "
+        "the snapshot or the files of a needed version are gone, or another table has replaced the source table. All "
+        "earlier rows are committed.",
+        "Restore what is missing, skip such versions with `on_rewrite`, or set other offsets with `slackwater state "
         "reset`: [Delta and Iceberg tables](sources/tables.md).",
         (
             "rows that were read cannot be taken back",
             "rows would be lost",
             "is not the table that was read",
-            "created again while it was read",
+            "while it was being read",
             "was replaced by another table",
             "no longer descends from",
-            "its log was changed",
+            "the log of the table was changed",
             "in the history of its current snapshot",
             "expected a version up to",
-            "it reads a table; expected",
-            "only the table knows",
+            "this source reads a table",
+            "must be read from the table",
         ),
     ),
     MessageFamily(
         "The columns of a table changed",
         (*START, "EpochError"),
-        "A source table has other columns than at the start of the run, or than when the state was created. The "
+        "The columns of a source table changed after the start of the run, or after the state was created. The "
         "changed columns were not read.",
-        'For new columns set `schema_changes`: `"add"` reads them, `"ignore"` leaves them out. Restore columns that '
+        'For new columns, set `schema_changes`: `"add"` reads them, `"ignore"` leaves them out. Restore columns that '
         "were changed or removed: [Delta and Iceberg tables](sources/new-columns.md).",
         ("its columns changed in", "new columns in", "a run ended because of new columns"),
     ),
     MessageFamily(
         "A table needs another reader",
         START,
-        "Slackwater reads the Parquet files of a table with Spark, and this table needs more than that. It has delete "
-        "files, table features or types that this reader does not support, or files in another format.",
-        "Rewrite its files without them, start after them, or read another table: [what is read](sources/tables.md).",
-        ("needs readers that support", "Parquet reader", "has files in the format", "which is binary"),
+        "Slackwater reads the Parquet files of a table with Spark. This table has delete files, table features or "
+        "types that this reader does not support, or files in another format.",
+        "Rewrite the files of the table without these features, start after the versions that use them, or read "
+        "another table: [what is read](sources/tables.md).",
+        ("needs readers that support", "Parquet reader", "has files in the format", "which is a binary column"),
     ),
     MessageFamily(
         "The schema of a source does not fit",
         START,
-        "No schema is declared and none can be inferred, or the declared one (DDL, Avro, JSON Schema, Protobuf) cannot be used.",
+        "No schema is declared and none can be inferred, or the declared schema (DDL, Avro, JSON Schema, Protobuf) "
+        "cannot be used.",
         "Set `schema` of the source: [sources](sources.md).",
         (
             "no schema is declared",
@@ -186,7 +189,7 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
             r"[Aa]vro schema",
             "avro_schema_file",
             r"JSON Schema|as Protobuf",
-            "schema_registry in the connection and topics by name",
+            "schema_registry in the connection, with topics listed by name",
         ),
     ),
     MessageFamily(
@@ -221,16 +224,18 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
         "The source resumes only from Spark's checkpoint",
         START,
         "A source that cannot seek (a queue, a connector, a DataFrame) resumes only from Spark's checkpoint. The "
-        "checkpoint is lost, or was made for other sources. Reading from another offset would count rows twice or not "
+        "checkpoint is lost or was made for other sources. Reading from another offset would count rows twice or not "
         "at all.",
-        "Restore the checkpoint, keep the sources as they were, or start over under another name: [seek](sources.md).",
+        "Restore the checkpoint, restore the previous sources, or start over under another name: [seek](sources.md).",
         ("cannot seek", "resumes only from Spark's checkpoint, which"),
     ),
     MessageFamily(
         "The target does not fit the output",
         START,
-        "The existing table, topic or directory has other columns or settings than the output, or cannot be opened.",
-        "Alter it, or name one that does not exist: Slackwater creates it with the right columns.",
+        "The existing table, topic or directory cannot be opened, or its columns or settings differ from those of "
+        "the output.",
+        "Alter the existing target, or name a target that does not exist: Slackwater then creates it with the right "
+        "columns.",
         (
             "does not fit the output",
             "lacks new columns",
@@ -246,10 +251,11 @@ SOURCES_AND_TARGETS: Sequence[MessageFamily] = (
     MessageFamily(
         "The target holds rows of another state",
         START,
-        "A state starts over, but its target is append-only and holds rows of an earlier state. Or an earlier version "
-        "resolved relative paths from another directory. A start would write rows twice, so you have to choose.",
-        "`--put-aside-output` moves the former files away, and `--keep-output` adds to them. For paths the message "
-        "has the command.",
-        ("another state wrote them", "relative paths are now resolved", "could not all be moved to"),
+        "A state starts over, but its target is append-only and holds rows of an earlier state, or an earlier "
+        "version resolved relative paths from another directory. A start would write rows twice, so you have to "
+        "choose.",
+        "`--put-aside-output` moves the earlier files away, and `--keep-output` adds to them. For relative paths, "
+        "the message shows the command.",
+        ("would write every row again", "relative paths are now resolved", "could not all be moved to"),
     ),
 )

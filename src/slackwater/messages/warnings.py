@@ -10,7 +10,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "A clock in the input may be wrong",
         (WARNING,),
-        "A few rows are far ahead of the others. Such rows advance the watermark, and all other rows are then late.",
+        "A few rows have event times far ahead of the others. Such rows advance the watermark, and all other rows "
+        "are then late.",
         "Filter at the source, or set `max_jump`: [far dates](semantics.md#watermarks).",
         ("newest event time", "jumps from", "far from now", "most rows are late"),
     ),
@@ -27,11 +28,11 @@ FAMILIES: Sequence[MessageFamily] = (
         (WARNING,),
         "The connection to Postgres was lost around a commit. The runner checked whether the commit exists, and "
         "continued.",
-        "Nothing. If it happens often, check the network and the database.",
+        "Nothing. If this happens often, check the network and the database.",
         (
-            "connection lost",
+            "connection was lost during",
             "was committed before the connection was lost",
-            "was not committed at first",
+            "the commit is repeated",
             "could not be marked",
             "the target refused epoch",
             "was skipped",
@@ -41,7 +42,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "Rows were left out",
         (WARNING,),
         "Rows were bad, belong to groups beyond a limit, exceed `max_rows_per_key` of a join, or were deleted before "
-        "they were read. All are counted.",
+        "they were read. All such rows are counted.",
         "The message says which rows, how many, and where they were read.",
         ("refused", "wait for partners", "deleted before being read", "were deleted from Kafka", "^… …: …$"),
     ),
@@ -55,8 +56,8 @@ FAMILIES: Sequence[MessageFamily] = (
     MessageFamily(
         "Delivery is at least once",
         (WARNING,),
-        "After a crash the target may receive an epoch a second time.",
-        'For Kafka set `delivery = "exactly_once"`: [delivery](semantics.md#delivery).',
+        "After a crash, the target may receive an epoch a second time.",
+        'For Kafka, set `delivery = "exactly_once"`: [delivery](semantics.md#delivery).',
         ("^delivery to",),
     ),
     MessageFamily(
@@ -72,7 +73,7 @@ FAMILIES: Sequence[MessageFamily] = (
         "A source does not answer",
         (WARNING,),
         "A broker no longer answers. Its records are unknown in the meantime, so no source becomes idle.",
-        "Nothing, if it returns within two minutes. After that the run ends.",
+        "Nothing, if the broker answers again within two minutes. Otherwise, the run ends.",
         ("the run retries for two minutes",),
     ),
     MessageFamily(

@@ -92,7 +92,7 @@ class OpenLineage(Observer):
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self._client = _client()
         self._outage = OutageReporter(
-            notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline runs on without"
+            notice, f"sending lineage events ({self._client.transport.kind})", "the pipeline continues without it"
         )
         self._run = event_v2.Run(str(uuids.generate_new_uuid()))
         self._namespace = os.environ.get(_NAMESPACE) or "slackwater"
@@ -270,8 +270,8 @@ def _client() -> OpenLineageClient:
         log.removeFilter(_not_the_console)
     if isinstance(client.transport, ConsoleTransport) and not (client.config.transport or {}).get("type"):
         raise StartError(
-            "--openlineage: no destination for events; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file with a "
-            "transport (openlineage.yml)"
+            "--openlineage: no destination for events is set; set OPENLINEAGE_URL, or OPENLINEAGE_CONFIG to a file "
+            "with a transport (openlineage.yml)"
         )
     return client
 

@@ -127,7 +127,9 @@ class _Exporter(OTLPMetricExporter):
         super().__init__()
         remember_url(self._endpoint)
         self.endpoint = self._endpoint
-        self.outage = OutageReporter(notice, f"exporting metrics to {self.endpoint}", "the pipeline runs on without")
+        self.outage = OutageReporter(
+            notice, f"exporting metrics to {self.endpoint}", "the pipeline continues without it"
+        )
         logging.getLogger(_LOGGER).addFilter(_capture_failures)
 
     def on_log_record(self, record: logging.LogRecord) -> None:
@@ -185,7 +187,7 @@ def _interval() -> float:
     except ValueError:
         milliseconds = 0.0
     if not 0 < milliseconds < math.inf:
-        raise StartError(f"{_INTERVAL}: " + mismatch(f'"{text}"', "milliseconds above 0, as in 60000"))
+        raise StartError(f"{_INTERVAL}: " + mismatch(f'"{text}"', "a number of milliseconds above 0, as in 60000"))
     return milliseconds / 1000
 
 

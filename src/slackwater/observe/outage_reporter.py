@@ -27,7 +27,7 @@ class OutageReporter:
             self._notice(
                 "warning",
                 mask_secrets(
-                    f"{self._activity} failed: {error_reason(error)}; {self._consequence}; reported only once"
+                    f"{self._activity} failed: {error_reason(error)}; {self._consequence}; this is reported only once"
                 ),
             )
 

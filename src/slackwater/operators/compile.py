@@ -47,7 +47,8 @@ def bind_window(pipeline: str, window: Window, columns: Mapping[str, Field]) -> 
             )
         elif not field.is_scalar:
             problems.append(
-                f'{pipeline}: {where}: column "{name}" has type {field.type}; expected a scalar type, cast it in the SQL'
+                f'{pipeline}: {where}: column "{name}" has type {field.type}; expected a scalar type; cast it in the '
+                "SQL"
             )
         else:
             return field
@@ -150,7 +151,7 @@ def bind_keyed_step(
             )
         elif not first[name].is_scalar:
             problems.append(
-                f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type, cast it in the SQL'
+                f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type; cast it in the SQL'
             )
     fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
     for field in fields:
@@ -164,7 +165,7 @@ def bind_keyed_step(
     for name in step.added_columns:
         if name in first:
             problems.append(
-                f'{where}: the SQL selects a column "{name}", which this step adds itself; rename it in the SQL'
+                f'{where}: the SQL selects a column "{name}", which this step adds itself; rename the column in the SQL'
             )
     if problems:
         raise StartError("\n".join(problems))
@@ -214,7 +215,7 @@ def _key_problems(where: str, left: Field, right: Field) -> list[str]:
     """
     pair = f'"{left.name}" of the left side is {left.type}, "{right.name}" of the right side is {right.type}'
     if not (left.is_scalar and right.is_scalar):
-        return [f"{where}: keys: {pair}; expected scalar types, cast them in left_sql and right_sql"]
+        return [f"{where}: keys: {pair}; expected scalar types; cast them in left_sql and right_sql"]
     if left.type == right.type or (left.base in INTEGERS and right.base in INTEGERS):
         return []
-    return [f"{where}: keys: {pair}; cast one of them in left_sql or right_sql, so that both have one type"]
+    return [f"{where}: keys: {pair}; cast one of them in left_sql or right_sql, so that both have the same type"]

@@ -29,7 +29,7 @@ from slackwater.operators.window_base import WindowOperator
 
 ZERO, RANGE, KEY = "U+0000", "time out of range", "key too large"
 REASONS = {
-    ZERO: "a text holds U+0000 or is not UTF-8, which Postgres cannot hold",
+    ZERO: "a string contains U+0000 or is not UTF-8, which Postgres cannot store",
     RANGE: "a time is outside the years 1 to 9999",
     KEY: "its keys are larger than a unique index of Postgres can hold",
 }

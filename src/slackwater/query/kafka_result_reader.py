@@ -36,7 +36,7 @@ class KafkaResultReader:
         if self.pipeline.target.value_format == "avro":
             raise StartError(
                 f'{self.pipeline.name}: its target is a topic with value_format = "avro", which cannot be shown yet; read it '
-                "with a consumer that knows Avro"
+                "with a consumer that supports Avro"
             )
         self._broker = KafkaBroker(self.connection)
 
@@ -116,7 +116,8 @@ class KafkaResultReader:
             if time.monotonic() > end:
                 raise StartError(
                     f"{self.location} returned nothing for {_SECONDS:g} s "
-                    f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers run"
+                    f"({self._broker.errors[-1] if self._broker.errors else 'no answer'}); check that the brokers "
+                    "are running"
                 )
         self._ended = True
         return [(key, value) for _, key, value in sorted(records, key=lambda record: record[0])]

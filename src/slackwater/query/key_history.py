@@ -90,7 +90,7 @@ def _key_frames(
             except StartError as error:
                 problems.append(error)
     if not key_frames:
-        raise problems[0] if problems else StartError(f"{pipeline.name}: --key: no stage has windows; leave it out")
+        raise problems[0] if problems else StartError(f"{pipeline.name}: --key: no stage has windows; omit --key")
     return key_frames
 
 

@@ -187,7 +187,7 @@ class _FileResultReader:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise StartError(f"{self.location} cannot be accessed ({error.strerror}); check who may read it") from None
+            raise StartError(f"{self.location} cannot be accessed ({error.strerror}); check its permissions") from None
         new_paths = [p for p in paths if p.name not in self._seen]
         self._seen |= {p.name for p in new_paths}
         frames = [f for f in (location_reader.read_file(p, self.form) for p in new_paths) if f.height]

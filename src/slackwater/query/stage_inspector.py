@@ -244,12 +244,13 @@ class StageInspector:
 
     @_key_report.register
     def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
-        raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; leave it out")
+        raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; omit --key")
 
     @_key_report.register
     def _(self, operator: ImmediateOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(
-            f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads them; leave it out"
+            f"{self.pipeline.name}: --key: no rows are waiting, because rows are emitted in the epoch that reads "
+            "them; omit --key"
         )
 
     def _sessions(

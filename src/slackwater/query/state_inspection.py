@@ -74,7 +74,9 @@ def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.Da
     """
     names = logic.key_names
     if not names:
-        raise StartError(f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; leave it out")
+        raise StartError(
+            f"{logic.pipeline}: {option}: this window has no group_by, so there are no keys; omit {option}"
+        )
     following = ",(?=(?:" + "|".join(map(re.escape, names)) + ")(?:=|,|$))"
     values: dict[str, str | None] = {}
     if isinstance(texts, Mapping):

@@ -286,7 +286,7 @@ def _to_micros(value: Time, name: str) -> int:
             raise TypeError
         us = operator.index(value)  # also accepts integers of NumPy
     except TypeError:
-        expected = "a datetime, a text such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
+        expected = "a datetime, a string such as 2026-03-01T12:00:00Z, or whole microseconds since 1970"
         raise StartError(f"{name}: " + mismatch(f"{value!r} ({type(value).__name__})", expected)) from None
     return max(-(1 << 63), min(us, (1 << 63) - 1))
 

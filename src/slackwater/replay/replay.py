@@ -42,13 +42,11 @@ _ORIGIN = [f.name for f in ORIGIN_FIELDS]
 GONE = "the SQL no longer returns a row with its event time"
 NO_ROW = "its source returns no row for it"
 DROPPED = 'it is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
-NO_GAP = (
-    "rows without a usable gap are found only after the SQL, which may have made several rows of one; send them again"
-)
+NO_GAP = "rows without a usable gap are found only after the SQL, which may have turned one row into several; send them again"
 UNFIT = "rows that the target or the state cannot hold are found only after the SQL; correct them and send them again"
-RESULT = "results that their target did not accept, set aside by outbox skip; they are not rows of a source"
+RESULT = "results that their target did not accept, skipped by outbox skip; they are not rows of a source"
 _NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
-UNCLEAR = "the SQL makes several rows of it, and it is unknown which of them were late"
+UNCLEAR = "the SQL turns it into several rows, and it is unknown which of these were late"
 
 
 @dataclass
@@ -222,8 +220,9 @@ def _check_late(driver: EpochDriver) -> None:
     _all_late_together(driver.stage.operator)
     if not driver.pipeline.keeps_late_rows:
         raise StartError(
-            f'{driver.pipeline.name}: there are dead letters of late rows, but late_data = "{driver.pipeline.transform.step.late_data}" does not '
-            'track the origin of a row; set it back to "dlq" or "reopen", or select others with --reason'
+            f"{driver.pipeline.name}: there are dead letters of late rows, but late_data = "
+            f'"{driver.pipeline.transform.step.late_data}" does not track the origin of a row; set late_data back to '
+            '"dlq" or "reopen", or select others with --reason'
         )
     targets, window = driver.targets.values(), driver.pipeline.transform.window
     marked = window is not None and window.emit_metadata  # a row that is written again shows its revision

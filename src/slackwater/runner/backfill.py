@@ -182,7 +182,7 @@ class _HistoryRunner:
             self.notice(
                 "warning",
                 f'source "{source.name}": the first records of {", ".join(reader.missing)} were deleted from Kafka; '
-                "if they belong to the range, its first windows do not include them",
+                "if these records belong to the range, its first windows are incomplete",
             )
         return reader
 

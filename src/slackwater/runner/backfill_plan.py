@@ -65,7 +65,8 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
     name, window = pipeline.name, pipeline.transform.window
     if since_us >= until_us:
         raise StartError(
-            f"{name}: --from {format_iso(since_us)} is not before --to {format_iso(until_us)}; expected a range of time"
+            f"{name}: --from {format_iso(since_us)} is not before --to {format_iso(until_us)}; pass an earlier "
+            "--from or a later --to"
         )
     if window is None or pipeline.stages:
         raise StartError(
@@ -80,7 +81,7 @@ def backfill_pipeline(pipeline: Pipeline, since_us: int, until_us: int, into: st
         )
     if window.time_mode == "processing":
         raise StartError(
-            f'{name}: time_mode = "processing" uses the time at which a row is read, and history has no such time'
+            f'{name}: time_mode = "processing" uses the time at which a row is read, which history does not record'
         )
     for source in pipeline.sources:
         connection = resolve_connection(source.connection, pipeline.connections)

@@ -208,7 +208,7 @@ def _plan(
     for source, frame in frames.items():
         if getattr(frame, "isStreaming", False):
             raise StartError(
-                f'{name}: "{source}" is a streaming DataFrame, expected a batch DataFrame; run it as a pipeline'
+                f'{name}: "{source}" is a streaming DataFrame; expected a batch DataFrame; run it as a pipeline'
             )
         if spark_connect.is_connect(frame):
             connect_session.check_session_settings(frame.sparkSession, name)

@@ -44,8 +44,8 @@ def replay_dead_letters(
     """
     if pipeline.transform.join is not None:
         raise StartError(
-            f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; to list "
-            "them: slackwater dlq list"
+            f"{pipeline.name}: dead letters are replayed as corrections of windows, but rows of a join are final; "
+            "list them with: slackwater dlq list"
         )
     runner = PipelineRunner(pipeline, spark, RunNotifier(on_notice or run_log.log_notice))
     with runner.error_boundary():
@@ -63,7 +63,7 @@ def replay_dead_letters(
         try:
             if latest is None:
                 raise StartError(
-                    f"{pipeline.name}: there is no state yet, so nothing was ever late; run the pipeline first"
+                    f"{pipeline.name}: there is no state yet, so no row was ever late; run the pipeline first"
                 )
             components = runner.prepare(latest)
             assert components is not None, "nobody stops a replay"

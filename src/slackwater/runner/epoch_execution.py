@@ -76,7 +76,9 @@ class EpochExecutor:
             raise exhausted from None
         committed = self.driver.state.epoch >= self._epoch
         outcome = (
-            "was committed, and publishing it failed; the next start publishes it" if committed else "was not committed"
+            "was committed, but could not be published; the next start publishes it"
+            if committed
+            else "was not committed"
         )
         raise EpochError(
             f"{self.pipeline.name}: epoch {self._epoch} {outcome}: {spark_error_reason(failure)}"

@@ -81,15 +81,16 @@ def _user_error(error: Exception, pipeline: str, spark: SparkSession | None, com
     if exit_text is not None:
         commit_text = committed()
         return SparkEndedError(
-            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again: it "
-            'continues from the last commit. If this happens again, give Spark more memory ("spark.driver.memory" in '
-            "[spark], 2g unless set) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
+            f"{pipeline}: Spark's process {exit_text}; {commit_text + '; ' if commit_text else ''}start again: the "
+            "pipeline continues from the last commit"
+            '. If this happens again, give Spark more memory ("spark.driver.memory" in '
+            "[spark]; the default is 2g) or read less per epoch (max_files_per_trigger, max_offsets_per_trigger)"
         )
     text = None if isinstance(error, SlackwaterError) else describe_service_error(error)
     return (
         error
         if text is None
-        else EpochError(f"{pipeline}: {text}; committed epochs are safe; fix that and start again")
+        else EpochError(f"{pipeline}: {text}; committed epochs are safe: fix the cause, and start again")
     )
 
 
@@ -126,7 +127,7 @@ def _spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
         return (
             None
             if spark_connect.server_answers(spark)
-            else f"({spark_connect.describe_session(spark)}) does not answer any more"
+            else f"({spark_connect.describe_session(spark)}) no longer answers"
         )
     gateway: Any = getattr(spark.sparkContext, "_gateway", None)
     if gateway is None:
@@ -139,7 +140,7 @@ def _spark_exit(spark: SparkSession, seconds: float = _SECONDS) -> str | None:
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"(process {process.pid}) does not answer any more"
+            return f"(process {process.pid}) no longer answers"
     return None if code is None else f"(process {process.pid}) {_exit_text(code)}"
 
 

@@ -26,11 +26,11 @@ def unwritable_directories(pipeline: Pipeline) -> Iterator[str]:
             yield f"{key}: {shown_path} {which}; expected a directory, or one that can be created"
         elif not os.access(existing, os.W_OK | os.X_OK):
             problem = "cannot be written" if existing == directory else "cannot be created"
-            yield f"{key}: {shown_path} {problem} (Permission denied); choose another path, or give this user the right to write there"
+            yield f"{key}: {shown_path} {problem} (Permission denied); choose another path, or give this user write access"
         elif refused := [
             part for part in _subdirectories(key, directory, pipeline) if not os.access(part, os.W_OK | os.X_OK)
         ]:
-            yield f'{key}: "{refused[0]}" cannot be written (Permission denied); give this user the right to write there'
+            yield f'{key}: "{refused[0]}" cannot be written (Permission denied); give this user write access'
 
 
 def _subdirectories(key: str, directory: Path, pipeline: Pipeline) -> Iterator[Path]:
@@ -72,7 +72,7 @@ def check_moved_directories(pipeline: Pipeline) -> None:
         moves = " && ".join(f"mkdir -p '{Path(new).parent}' && mv '{old}' '{new}'" for _, _, old, new in relocated)
         raise StartError(
             f"{pipeline.name}: relative paths are now resolved from the folder of the config, not from the working "
-            f"directory ({listed}); to keep the existing files: {moves}; or write the absolute path in the config"
+            f"directory ({listed}); to keep the existing files, run: {moves}; or write absolute paths in the config"
         )
 
 

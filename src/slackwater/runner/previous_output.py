@@ -68,8 +68,8 @@ def check_previous_output(pipeline: Pipeline, choice: str | None) -> list[str]:
             else "empty it, or name another target"
         )
         raise StartError(
-            f"{pipeline.name}: {name} holds {output_text}: another state wrote them. This start has no state and would "
-            f"write every row again; {offer}, or add to them with --keep-output; nothing was changed"
+            f"{pipeline.name}: {name} holds {output_text}. This start has no state and would write every row again; "
+            f"{offer}, or add to them with --keep-output; nothing was changed"
         )
     return notices
 

@@ -145,7 +145,7 @@ def check_epoch_is_pending(pipeline: Pipeline, latest: Commit, published: int, e
     """Raise StartError unless this epoch is pending. `published`: the last published epoch."""
     if not latest.staged or published >= latest.epoch:
         raise StartError(
-            f"{pipeline.name}: no epoch is waiting to be published; the latest is {latest.epoch}, and its output is "
+            f"{pipeline.name}: no epoch is waiting to be published; the latest is epoch {latest.epoch}, which is "
             "published"
         )
     if epoch != latest.epoch:

@@ -144,7 +144,7 @@ def _json(path: Path, query: str, lines: list[str], several: bool) -> Sample:
         stats.add(row)
     names = distinct_ignoring_case(name for name in stats.fields if name)
     skipped = tuple(
-        f"{name}: differs from another column by case only" for name in stats.fields if name and name not in names
+        f"{name}: differs from another column only in case" for name in stats.fields if name and name not in names
     )
     return Sample(
         path,
@@ -170,8 +170,8 @@ def _csv(path: Path, query: str, lines: list[str], several: bool) -> Sample:
     ]
     if not fit:
         raise StartError(
-            f"--sample: {path}: is not a table: its lines have no common separator, the first line is {abbreviate_value(head[0].strip())}; "
-            "expected JSON lines, CSV or Parquet"
+            f"--sample: {path}: is not a table: its lines have no common separator (the first line is "
+            f"{abbreviate_value(head[0].strip())}); expected JSON lines, CSV or Parquet"
         )
     sep, width = max(fit, key=lambda item: (item[0] != " ", item[1]))
     reader = csv.reader(lines, delimiter=sep)

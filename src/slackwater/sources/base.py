@@ -261,7 +261,7 @@ def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
 _OUT_OF_MEMORY = {
     "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
     "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",
-    "java.lang.OutOfMemoryError": 'Spark ran out of memory; give it more ("spark.driver.memory" in [spark], 2g unless set) or read '
+    "java.lang.OutOfMemoryError": 'Spark ran out of memory; give it more ("spark.driver.memory" in [spark]; the default is 2g) or read '
     "less per epoch (max_files_per_trigger, max_offsets_per_trigger)",
 }
 

@@ -40,7 +40,9 @@ _READ = {  # supported reader features; any other may change how files or the lo
 class DeltaLog:
     """The log of one Delta table. `path`: the table's path in the config; `options`: the options of its object store."""
 
-    retention_advice = "keep its log longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
+    retention_advice = (
+        "keep the log of the table longer (delta.logRetentionDuration, delta.deletedFileRetentionDuration)"
+    )
 
     def __init__(self, path: str, options: Mapping[str, str]) -> None:
         self.description = f"Delta table {path}"
@@ -66,7 +68,8 @@ class DeltaLog:
         for field in columns.fields:
             if field.name in metadata.partition_columns and field.dataType.simpleString() == "binary":
                 raise StartError(
-                    f'{self.description} is partitioned by "{field.name}", which is binary; expected another type'
+                    f'{self.description} is partitioned by "{field.name}", which is a binary column; expected '
+                    "another type"
                 )
         self._id = str(metadata.id)
         self._first_version = table.version() if self._first_version is None else self._first_version
@@ -122,7 +125,7 @@ class DeltaLog:
         except TableNotFoundError:
             if version is None:
                 raise StartError(
-                    f"{self.description} does not exist; expected the directory of a Delta table (query)"
+                    f"{self.description} does not exist; expected the directory of a Delta table in query"
                 ) from None
             self._table()
             raise VersionGoneError(f"version {version} is needed, but its log is gone") from None
@@ -141,8 +144,8 @@ class DeltaLog:
         newest = self._table()
         if str(newest.metadata().id) != self._id or newest.version() < version:
             raise StartError(
-                f"{self.description} was created again while it was read, at version {version}, so it is another table "
-                "now; read it with a new state, or reset the offsets of the source: `slackwater state reset`"
+                f"{self.description} was created again at version {version}, while it was being read; read the new "
+                "table with a new state, or reset the offsets of the source: `slackwater state reset`"
             )
         if newest.version() > version and self._text(version + 1) is None:
             raise VersionGoneError(
@@ -177,7 +180,8 @@ class DeltaLog:
         metadata = next((a["metaData"] for a in actions if a.get("metaData")), None)
         if metadata is not None and self._id and metadata["id"] != self._id:
             raise StartError(
-                f"{self.description} was replaced by another table at version {version}; read it with a new state"
+                f"{self.description} was replaced by another table at version {version}; read the new table with a "
+                "new state"
             )
         info: Mapping[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         rewrites, vectors = None, sum(1 for a in adds if a.get("deletionVector"))

@@ -50,5 +50,6 @@ def changed_files_text(source: str, names: list[str], count: int) -> str:
     one = count == 1
     return (
         f'source "{source}": {count:,} {"file" if one else "files"} changed after {"it was" if one else "they were"} read, and '
-        f"{'is' if one else 'are'} not read again: {', '.join(names)}{more}; write elsewhere and rename, or start over with --rebuild"
+        f"{'is' if one else 'are'} not read again: {', '.join(names)}{more}; write files elsewhere and rename them "
+        "into the directory, or start over with --rebuild"
     )

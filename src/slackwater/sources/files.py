@@ -285,10 +285,13 @@ def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | Non
         )
     except Exception as error:
         raise StartError(
-            f'{where}: no schema is declared and none can be inferred from "{spec.query}" ({spark_error_reason(error)}); declare it'
+            f'{where}: no schema is declared and none can be inferred from "{spec.query}" '
+            f"({spark_error_reason(error)}); declare one"
         ) from None
     if not schema.fields:
-        raise StartError(f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare it')
+        raise StartError(
+            f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare one'
+        )
     return StructType(schema.fields)
 
 

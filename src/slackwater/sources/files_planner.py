@@ -167,7 +167,9 @@ class FilesPlanner:
             self._seen_paths.add(path)
             name = os.fsencode(path).decode(errors="backslashreplace")
             log.warning(
-                'source "%s": the name of %s is not UTF-8, and Spark cannot read it; rename it', self._source.name, name
+                'source "%s": the name of %s is not UTF-8, so Spark cannot read the file; rename it',
+                self._source.name,
+                name,
             )
             return None
 

@@ -68,8 +68,8 @@ class IcebergLog:
         table = self._table()
         if str(table.metadata.table_uuid) != offsets.table:
             raise StartError(
-                f"{self.description} was created again while it was read, at {offsets}, so it is another table now; "
-                "read it with a new state, or reset the offsets of the source: `slackwater state reset`"
+                f"{self.description} was created again at {offsets}, while it was being read; read the new table "
+                "with a new state, or reset the offsets of the source: `slackwater state reset`"
             )
         return iter([self._version(table, snapshot) for snapshot in self._snapshots_after(table, offsets)])
 
@@ -79,15 +79,15 @@ class IcebergLog:
             if snapshot.snapshot_id == version:
                 return _offsets_of(table, snapshot, files=0)
         raise StartError(
-            f"{self.description} has no snapshot {version} in the history of its current snapshot; expected the id of "
-            "a snapshot in it"
+            f"{self.description} has no snapshot {version} in the history of its current snapshot; expected the ID "
+            "of a snapshot in that history"
         )
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def _table(self) -> Table:
         if (table := self._load()) is None:
-            raise StartError(f"{self.description} is not in the catalog; expected namespace.table (query)")
+            raise StartError(f"{self.description} is not in the catalog; expected namespace.table in query")
         return table
 
     def _snapshot(self, table: Table, offsets: TableOffsets) -> Snapshot:
@@ -117,7 +117,7 @@ class IcebergLog:
             return snapshots[::-1]
         if offsets.version >= 0 and table.metadata.snapshot_by_id(offsets.version) is not None:
             raise StartError(
-                f"{self.description} no longer descends from {offsets}, which was read: it was rolled back or "
+                f"{self.description} no longer descends from {offsets}, which was read: the table was rolled back or "
                 "replaced; restore it, or reset the offsets of the source: `slackwater state reset`"
             )
         if snapshots and _is_successor(snapshots[-1], offsets):

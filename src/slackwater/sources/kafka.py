@@ -311,7 +311,7 @@ class KafkaSource(SparkPlannedSource):
         if losses and self.spec.on_data_loss != "skip":
             raise EpochError(
                 f"{self._where}: {'; '.join(losses)}; this epoch was not committed: keep records longer in Kafka "
-                '(retention.ms), or set on_data_loss = "skip" to count them as lost and go on'
+                '(retention.ms), or set on_data_loss = "skip" to count them as lost and continue'
             )
         return ranges, lost
 

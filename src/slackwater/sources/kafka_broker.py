@@ -59,7 +59,8 @@ class KafkaBroker:
             last = [e for e in self.errors if "brokers are down" not in e]
             raise StartError(
                 f"{where}: Kafka at {self.connection.bootstrap_servers} cannot be reached "
-                f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers run"
+                f"({last[-1] if last else error.args[0].str()}); check bootstrap_servers and that the brokers are "
+                "running"
             ) from None
         partitions = {t: sorted(meta.partitions) for t, meta in topics.items() if matches_query(query, t)}
         missing = [t for t in named_topics(query) if t not in partitions]
@@ -90,12 +91,12 @@ class KafkaBroker:
                     continue
                 raise EpochError(
                     f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" ({error.args[0].str()}); '
-                    "check that the brokers run, and that the user may describe the topic"
+                    "check that the brokers are running, and that the user may describe the topic"
                 ) from None
             except TimeoutError:
                 raise EpochError(
                     f'Kafka at {self.connection.bootstrap_servers} does not describe topic "{topic}" (no answer within {SECONDS} s); '
-                    "check that the brokers run, and that the user may describe the topic"
+                    "check that the brokers are running, and that the user may describe the topic"
                 ) from None
         return {topic: id_ for topic, id_ in ids.items() if id_}
 
@@ -115,7 +116,7 @@ class KafkaBroker:
         except KafkaException as error:
             raise EpochError(
                 f"Kafka at {self.connection.bootstrap_servers} does not return its offsets ({error.args[0].str()}); "
-                "check that the brokers run"
+                "check that the brokers are running"
             ) from None
         none = [key for key, offset in offsets.items() if offset < 0]
         return {**offsets, **{key: high for key, (_, high) in self.offset_ranges(none).items()}} if none else offsets
@@ -175,7 +176,7 @@ class KafkaBroker:
                 if time.monotonic() > end:
                     raise EpochError(
                         f"Kafka at {self.connection.bootstrap_servers} does not return its offsets "
-                        f"({error.args[0].str()}); check that the brokers run"
+                        f"({error.args[0].str()}); check that the brokers are running"
                     ) from None
                 time.sleep(0.2)
 
@@ -191,7 +192,7 @@ def make_client(kind: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -
         text = cause.str() if isinstance(error, KafkaException) and hasattr(cause, "str") else str(cause)
         raise StartError(
             f"Kafka at {settings['bootstrap.servers']}: a setting is not accepted ({' '.join(text.split())[:300]}); correct "
-            "the options of the connection: librdkafka also uses them, and has sasl.username, sasl.password and "
+            "the options of the connection: librdkafka also reads them, and uses sasl.username, sasl.password and "
             "ssl.ca.location instead of Java's settings"
         ) from None
 

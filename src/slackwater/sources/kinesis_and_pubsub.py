@@ -173,8 +173,8 @@ def _kinesis_position(text: str, problems: list[str]) -> str:
         instant = None
     if instant is None or instant.tzinfo is None:
         problems.append(
-            f'starting_position: found "{text}", expected "latest", "earliest" or an instant with a time zone such as '
-            '"2024-03-01T09:00:00Z"'
+            f'starting_position: found "{text}", expected "latest", "earliest" or a timestamp with a time zone such '
+            'as "2024-03-01T09:00:00Z"'
         )
         return ""
     return f"AT_TIMESTAMP {instant.astimezone(dt.UTC):%Y-%m-%dT%H:%M:%SZ}"

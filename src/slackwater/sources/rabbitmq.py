@@ -55,7 +55,8 @@ try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:
     raise StartError(
-        "reading RabbitMQ needs PySpark 4.3, but found an older version; pip install --upgrade 'pyspark>=4.3'"
+        "reading RabbitMQ needs PySpark 4.3 or later, but an older version is installed; pip install --upgrade "
+        "'pyspark>=4.3'"
     ) from None
 
 FORMAT = "slackwater_rabbitmq"
@@ -123,8 +124,9 @@ def find_redelivered_messages(settings: RabbitSettings, identities: Iterable[byt
     if settings.on_data_loss == "skip":
         return messages
     raise EpochError(
-        f'RabbitMQ queue "{settings.queue}" returned {len(messages)} of the {expected.total()} messages of a batch to '
-        'repeat, expected all; stop its other consumers, or set on_data_loss = "skip" if the messages expired'
+        f'RabbitMQ queue "{settings.queue}" returned {len(messages)} of the {expected.total()} messages of a batch '
+        'that must be repeated; expected all: stop the other consumers of the queue, or set on_data_loss = "skip" '
+        "if the messages expired"
     )
 
 

@@ -92,7 +92,8 @@ def connect_queue(url: str, queue: str, prefetch: int = 0) -> tuple[Any, Any, in
         ) from None
     except (pika.exceptions.AMQPError, OSError) as error:
         raise StartError(
-            f"RabbitMQ at {address} does not answer ({describe_connection_error(error)}); expected a broker; start it or correct url"
+            f"RabbitMQ at {address} does not answer ({describe_connection_error(error)}); start the broker, or "
+            "correct url"
         ) from None
     except (ValueError, TypeError):
         raise StartError(

@@ -154,7 +154,7 @@ def schema_of_json(session: Any, texts: Sequence[str]) -> StructType:
     if spark_version(session) < (4, 2):
         raise StartError(
             f"no schema is declared, and Spark {session.version} cannot infer one from records over Spark Connect; "
-            "declare it in schema, or use Spark 4.2 or later"
+            "declare one in schema, or use Spark 4.2 or later"
         )
     return session.read.json(session.createDataFrame([(text,) for text in texts], "value STRING")).schema
 

@@ -101,12 +101,13 @@ class SourceSet:
             lost = [s.name for s in self.sources if isinstance(s, DataFrameSource) and state.clocks[s.name].rows]
             if lost:
                 raise StartError(
-                    f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but {last} is lost or was made '
-                    "for other sources; restore it, or give the pipeline a new name or state path to start over"
+                    f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but the checkpoint '
+                    f"{last} is lost or was made for other sources; restore it, or give"
+                    " the pipeline a new name or state path to start over"
                 )
             if any(c.rows for c in state.clocks.values()):
                 raise StartError(
-                    "sources were added or removed and one of them cannot seek; keep the sources as they were"
+                    "sources were added or removed, but one of the sources cannot seek; restore the previous sources"
                 )
         fresh = home / uuid.uuid4().hex
         fresh.mkdir(parents=True)

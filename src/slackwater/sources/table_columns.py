@@ -20,7 +20,7 @@ def _changed_columns(earlier: StructType, now: StructType) -> list[str]:
     """Describe the columns that are missing or have a different type."""
     types = {f.name.casefold(): f.dataType.simpleString() for f in now.fields}
     return [
-        f'"{f.name}" is {types.get(f.name.casefold(), "missing")}, was {f.dataType.simpleString()}'
+        f'"{f.name}" is now {types.get(f.name.casefold(), "missing")} (was {f.dataType.simpleString()})'
         for f in earlier.fields
         if types.get(f.name.casefold()) != f.dataType.simpleString()
     ]
@@ -53,5 +53,6 @@ def check_column_changes(
         )
     if new and choice == "add" and running:
         raise NewColumnsError(
-            f"{where}: new columns in {since}: {new}; everything before is committed, and the next start adds them"
+            f"{where}: new columns in {since}: {new}; all earlier rows are committed, and the next start adds the "
+            "columns"
         )

@@ -182,13 +182,15 @@ class TableSource(Seekable):
             return self.latest() if self.spec.starting_offsets == "latest" else self.configured_start()
         if read.table != (now := self.snapshot.offsets).table:
             raise StartError(
-                f"{self.where} is not the table that was read up to {read}: it was created again; nothing was read: "
-                f"start at its first row with `slackwater state reset … --offsets {self.name}=earliest`"
+                f"{self.where} is not the table that was read up to {read}: the table was created again; nothing was "
+                "read: start at the first row of the new table with `slackwater state reset … --offsets "
+                f"{self.name}=earliest`"
             )
         if read.sequence is None and now.version < read.version:
             raise StartError(
-                f"{self.where} ends at version {now.version}, before {read}, which was read: its log was changed; "
-                f"restore it, or continue at its end with `slackwater state reset … --offsets {self.name}=latest`"
+                f"{self.where} ends at version {now.version}, before {read}, which was read: the log of the table "
+                "was changed; restore it, or continue at the end of the table with `slackwater state reset … "
+                f"--offsets {self.name}=latest`"
             )
         return read
 

@@ -30,8 +30,9 @@ def decode_hint(source: Source, text: str | None, length: int | None) -> str:
     max_length = int(options["maxstringlen"]) if options.get("maxstringlen", "").isdecimal() else LONGEST
     if source.format != "csv" and length is not None and length > max_length:
         return (
-            f" (the record is {length / 1e6:,.0f} MB long, the JSON reader accepts texts of at most {max_length:,} characters: write shorter "
-            'ones, or raise options = { maxStringLen = "…" })'
+            f" (the record is {length / 1e6:,.0f} MB long, but the JSON reader accepts strings of at most "
+            f"{max_length:,} characters: write shorter strings, or raise options"
+            ' = { maxStringLen = "…" })'
         )
     if source.format == "csv" and text and options.get("header", "false").casefold() != "true":
         columns = [name.casefold() for name in parse_declared_columns(source.schema_ or "")]

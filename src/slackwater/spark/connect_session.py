@@ -37,7 +37,8 @@ def server_address(settings: Mapping[str, str]) -> str | None:
         )
     if not address.startswith("sc://"):
         raise StartError(
-            f'"{address}" is not a Spark Connect server; expected sc://host:15002 in SPARK_REMOTE, or in "{_KEY}" of [spark]'
+            f'"{address}" is not the address of a Spark Connect server; expected sc://host:15002 in SPARK_REMOTE, or '
+            f'in "{_KEY}" of [spark]'
         )
     return address
 
@@ -50,7 +51,7 @@ def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession
     session: Any = _class()(connection=url)
     endpoint = spark_connect.server_endpoint(session)
     if not spark_connect.server_answers(session):
-        raise StartError(f"Spark Connect at {endpoint}: no server answers; start it, or correct SPARK_REMOTE")
+        raise StartError(f"Spark Connect at {endpoint}: no server answers; start the server, or correct SPARK_REMOTE")
     session.client.set_retry_policies(spark_connect.retry_policies())
     try:
         server = session.version
@@ -67,8 +68,8 @@ def start_connect_session(url: str, settings: Mapping[str, str]) -> SparkSession
             session.conf.set(key, value)
         except Exception:
             raise StartError(
-                f'[spark] "{key}" cannot be set over Spark Connect, because it belongs to the server; start the server '
-                f"with --conf {key}=…, and remove it here"
+                f'[spark] "{key}" cannot be set over Spark Connect, because it is a setting of the server; start the '
+                f"server with --conf {key}=…, and remove the key from [spark]"
             ) from None
     return session
 
@@ -98,6 +99,6 @@ def check_session_settings(session: SparkSession, where: str) -> None:
         setting = session.conf.get(key)
         if str(setting).casefold() != expected.casefold():
             raise StartError(
-                f"{where}: over Spark Connect a batch uses the settings of your session; "
+                f"{where}: over Spark Connect, a batch uses the settings of your session; "
                 + mismatch(f'{key} = "{setting}"', f'"{expected}"; run spark.conf.set("{key}", "{expected}")')
             )

@@ -32,7 +32,7 @@ def letters_to_source_frames(
         if source is None:
             raise StartError(
                 f'dead letters of source "{name[0]}" cannot be replayed: the config has no such source, only '
-                f"{', '.join(by_name)}; restore it, or select others with --reason and --epoch"
+                f"{', '.join(by_name)}; restore the source, or select others with --reason and --epoch"
             )
         if not isinstance(source, Seekable):
             raise StartError(

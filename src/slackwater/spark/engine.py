@@ -264,7 +264,7 @@ class SparkEngine:
             rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
         except Exception as error:
             raise EpochError(
-                f"the dead letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
+                f"the dead letters cannot be read, so nothing was replayed: {spark_error_reason(error)}"
             ) from error
         assert isinstance(rows_read, pl.DataFrame)
         return operator_rows.to_letter_rows(self.logic, rows_read, LETTER_NUMBER)
@@ -279,7 +279,7 @@ class SparkEngine:
             rows_read = pl.from_arrow(reduce(lambda a, b: a.unionByName(b), frames).toArrow())
         except Exception as error:
             raise EpochError(
-                f"the dead letters cannot be read, and nothing was replayed: {spark_error_reason(error)}"
+                f"the dead letters cannot be read, so nothing was replayed: {spark_error_reason(error)}"
             ) from error
         assert isinstance(rows_read, pl.DataFrame)
         return rows_read.cast({LETTER_NUMBER: pl.Int64(), "__bad": pl.String()})

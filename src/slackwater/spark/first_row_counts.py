@@ -88,5 +88,7 @@ def suggest_time_unit(number: int | None, unit: str | None, kind: str, clock_us:
     if kind == "integer":
         return f'did you mean event_time_unit = "{meant}"?'
     if kind == "timestamp":
-        return f'a number in a TIMESTAMP is epoch seconds: did you mean a BIGINT and event_time_unit = "{meant}"?'
-    return f'texts of digits are not times: did you mean a BIGINT and event_time_unit = "{meant}"?'
+        return (
+            f'a number in a TIMESTAMP is read as epoch seconds: did you mean a BIGINT and event_time_unit = "{meant}"?'
+        )
+    return f'strings of digits are not times: did you mean a BIGINT and event_time_unit = "{meant}"?'

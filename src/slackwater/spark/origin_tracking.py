@@ -161,7 +161,7 @@ def _visit(query: exp.Expr, readable: Mapping[str, bool], readers: dict[int, str
     if isinstance(query, exp.Subquery):
         return _visit(query.this, readable, readers)
     if not isinstance(query, exp.Select):
-        raise OriginError(f"{query.key.upper()} is not understood")
+        raise OriginError(f"{query.key.upper()} is not supported")
     names = [name for name, reads in _tables(query, readable, readers) if reads]
     if len(names) > 1:
         raise OriginError("it joins source with itself")

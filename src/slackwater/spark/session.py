@@ -64,7 +64,7 @@ def start_session(
     if active is not None:
         return active
     if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise StartError("Spark needs Java, and none was found; install Java 17 or later, or set JAVA_HOME")
+        raise StartError("Spark needs Java, which was not found; install Java 17 or later, or set JAVA_HOME")
     builder = SparkSession.builder.appName("slackwater")
     if "spark.master" not in (settings or {}) and "--master" not in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
         builder = builder.master(os.environ.get("SPARK_MASTER", "local[*]"))

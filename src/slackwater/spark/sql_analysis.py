@@ -128,7 +128,7 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         try:
             statement = _statement(session, rows, sql)
             if statement is not None:
-                raise StartError(f"{where}: {statement} is a statement, expected a query: SELECT … FROM source")
+                raise StartError(f"{where}: {statement} is a statement; expected a query: SELECT … FROM source")
             out = _run_query(session, rows, sql)
             assert out.schema  # Connect analyzes a plan only when its schema is requested
         except StartError:
@@ -144,7 +144,8 @@ def check_sql(session: SparkSession, pipeline: Pipeline, input_path: InputPath, 
         forbidden |= set(lexer.find_clock_literals(sql))
         if forbidden:
             raise StartError(
-                f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}; filter, project and join lookups there"
+                f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}; only filter, project and "
+                "join lookups there"
                 + ("" if pipeline.transform.join is not None else ", and describe aggregation in [transform.window]")
                 + bounds.advice_for(forbidden)
             )
@@ -174,7 +175,7 @@ def _check_row_wise(
         forbidden = row_wise_check.find_forbidden_parts(out, view, bounds)
     forbidden |= set(lexer.find_clock_literals(text))
     if forbidden:
-        raise StartError(f"{where} must be row-wise, it uses {', '.join(sorted(forbidden))}")
+        raise StartError(f"{where} must be row-wise, but it uses {', '.join(sorted(forbidden))}")
 
 
 def _check_columns(pipeline: Pipeline, input_path: InputPath, out: DataFrame, where: str) -> None:
@@ -231,7 +232,7 @@ def add_origin_to_sql(
     if ORIGIN in map(str.lower, frame.columns):
         raise StartError(
             f'{where} has a column "{ORIGIN}", but late_data = "dlq" stores the origin of a row under this name; '
-            "rename it"
+            "rename the column"
         )
     rows, plain = (
         _empty_view(session, pipeline, frame, with_origin=True),
@@ -267,8 +268,8 @@ def _sql_with_origin(session: SparkSession, rows: DataFrame, user_sql: str, plai
     except Exception as error:
         reason = spark_error_reason(error)
     raise StartError(
-        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in the output, but it cannot be added '
-        f"({reason}); add {ORIGIN} to every SELECT from source to the outermost"
+        f'{where}: late_data = "dlq" needs the hidden column {ORIGIN} of source in its result, but the column cannot '
+        f"be added ({reason}); add {ORIGIN} to every SELECT, from the one that reads source to the outermost"
     )
 
 

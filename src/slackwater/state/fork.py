@@ -49,7 +49,7 @@ def fork_store(store: StateStore, name: str, epoch: int | None = None) -> Commit
 
 def name_taken_error(name: str, epoch: int, place: str) -> StateError:
     """Return the error for a name that already has a state."""
-    return StateError(f'"{name}" already has a state, epoch {epoch} {place}; choose another name')
+    return StateError(f'"{name}" already has a state (epoch {epoch} {place}); choose another name')
 
 
 def forked_commit(

@@ -47,8 +47,8 @@ def check_published(commit: Commit, published: int) -> None:
 def pending_epoch_error(pipeline: str, epoch: int) -> StateError:
     """Return the error for a commit whose output is not published yet."""
     return StateError(
-        f"{pipeline}: epoch {epoch} was committed and its output is not published yet; start the runner once, which "
-        "publishes it, then repeat this"
+        f"{pipeline}: epoch {epoch} was committed, but its output is not published yet; start the runner once to "
+        "publish it, then repeat the command"
     )
 
 

@@ -60,7 +60,7 @@ class DeltaTarget:
         """
         if mode == "merge" and not table.identity:
             raise StartError(
-                f'Delta table {path}: mode "merge" needs columns that identify a row, and there are none; use mode = '
+                f'Delta table {path}: mode "merge" needs columns that identify a row, but there are none; use mode = '
                 '"append"'
             )
         self._path, self._mode, self._table = path, mode, table
@@ -197,7 +197,7 @@ class DeltaTarget:
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             self._delta = None
             raise PublishError(
-                f"{self.description} did not take epoch {epoch} ({self._reason(error)}); the epoch is committed, "
+                f"{self.description} did not accept epoch {epoch} ({self._reason(error)}); the epoch is committed; "
                 "the next start publishes it"
             ) from error
 

@@ -67,7 +67,7 @@ class FilesTarget:
             raise StartError(str(error)) from None
         except OSError as error:
             raise StartError(
-                f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
+                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
             ) from None
         if marker["epoch"] < 0:
             return None
@@ -78,7 +78,7 @@ class FilesTarget:
             return [name.removesuffix(".json") for name in self._folder.names(OUTPUT_FOLDER) if name.endswith(".json")]
         except OSError as error:
             raise StartError(
-                f"{self.description} cannot be read ({error.strerror}); check the path and its rights"
+                f"{self.description} cannot be read ({error.strerror}); check the path and its permissions"
             ) from None
 
     @property
@@ -175,7 +175,7 @@ class FilesTarget:
     def _move_error(self, directory: str, error: OSError) -> StartError:
         return StartError(
             f"target directory {self._shown}: files of the previous state could not all be moved to {directory} "
-            f"({error.strerror}); check the permissions, then repeat this"
+            f"({error.strerror}); check the permissions, then start again"
         )
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
@@ -191,11 +191,11 @@ class FilesTarget:
             marker = {"epoch": epoch, "state": self._table.state, "infix": infix, "commit": commit}
             self._folder.write_marker(self._marker, json.dumps(marker).encode())
         except (StateError, EpochError) as error:  # from the object store
-            raise PublishError(f"{error}; epoch {epoch} is committed, the next start publishes it") from None
+            raise PublishError(f"{error}; epoch {epoch} is committed; the next start publishes it") from None
         except OSError as error:
             raise PublishError(
-                f"target directory {self._shown} did not take epoch {epoch} ({error.strerror}); the epoch is committed, "
-                "the next start publishes it"
+                f"target directory {self._shown} did not accept epoch {epoch} ({error.strerror}); the epoch is "
+                "committed; the next start publishes it"
             ) from error
 
     def _write(self, path: Path, rows: pl.DataFrame) -> None:

@@ -61,8 +61,8 @@ class IcebergTarget:
         """
         if mode == "merge" and not table.identity:
             raise StartError(
-                f'Iceberg table {name}: mode "merge" needs columns that identify a row, and there are none; use mode = '
-                '"append"'
+                f'Iceberg table {name}: mode "merge" needs columns that identify a row, but there are none; use mode '
+                '= "append"'
             )
         self._tables, self._name, self._mode, self._columns, self._day_of = tables, name, mode, table, day_of
         self.upserts = mode == "merge"
@@ -173,8 +173,9 @@ class IcebergTarget:
                 if tries < _TRIES:
                     time.sleep(_PAUSE_S * 2**tries)
         raise PublishError(
-            f"{self.description} did not take epoch {epoch} ({iceberg.iceberg_error_reason(failed or TimeoutError())}); the epoch is committed, "
-            "the next start publishes it"
+            f"{self.description} did not accept epoch {epoch} "
+            f"({iceberg.iceberg_error_reason(failed or TimeoutError())}); the epoch is committed; the next start "
+            "publishes it"
         ) from failed
 
     def _commit_once(
@@ -256,7 +257,7 @@ class IcebergTarget:
             if any(f.height for f in buffered):
                 write(buffered)
         log.info(
-            "%s: epoch %s replaces rows: %s rewritten with %s that stay%s",
+            "%s: epoch %s replaces rows: %s rewritten, with %s that do not change%s",
             self.description,
             properties["slackwater.epoch"],
             plural(len(hit), "file"),

@@ -282,9 +282,10 @@ class KafkaTarget:
             return
         if self._creation is None:
             raise StartError(
-                f'Kafka topic "{self._topic}" does not exist on {self._brokers}, and create = false; create it '
-                f"(kafka-topics.sh --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6) "
-                "or remove create"
+                f'Kafka topic "{self._topic}" does not exist on {self._brokers}, and create = false; create the '
+                "topic (kafka-topics.sh"
+                f" --bootstrap-server {self._brokers} --create --topic {self._topic} --partitions 6), or remove "
+                "create = false"
             )
         config = {"cleanup.policy": "compact"} if self._creation.compact else {}
         self._markers.create(admin, self._topic, self._creation.partitions or -1, config)
@@ -326,12 +327,12 @@ class KafkaTarget:
     def _connection_error(self, error: KafkaException) -> StartError:
         return StartError(
             f"Kafka at {self._brokers} cannot be used ({self._reason(error)}); expected brokers that answer within "
-            f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers run"
+            f"{self._timeout:g} s; check bootstrap.servers, the security settings and that the brokers are running"
         )
 
     def _publish_error(self, epoch: int, reason: str) -> PublishError:
         return PublishError(
-            f"{self.description} did not take epoch {epoch} ({reason}); the epoch is committed in the state store, "
+            f"{self.description} did not accept epoch {epoch} ({reason}); the epoch is committed in the state store; "
             "the next start publishes it"
         )
 

@@ -89,12 +89,14 @@ class KafkaRows:
         try:
             import fastavro
         except ImportError as error:
-            raise StartError("value_format avro needs the package fastavro; pip install fastavro") from error
+            raise StartError(
+                'value_format = "avro" needs the package fastavro, which is not installed; pip install fastavro'
+            ) from error
         unfit = [f.name for f in self._table.fields if not _AVRO_NAME.fullmatch(f.name)]
         if unfit:
             raise StartError(
                 f'Avro does not allow the column name "{unfit[0]}"; expected letters, digits and _ only; rename the '
-                'column or use value_format = "json"'
+                'column, or use value_format = "json"'
             )
         schema = fastavro.parse_schema(avro_schema(self._table))
         frame = b"" if self._schema_id is None else b"\0" + self._schema_id.to_bytes(4, "big")

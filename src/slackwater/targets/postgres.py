@@ -101,8 +101,8 @@ class PostgresTarget:
             db.execute(f"ALTER TABLE {self._table} {', '.join(added)}")
         except psycopg.Error as error:
             raise StartError(
-                f"{self.description} lacks new columns ({columns_text(missing)}), and they could not be added "
-                f"({client.error_reason(error)}); add them as its owner, then start again"
+                f"{self.description} lacks new columns ({columns_text(missing)}), but they could not be added "
+                f"({client.error_reason(error)}); add them as the owner of the table, then start again"
             ) from None
 
     def describe_previous_output(self) -> str | None:
@@ -230,8 +230,8 @@ class PostgresTarget:
                 self.publish_within(self._connection, epoch, rows, superseded, commit)
         except (psycopg.Error, StartError) as error:
             raise PublishError(
-                f"{self.description} did not take epoch {epoch} ({client.error_reason(error)}); the epoch is committed, "
-                "the next start publishes it"
+                f"{self.description} did not accept epoch {epoch} ({client.error_reason(error)}); the epoch is "
+                "committed; the next start publishes it"
             ) from None
 
     def publish_within(

@@ -84,7 +84,8 @@ class BoundSteps:
         """Return rows of a source as a frame, without Spark. Raises StartError if a row is a string."""
         if broken := [r for r in rows if isinstance(r, str)]:
             raise StartError(
-                f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read: pass session='
+                f'source "{source}": {broken[0][:80]!r} is a raw record, which only Spark can read: pass a Spark '
+                "session as session="
             )
         readers = (
             stage_pipeline

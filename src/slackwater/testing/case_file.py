@@ -362,7 +362,7 @@ def tested_config(case: Path, named: Any) -> Path:
     if best is None:
         listed = ", ".join(p.name for p in configs[:5]) or "no TOML files"
         raise ConfigError(
-            [f'{case}: pipeline: missing, and the folder above has {listed}; write pipeline = "../NAME.toml"']
+            [f'{case}: pipeline: missing; the folder above contains {listed}: write pipeline = "../NAME.toml"']
         )
     return best
 

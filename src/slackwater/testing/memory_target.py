@@ -63,7 +63,7 @@ class MemoryTarget:
 
     def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
         if self.down:
-            raise PublishError(f"{self.description} is down: it did not take epoch {epoch}")
+            raise PublishError(f"{self.description} is down: it did not accept epoch {epoch}")
         if epoch <= self.last:
             self.repeated += 1
             return

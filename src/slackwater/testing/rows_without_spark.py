@@ -50,8 +50,8 @@ def reject_sql(pipeline: Pipeline, columns: Mapping[str, Columns]) -> None:
     """Raise StartError if a pipeline has SQL, or uses a column `ts` for anything but the event time."""
     if unsupported := _find_sql(pipeline, columns):
         raise StartError(
-            f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass session=, a Spark session, "
-            "or test a pipeline without it"
+            f"{pipeline.name}: this SQL needs Spark: {'; '.join(unsupported)}; pass a Spark session as session=, or "
+            "test a pipeline without such SQL"
         )
     for source, source_fields in columns.items():
         _check_ts(pipeline, source, source_fields)
@@ -85,8 +85,8 @@ def _check_ts(pipeline: Pipeline, source: str, declared: Columns) -> None:
     used = window is not None and "ts" in (*window.group_by, *(a.column for a in window.aggregations))
     if used or step.event_time_column != "ts" or (window is None and declared["ts"].type != "timestamp"):
         raise StartError(
-            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which needs Spark: '
-            "pass session="
+            f'{pipeline.name}: source "{source}" uses the column "ts" for more than the event time, which is '
+            "supported only with Spark: pass a Spark session as session="
         )
 
 

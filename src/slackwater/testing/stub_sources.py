@@ -223,8 +223,9 @@ def create_stub_source(
         return StubSource(spec, "files", files_source.schema, files_source)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
-            f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test cannot make its rows; test the '
-            "SQL with a files source that declares them, or in Python with a DataFrame"
+            f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test '
+            "cannot create its rows; test the SQL with a files source that declares the columns, or in Python with "
+            "a DataFrame"
         )
     payload = _payload(session, spec, connection, zone)
     if isinstance(connection, KafkaConnection):
@@ -241,8 +242,8 @@ def _payload(session: SparkSession, spec: Source, connection: Connection, zone: 
     body = "body" if connection.kind == "rabbitmq" else "value"
     if spec.payload_format in FRAMED:
         raise StartError(
-            f'source "{spec.name}": payload_format = "{spec.payload_format}": tests cannot write it yet; test the pipeline with '
-            'payload_format = "json" and the same schema'
+            f'source "{spec.name}": tests cannot write payload_format = "{spec.payload_format}" yet; test the '
+            'pipeline with payload_format = "json" and the same schema'
         )
     return create_payload(RawRecords(session, spec, body, zone=zone))
 
@@ -288,7 +289,7 @@ def to_micros_utc(value: Any) -> int:
         aware = value if value.tzinfo else value.replace(tzinfo=dt.UTC)
         return (aware - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise StartError(mismatch(repr(value), "a time: a datetime, its text, or microseconds since 1970"))
+        raise StartError(mismatch(repr(value), "a time: a datetime, an ISO 8601 string, or microseconds since 1970"))
     return value
 
 

@@ -52,7 +52,7 @@ class RequestGuard:
             host_text = ascii(", ".join(hosts)[:80])
             return 421, f"Host {host_text} is not this server; use its IP address, or allow the name with {self.option}"
         if scope["method"] not in READS:
-            return 405, f"{scope['method'][:20]} is not supported, only GET is: this server is read-only"
+            return 405, f"{scope['method'][:20]} is not supported: this server is read-only and accepts only GET"
         if any(
             name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers
         ):

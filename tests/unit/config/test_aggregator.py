@@ -43,9 +43,9 @@ def lines(aggregator: Any, **settings: Any) -> tuple[str, ...]:
          "scalars; use several accumulators instead of a struct"),
         (mean_with(accumulators={}), 'declares no accumulators; expected at least one, as in {"total": "double"}'),
         (mean_with(output="array<struct<a int>>"), 'output is "array<struct<a int>>", expected a Spark type, as in "double" or "array<string>"'),
-        (mean_with(lift=lambda self, value: {"n": value}), "lift returns n, expected a mapping of n, total"),
-        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list, expected a mapping of n, total"),
-        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n", expected one value per group, as from n.sum()'),
+        (mean_with(lift=lambda self, value: {"n": value}), "lift returns n; expected a mapping of n, total"),
+        (mean_with(merge=lambda self, n, total: [n, total]), "merge returns a list; expected a mapping of n, total"),
+        (mean_with(merge=lambda self, n, total: {"n": n, "total": total.sum()}), 'merge returns a list for "n"; expected one value per group, as from n.sum()'),
         (mean_with(finish=lambda self, n: n), "finish fails on rows of NULLs (TypeError: <lambda>() got an unexpected keyword argument 'total')"),
         (mean_with(finish=lambda self, n, total: total.str.len_chars()), "finish fails on rows of NULLs (SchemaError: "),
     ],
@@ -115,7 +115,7 @@ def test_an_input_column_is_cast_only_without_loss(column: str, fits: bool) -> N
         Agg(spec, None, (Field("x", column),))
         return
     with pytest.raises(
-        StartError, match=r'aggregation "y": Mean\.value takes double, column "x" is string; cast it in the SQL'
+        StartError, match=r'aggregation "y": Mean\.value takes double, but column "x" is string; cast it in the SQL'
     ):
         Agg(spec, None, (Field("x", column),))
 

@@ -33,7 +33,7 @@ CONNECTIONS: dict[str, Connection] = {
     "postgres": PostgresConnection(url="postgresql://h/d"),
 }
 HOW = (
-    'set emit_metadata = true (_revision and _emit_reason distinguish them), use emit = "final", or write to postgres, '
+    'set emit_metadata = true (_revision and _emit_reason then distinguish the rows), use emit = "final", or write to postgres, '
     'delta or iceberg (mode = "merge"), or kafka (keyed by the identity)'
 )
 

@@ -115,7 +115,7 @@ def test_a_stage_name_may_be_an_invalid_file_name() -> None:
 @pytest.mark.parametrize(
     ("targets", "more", "lines"),
     [
-        ([], "", ["target: missing; say where results go in [target]"]),
+        ([], "", ["target: missing; set where results are written in [target]"]),
         ([], "[target]\n" + LAKE + "\n[[targets]]\n" + TABLE, ["targets: cannot be combined with [target]; a pipeline has one target, or several in [[targets]]: remove one of them"]),
         ([LAKE + '\nfrom = "hour"'], "", ['targets[0].from: found "hour", which is not a stage; did you mean "hours"?']),
         ([TABLE], "", ['stages[1]: stage "hours" is unused: name it in the `from` of a later stage or of a target, or remove it']),

@@ -59,7 +59,7 @@ def test_standalone_late_rows_need_an_append_only_target() -> None:
     )
     assert problems(table) == [
         f'{W}.late_data: "standalone" needs an append-only target (files, console, delta or iceberg with mode = "append"): on this '
-        'delta target late rows would replace the result of the window that they missed; use "reopen" to correct it, or "dlq"'
+        'delta target late rows would replace the result of the window that they missed; use "reopen" to correct the result, or "dlq" to keep the rows'
     ]
     loads(swap(table, 'path = "out"\n', 'path = "out"\nmode = "append"\n'), "p.toml", {})
 

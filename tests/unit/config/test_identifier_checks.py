@@ -52,9 +52,9 @@ AVRO = 'connection = "kafka"\ntopic = "t"\nvalue_format = "avro"'
 @pytest.mark.parametrize(
     ("names", "line"),
     [
-        ({"key": "x" * 64}, "transform.window.group_by: found .* with 64 bytes; the target is a Postgres table"),
-        ({"key": "€" * 22}, "with 66 bytes"),
-        ({"name": "x" * 64}, r"aggregations\[0\].as: found .* with 64 bytes"),
+        ({"key": "x" * 64}, "transform.window.group_by: found .*, which has 64 bytes; the target is a Postgres table"),
+        ({"key": "€" * 22}, "which has 66 bytes"),
+        ({"name": "x" * 64}, r"aggregations\[0\].as: found .*, which has 64 bytes"),
         ({"name": "x" * 62, "state": "db"}, "the state is in Postgres, where column names can have at most 61 bytes"),
         ({"key": "a\0b"}, "group_by: found .*; a column name cannot contain U\\+0000"),
         ({"key": "a\0b", "target": 'connection = "lake"\npath = "t"'}, "a column name cannot contain U\\+0000"),

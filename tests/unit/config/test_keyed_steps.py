@@ -71,7 +71,9 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
     for check in (lambda p: sql_check.check_sql(p).problems, start_problems):
         (line,) = check(pipeline(number_column="tags"))
-        assert line.endswith('.nth: the SQL selects a column "tags", which this step adds itself; rename it in the SQL')
+        assert line.endswith(
+            '.nth: the SQL selects a column "tags", which this step adds itself; rename the column in the SQL'
+        )
     numbered = pipeline(number_column="nr")
     assert (sql_check.check_sql(numbered).problems, start_problems(numbered)) == ([], [])
 

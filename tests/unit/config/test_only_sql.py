@@ -110,12 +110,12 @@ def test_a_transform_with_a_window_is_not_stateless() -> None:
         ({"sql": "SELECT usr FROM source"}, 'transform.sql: column "usr" does not exist; did you mean "user"?'),
         (
             {"sql": "SELECT user, count(*) AS n FROM source GROUP BY user"},
-            "transform.sql: must be row-wise, it uses an aggregate (GROUP BY, count(), …); filter, project and join lookups there, "
+            "transform.sql: must be row-wise, but it uses an aggregate (GROUP BY, count(), …); only filter, project and join lookups there, "
             "and describe aggregation in [transform.window]",
         ),
         (
             {"sql": "SELECT user, row_number() OVER (PARTITION BY user ORDER BY n) AS r FROM source"},
-            "transform.sql: must be row-wise, it uses a window function (OVER); filter, project and join lookups there, and describe "
+            "transform.sql: must be row-wise, but it uses a window function (OVER); only filter, project and join lookups there, and describe "
             "aggregation in [transform.window]",
         ),
         (
@@ -157,7 +157,7 @@ def test_several_sources_make_one_table() -> None:
 def test_the_rest_of_a_stateless_config_is_checked_too() -> None:
     text = config().replace("[transform]\n", '[transform]\non_error = "dlq"\n')
     assert problems(text) == [
-        'dead_letter: missing; on_error = "dlq" needs it: [dead_letter] with a connection and a path, table or topic'
+        'dead_letter: missing; on_error = "dlq" needs [dead_letter] with a connection and a path, table or topic'
     ]
     text = (
         config()
@@ -328,7 +328,7 @@ def test_sql_may_rank_the_rows_of_each_window() -> None:
     assert problems(STAGES.replace("WINDOW", TUMBLING)) == []
     assert problems(STAGES.replace("WINDOW", f'{TUMBLING}\nemit = "final"\nlate_data = "reopen"')) == []
     (line,) = problems(STAGES.replace("WINDOW", SESSION))
-    assert line.startswith("stages[1].sql: must be row-wise, it uses a window function (OVER)")
+    assert line.startswith("stages[1].sql: must be row-wise, but it uses a window function (OVER)")
     assert line.endswith("one that is cut at max_session_duration closes before one that ends there")
     (line,) = problems(STAGES.replace("WINDOW", TUMBLING).replace("PARTITION BY window_start", "PARTITION BY user"))
     assert line.endswith('by its start or end: name "window_end" or "window_start" in GROUP BY or PARTITION BY')
@@ -346,7 +346,7 @@ def test_grouping_over_several_inputs_is_refused() -> None:
         + STAGES[end:].replace('name = "top"\n', 'name = "top"\nfrom = ["per_minute", "others"]\n')
     )
     (line,) = problems(both)
-    assert line.startswith("stages[2].sql: must be row-wise, it uses a window function (OVER)")
+    assert line.startswith("stages[2].sql: must be row-wise, but it uses a window function (OVER)")
     assert line.endswith(
         "it has several inputs and runs over each of them separately, so no run has all rows of a group"
     )

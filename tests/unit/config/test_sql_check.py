@@ -78,7 +78,7 @@ def test_mistakes_of_both_kinds_are_reported_together() -> None:
         ({"query": "SELECT user_id, amount, _event_ts FROM source JOIN lake.dim ON true"}, 'table "lake.dim" is in a catalog'),
         ({"time": "n + 1", "unit": 'event_time_unit = "s"'}, "its type is known only at the start"),
         ({"spark": '[spark]\n"spark.sql.caseSensitive" = true'}, 'because [spark] sets "spark.sql.caseSensitive"'),
-        ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse it"),
+        ({"query": "SELECT a:b.c AS user_id, amount, _event_ts FROM source"}, "this check cannot parse the SQL"),
     ],
 )  # fmt: skip
 def test_sql_without_known_types_is_reported_as_not_checked(case: dict[str, str], message: str) -> None:
@@ -104,7 +104,7 @@ def test_a_gap_and_an_event_time_in_sql_must_be_row_wise(expression: str, part: 
     gap = f'gap_ms = "{expression}"\nmax_session_duration_ms = "1h"'
     for key, case in (("gap_ms", {"length": gap}), ("event_time_column", {"time": expression})):
         problems = sql_check.check_sql(pipeline(**case)).problems
-        assert f'transform.window.{key}: "{expression}" must be row-wise, it uses {part}' in problems
+        assert f'transform.window.{key}: "{expression}" must be row-wise, but it uses {part}' in problems
 
 
 def test_every_pipeline_of_the_pages_is_right() -> None:

@@ -57,7 +57,7 @@ def test_a_duration_below_a_second_without_a_unit_gets_a_hint() -> None:
         return [line for line in find_plan_warnings(pipeline) if "did you mean" in line]
 
     assert lines("gap_ms = 30") == [
-        'transform.window.gap_ms: 30 is 30 ms: did you mean gap = "30m"? If it is milliseconds, gap = "30ms" says so'
+        'transform.window.gap_ms: 30 is 30 ms: did you mean gap = "30m"? If you meant milliseconds, write gap = "30ms"'
     ]
     assert lines('gap = "30ms"') == lines('gap_ms = "30ms"') == lines("gap_ms = 30000") == []
 

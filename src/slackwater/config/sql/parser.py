@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlglot import exp
 
 MOST_WORDS = 20_000  # tokens; more would take seconds to parse
-DEEP = "it is nested too deeply for this check"
+DEEP = "the SQL is nested too deeply for this check"
 _NO_QUERY = ", expected SELECT … FROM source"
 _QUERIES = ("SELECT", "WITH", "FROM", "VALUES", "TABLE", "MAP", "REDUCE")
 _BEGINS = frozenset(  # words that begin a clause; they are names if nothing follows them
@@ -62,9 +62,9 @@ def parse_query(sql: str) -> exp.Expr:
         location = f" near {format_value(place['highlight'])} (line {place['line']})" if place.get("highlight") else ""
         meant = _misspelled(text, words)
         hint = f': "{meant[0]}"; did you mean "{meant[1]}"?' if meant is not None else ""
-        raise UnsupportedSyntax(f"this check cannot parse it{location}{hint}") from None
+        raise UnsupportedSyntax(f"this check cannot parse the SQL{location}{hint}") from None
     except Exception:  # errors of the parser itself
-        raise UnsupportedSyntax("this check cannot parse it") from None
+        raise UnsupportedSyntax("this check cannot parse the SQL") from None
     return tree
 
 
@@ -80,11 +80,11 @@ def _words(sql: str) -> list[lexer.Token]:
         raise SqlSyntaxError("is empty")
     first = words[0].text
     if words[0].is_word(*STATEMENTS):
-        raise SqlSyntaxError(f"{first.upper()} is a statement, expected a query: SELECT … FROM source")
+        raise SqlSyntaxError(f"{first.upper()} is a statement; expected a query: SELECT … FROM source")
     if not words[0].is_word(*_QUERIES) and first != "(":
         raise SqlSyntaxError(f'begins with "{first}"{suggest_word(first, _QUERIES) or _NO_QUERY}')
     if len(words) > MOST_WORDS:
-        raise UnsupportedSyntax(f"it has {len(words):,} words, and this check reads at most {MOST_WORDS:,}")
+        raise UnsupportedSyntax(f"the SQL has {len(words):,} words, but this check reads at most {MOST_WORDS:,}")
     depth = 0
     for word in words:
         depth += (word.text == "(") - (word.text == ")")

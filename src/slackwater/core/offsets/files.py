@@ -51,8 +51,8 @@ class FileOffsets(Offsets):
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> FileOffsets:
         if start != "earliest":
             raise StartError(
-                f'{prefix}: it reads files, which have no offsets to continue from; expected "earliest" (all of them are '
-                "read again)"
+                f'{prefix}: this source reads files, which have no offsets to continue from; expected "earliest" '
+                "(all files are read again)"
             )
         return FileOffsets()
 

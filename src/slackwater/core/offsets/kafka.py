@@ -80,7 +80,7 @@ class KafkaOffsets(Offsets):
 
     def resolve_reset(self, prefix: str, start: object, lookup: OffsetLookup | None) -> Offsets:
         if lookup is None:
-            raise StartError(f"{prefix}: only a broker knows that offset; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: that offset must be read from a broker; {NEEDS_FILE}")
         assert isinstance(start, str | int)
         return lookup(start)
 

@@ -75,9 +75,11 @@ class TableOffsets(Offsets):
         if start == "earliest":
             return TableOffsets(files=0, content=True)
         if start != "latest":
-            raise StartError(f'{prefix}: it reads a table; expected "earliest" (all rows) or "latest" (new rows only)')
+            raise StartError(
+                f'{prefix}: this source reads a table; expected "earliest" (all rows) or "latest" (new rows only)'
+            )
         if lookup is None:
-            raise StartError(f"{prefix}: only the table knows that version; {NEEDS_FILE}")
+            raise StartError(f"{prefix}: that version must be read from the table; {NEEDS_FILE}")
         return lookup("latest")
 
     def __str__(self) -> str:

@@ -98,7 +98,9 @@ class Connector(Generic[C]):
         self._unsupported("keep dead letters")
 
     def _unsupported(self, operation: str) -> NoReturn:
-        raise AssertionError(f"{self.connection.kind} cannot {operation}, which the check of the config knows")
+        raise AssertionError(
+            f"{self.connection.kind} cannot {operation}; the check of the config should have reported this"
+        )
 
 
 def source_time_zone(pipeline: Pipeline, spec: Source) -> str:

@@ -123,8 +123,8 @@ class KafkaConnector(Connector[KafkaConnection]):
     def check_target(self, spec: TargetSpec, key: str) -> None:
         if not self._exists(spec, key) and spec.create is False:
             raise StartError(
-                f'{key}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = false; '
-                "create it, or remove create"
+                f'{key}.topic: "{spec.topic}" does not exist at {self.connection.bootstrap_servers}, and create = '
+                "false; create the topic, or remove create = false"
             )
 
     def will_create(self, spec: TargetSpec, key: str) -> str | None:
@@ -166,7 +166,7 @@ class KafkaConnector(Connector[KafkaConnection]):
                     raise StartError(
                         f'dead_letter: topic "{topic}" at {self.connection.bootstrap_servers} returned nothing for '
                         f"{_SECONDS:g} s ({broker.errors[-1] if broker.errors else 'no answer'}); check that the "
-                        "brokers run"
+                        "brokers are running"
                     )
                 if len(rows) >= CHUNK:
                     yield pl.DataFrame(rows, schema=SCHEMA)

@@ -55,7 +55,7 @@ class RawRecords:
             instead = f"{file}, or " if file else ""
             raise StartError(
                 f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
-                "schema_registry in the connection and topics by name"
+                "schema_registry in the connection, with topics listed by name"
             )
         return list(schema_registry.read_schema_versions(self.spec, self.address, self.topics))
 

@@ -102,12 +102,14 @@ def _schema(records: RawRecords) -> StructType:
     texts = records.sample()
     if not texts:
         raise StartError(
-            f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; declare it'
+            f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; '
+            "declare one"
         )
     fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
     if not fields:
         raise StartError(
-            f'source "{spec.name}": no schema is declared and the first {plural(len(texts), "record is not a JSON object", "records are not JSON objects")}; declare it, '
-            'or set payload_format = "raw"'
+            f'source "{spec.name}": no schema is declared and the first '
+            f"{plural(len(texts), 'record is not a JSON object', 'records are not JSON objects')}; declare one, or "
+            'set payload_format = "raw"'
         )
     return StructType(fields)

@@ -90,7 +90,7 @@ class ProtoFiles:
         for field in self.messages[name].field:
             if (other := field_names.setdefault(field.json_name.casefold(), field.name)) != field.name:
                 raise ValueError(
-                    f'message "{name}" has fields "{other}" and "{field.name}", which are one name for Spark'
+                    f'message "{name}" has fields "{other}" and "{field.name}", which Spark treats as the same name'
                 )
             if field.type in (_MESSAGE, _GROUP):
                 self.check(field.type_name.lstrip("."), [*within, name])

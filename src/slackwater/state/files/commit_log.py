@@ -80,7 +80,7 @@ class CommitLog:
         if (commit.pipeline, commit.epoch) != (self.storage.name, epoch):
             raise StateError(
                 f'manifest {shown} holds epoch {commit.epoch} of "{commit.pipeline[:100]}", expected epoch {epoch} of '
-                f'"{self.storage.name}": it replaced another manifest; restore that one from a copy'
+                f'"{self.storage.name}": another manifest was overwritten; restore it from a copy'
             )
         return commit
 

@@ -69,7 +69,7 @@ class FileCache:
                 temporary.unlink()
             raise ExhaustedError.from_error(error) or StateError(
                 f"state files cannot be cached in {self.home} ({error.strerror}); free some space there, or set "
-                "SLACKWATER_CACHE_DIR to a directory with more"
+                "SLACKWATER_CACHE_DIR to a directory with more space"
             ) from None
         self._sound.add(file)
         _added += 1

@@ -40,7 +40,7 @@ class Flock:
         except OSError:
             pass
         raise FencedError(
-            f"this runner must not {doing}: {path} was removed or replaced while it ran; find the cause, and start "
+            f"this runner must not {doing}: {path} was removed or replaced during the run; find the cause, and start "
             "again"
         )
 
@@ -60,7 +60,8 @@ def take_lock(path: Path) -> Flock:
         holder = file.read().strip() or "another process"
         file.close()
         raise LockHeldError(
-            f"pipeline is already running: {holder} holds {path}; stop it first, one runner per pipeline"
+            f"pipeline is already running: {holder} holds {path}; stop that process first: a pipeline has one runner "
+            "at a time"
         ) from None
     directory = _open_directory(path.parent)
     try:
@@ -68,8 +69,8 @@ def take_lock(path: Path) -> Flock:
             os.close(directory)
             file.close()
             raise LockHeldError(
-                f"pipeline is already running: another process holds {path.parent}, and its file {path.name} was removed; stop "
-                "it first, one runner per pipeline"
+                f"pipeline is already running: another process holds {path.parent}, but its lock file {path.name} "
+                "was removed; stop that process first: a pipeline has one runner at a time"
             )
     except OSError:  # a network file system that cannot lock directories
         assert directory is not None

@@ -74,7 +74,7 @@ class ObjectClient:
             return self._obs.store.from_url(self.url, config=settings, client_options=client, retry_config=retry)
         except (self._errors.BaseError, ValueError, TypeError) as error:
             raise StartError(
-                f"{self.label} {self.url}: {_short_reason(error)}; check the URL, and its options"
+                f"{self.label} {self.url}: {_short_reason(error)}; check the URL and its options"
             ) from None
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -153,8 +153,8 @@ class ObjectClient:
                 return None
             if time.monotonic() > ends:
                 raise EpochError(
-                    f"{self.label} {self.url}: {file} was refused repeatedly, and no other runner has written it; "
-                    "committed epochs are safe: start again"
+                    f"{self.label} {self.url}: writing {file} was refused repeatedly, although no other runner has "
+                    "written that file; committed epochs are safe: start again"
                 )
             time.sleep(0.1)
 

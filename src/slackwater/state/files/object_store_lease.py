@@ -114,7 +114,9 @@ class ObjectStoreLease:
             version = self._client.rewrite(self._file, self._encode(True), self._version)
             if version is None:
                 current = self._read()
-                self._lost = _holder_name(current[0]) if current else "somebody removed the lease, or another runner"
+                self._lost = (
+                    _holder_name(current[0]) if current else "another runner, or someone who removed the lease,"
+                )
                 return
             self._version, self._until = version, began + LEASE_S
 
@@ -235,5 +237,6 @@ def _held_error(content: dict[str, Any], shown: str) -> LockHeldError:
     until = content.get("until_us")
     when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
     return LockHeldError(
-        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop it first, one runner per pipeline"
+        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop that process first: a "
+        "pipeline has one runner at a time"
     )

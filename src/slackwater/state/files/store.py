@@ -252,7 +252,8 @@ class FilesStore:
         """
         if commit.epoch != self._latest + 1:
             raise FencedError(
-                f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._latest}, the latest epoch that this runner "
+                "knows; nothing was committed"
             )
         self._put(commit)
         return commit

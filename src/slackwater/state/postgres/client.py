@@ -100,7 +100,8 @@ def check_names(names: Sequence[str], where: str) -> None:
     for name in names:
         if len(name.encode()) > NAME_BYTES or "\0" in name:
             raise StartError(
-                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, Postgres allows {NAME_BYTES}; '
+                f'{where}: column "{name}" has a name of {len(name.encode())} bytes, but Postgres allows at most '
+                f"{NAME_BYTES}; "
                 "choose a shorter name"
             )
 
@@ -197,7 +198,8 @@ def open_connection(url: str, label: str, seconds: int = 10) -> psycopg.Connecti
         )
     except psycopg.Error as error:
         raise StartError(
-            f"{label}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url and that it runs"
+            f"{label}: Postgres at {server_address(url)} cannot be reached ({error_reason(error)}); check the url, "
+            "and that the server is running"
         ) from None
     connection.server_cursor_factory = NamedCursor
     return connection

@@ -30,7 +30,8 @@ def report_database_errors(method: Callable[..., T]) -> Callable[..., T]:
             return method(self, *arguments)
         except psycopg.Error as error:
             raise EpochError(
-                f"state store {self._location}: {client.error_reason(error)}; start again once it is available"
+                f"state store {self._location}: {client.error_reason(error)}; start again once the database is "
+                "available"
             ) from None
 
     return reporting

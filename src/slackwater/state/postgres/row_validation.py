@@ -20,8 +20,8 @@ from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMEN
 _KINDS = {CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FLOOR, FRAGMENT, TOMBSTONE, WHOLE}
 _FAR = 2**62  # µs: limit of times in a commit
 _WAYS = (
-    "it was changed outside Slackwater. Restore the database from a backup, check what is intact with `slackwater "
-    "state verify`, or start over with: slackwater run FILE --rebuild"
+    "the table was changed outside Slackwater. Restore the database from a backup, check what is intact with "
+    "`slackwater state verify`, or start over with: slackwater run FILE --rebuild"
 )
 
 

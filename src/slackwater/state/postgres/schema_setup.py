@@ -199,6 +199,7 @@ class SchemaSetup:
         row = self.db.execute("SELECT to_regclass(%s)", (table,)).fetchone()
         if row is None or row[0] is None:
             raise StateError(
-                f'table {table} is missing {self.location}, and pipeline "{self.tables.pipeline}" has state in epoch {self.epoch}; '
+                f'table {table} is missing {self.location}, but pipeline "{self.tables.pipeline}" has state in epoch '
+                f"{self.epoch}; "
                 "restore it from a backup, or delete the pipeline's row from slackwater_pipelines to start over"
             )

@@ -27,8 +27,8 @@ def read_staged_output(
         frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(row[0])).read_all())
     except (pa.ArrowException, OSError, pl.exceptions.PolarsError) as error:
         raise StateError(
-            f"staged output {meta.file} in {tables.outputs} {location} is damaged: it cannot be read ({type(error).__name__}), expected "
-            f"{plural(meta.rows, 'row')}; restore it from a backup"
+            f"staged output {meta.file} in {tables.outputs} {location} is damaged: it cannot be read "
+            f"({type(error).__name__}), but should hold {plural(meta.rows, 'row')}; restore it from a backup"
         ) from None
     assert isinstance(frame, pl.DataFrame)
     if frame.height != meta.rows:

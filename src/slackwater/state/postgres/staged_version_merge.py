@@ -52,7 +52,8 @@ def check_staged_rows(db: psycopg.Connection[Any], staged: str, metas: Sequence[
     if count != (expected := sum(m.rows for m in metas)):
         raise EpochError(
             f"epoch {epoch} was not committed: found {count:,} of its staged rows in {staged}, expected {expected:,} "
-            "(Postgres was restarted after a crash, or the rows were deleted); start again, the epoch is repeated"
+            "(Postgres was restarted after a crash, or the rows were deleted); start again: the epoch is then "
+            "repeated"
         )
 
 
@@ -211,7 +212,7 @@ def clear_merged(
             try:
                 db.execute(f"VACUUM {tables.for_stage(number).staged}")
             except psycopg.Error as error:  # the commit succeeded; autovacuum or the next commit cleans up
-                log.warning("%s: staged rows were not vacuumed: %s", tables.pipeline, client.error_reason(error))
+                log.warning("%s: staged rows could not be vacuumed: %s", tables.pipeline, client.error_reason(error))
     return waits
 
 

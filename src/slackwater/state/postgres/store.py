@@ -261,7 +261,7 @@ class PostgresStore:
     def commit(self, commit: Commit, publish: Publish | None = None) -> Commit:
         if commit.epoch != self._epoch + 1:
             raise FencedError(
-                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest this runner knows; nothing was committed"
+                f"epoch {commit.epoch} does not follow epoch {self._epoch}, the latest epoch that this runner knows; nothing was committed"
             )
         commit_id = uuid.uuid4()
         try:
@@ -290,8 +290,8 @@ class PostgresStore:
         self, commit: Commit, publish: Publish | None, commit_id: uuid.UUID, error: psycopg.Error
     ) -> Commit:
         """Find out whether a commit whose connection broke took effect, and repeat it if it did not."""
-        reason = client.error_reason(error)
-        log.warning("%s: connection lost while committing epoch %d: %s", self._pipeline, commit.epoch, reason)
+        epoch, reason = commit.epoch, client.error_reason(error)
+        log.warning("%s: the connection was lost during the commit of epoch %d: %s", self._pipeline, epoch, reason)
         self._reconnect(commit.epoch)
         row = self._db.execute(
             f"SELECT epoch, commit_id, record FROM {self.tables.pipelines} WHERE pipeline_name = %s", (self._pipeline,)
@@ -305,7 +305,7 @@ class PostgresStore:
             raise FencedError(
                 f"epoch {stored_epoch} was committed {self._location} by another runner while this one was disconnected; this one stops"
             )
-        log.warning("%s: epoch %d was not committed at first, and is committed now", self._pipeline, commit.epoch)
+        log.warning("%s: epoch %d was not committed; the commit is repeated", self._pipeline, commit.epoch)
         try:
             return self._transact(commit, publish, commit_id)
         except psycopg.Error as again:
@@ -339,7 +339,7 @@ class PostgresStore:
             except Exception as error:
                 if time.monotonic() > end:
                     raise EpochError(
-                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks it"
+                        f"it is unknown whether epoch {epoch} was committed: {error}; the next start checks this"
                     ) from None
             time.sleep(0.2)
 

@@ -78,7 +78,7 @@ def build_key(
     """
     last = snapshot.commit.stages[-1]
     if (kind := kind_name(last.fingerprint.get("kind"))) != "window":
-        raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so it has no page for a key")
+        raise StartError(f"{snapshot.commit.pipeline}: a {kind} has no windows, so there is no page for a key")
     logic = restore_window(snapshot.commit, -1)
     key = state_inspection.parse_key(logic, key_texts)
     rows = state_inspection.read_key_rows(snapshot, logic, key, -1)

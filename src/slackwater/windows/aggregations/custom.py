@@ -31,7 +31,7 @@ class CustomAggregation(AggregationKind):
     def problem(self) -> str | None:
         for (name, expected), column in zip(self.aggregator.inputs.items(), self.columns, strict=True):
             if not accepts_column(expected, column):
-                return f'{self._class}.{name} takes {expected}, column "{column.name}" is {column.type}; cast it in the SQL'
+                return f'{self._class}.{name} takes {expected}, but column "{column.name}" is {column.type}; cast it in the SQL'
         return None
 
     @property

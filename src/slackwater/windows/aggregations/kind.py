@@ -55,9 +55,7 @@ class AggregationKind(ABC):
             if not column.is_scalar:
                 return f'column "{column.name}" has type {column.type}, which has no order'
         if self.number and self.column.base not in schema.NUMBERS:
-            return (
-                f'{self.spec.agg} needs a number, column "{self.column.name}" is {self.column.type}; cast it in the SQL'
-            )
+            return f'{self.spec.agg} needs a number, but column "{self.column.name}" is {self.column.type}; cast it in the SQL'
         return None
 
     @property
