@@ -182,7 +182,7 @@ def test_what_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("p", "taken"):
         if name == "taken":
             fork_store(make("p"), "taken")
-        with pytest.raises(StateError, match=f'"{name}" already has a state, epoch 0 in .*; choose another name'):
+        with pytest.raises(StateError, match=rf'"{name}" already has a state \(epoch 0 in .*\); choose another name'):
             fork_store(make("p"), name)
     with pytest.raises(StartError, match=r'found the name "../q", expected letters, digits'):
         fork_store(make("p"), "../q")

@@ -41,7 +41,10 @@ def test_a_removed_lock_lets_no_second_runner_in(make: Callable[[], FilesStore],
     done = add_epoch(first, None, "a")
     for _ in range(times):
         Path(first.root, "lock").unlink()
-        with pytest.raises(LockHeldError, match=r"another process holds .*/p, and its file lock was removed; stop it"):
+        with pytest.raises(
+            LockHeldError,
+            match=r"another process holds .*/p, but its lock file lock was removed; stop that process first",
+        ):
             make().open()
         assert make().runner() == "another process"
     done = add_epoch(first, done, "b")

@@ -78,7 +78,8 @@ def test_a_second_runner_elsewhere_is_refused_as_soon_as_the_first_is_heard_of(
     first.open()
     elsewhere(monkeypatch)
     with pytest.raises(
-        LockHeldError, match=r"already running: process \d+ on .* holds s3://.*/p/lock until 20.*; stop it"
+        LockHeldError,
+        match=r"already running: process \d+ on .* holds s3://.*/p/lock until 20.*; stop that process first",
     ):
         make().open()
     assert make().runner().startswith("process ")

@@ -124,7 +124,7 @@ def test_what_is_null_is_counted_and_logged_with_its_place(caplog: pytest.LogCap
             SCHEMA,
         )
     (line,) = [r.getMessage() for r in caplog.records if "on_overflow" in r.getMessage()]
-    assert line.startswith("law: epoch 1: 2 results do not fit the type of the column, emitted as NULL")
+    assert line.startswith("law: epoch 1: 2 results do not fit the type of the column; NULL is emitted instead")
     assert '"total" of k=' in line
     assert result.counters.overflows == 2
 

@@ -243,7 +243,7 @@ def test_a_column_name_that_postgres_would_cut_is_refused(url: str) -> None:
         kind="session", gap_ms=10, max_session_duration_ms=1000, group_by=["user"],
         aggregations=[Aggregation(agg="count", as_="n" * 70)],
     )  # fmt: skip
-    with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, Postgres allows 63'):
+    with pytest.raises(StartError, match=r'column "n{70}\.n" has a name of 72 bytes, but Postgres allows at most 63'):
         run_local(window, [RowsInput({"a": []})], {"user": "string"}, store=lambda: PostgresStore(url, "public", "p"))
 
 

@@ -89,7 +89,7 @@ def test_superseded_rows_go_and_others_stay(lake: IcebergLake, caplog: pytest.Lo
         *((day, key, 0) for day in (1, 3) for key in ("a", "b", None)),
         (2, "a", 1), (2, "b", 0), (2, "c", 1),
     }  # fmt: skip
-    message = "epoch 1 replaces rows: 1 file rewritten with 1 row that stay, of 2 days from 2024-03-02 to 2024-03-03"
+    message = "epoch 1 replaces rows: 1 file rewritten, with 1 row unchanged, of 2 days from 2024-03-02 to 2024-03-03"
     assert message in caplog.text
     files = len(list(lake.table().scan().plan_files()))
     assert files == 3, "the days that were not touched keep their files, and the touched one has one again"

@@ -238,7 +238,7 @@ def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str
         patch.setattr("slackwater.targets.kafka.Producer", Unsure)
         target = opened(kafka, topic)
         with pytest.raises(
-            PublishError, match=r"epoch 0 \(no answer\); the epoch is committed in the state store, the"
+            PublishError, match=r"epoch 0 \(no answer\); the epoch is committed in the state store; the"
         ):
             target.publish(0, narrow(1))
     with pytest.raises(PublishError, match="not open"):
@@ -356,6 +356,6 @@ topic = "{name}-letters"
     with pytest.raises(StartError, match=r"does not exist on .*create = false"):
         create_targets(refused)
     assert any(
-        "create = false; create it, or remove create" in line
+        "create = false; create the topic, or remove create = false" in line
         for line in check_connections.find_connection_problems(refused)
     )

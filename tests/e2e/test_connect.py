@@ -252,7 +252,7 @@ def test_records_of_kafka(runner: Runner, lent: Any, topic: Make, payload: str) 
 def test_a_server_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     runner.write("0.jsonl", [])
-    with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: no server answers; start it"):
+    with pytest.raises(StartError, match=r"Spark Connect at 127.0.0.1:1: no server answers; start the server"):
         runner.run(source=runner.source("user STRING, ts STRING"), window=COUNTS, spark=None)
     monkeypatch.setenv("SPARK_REMOTE", "host:15002")
     with pytest.raises(

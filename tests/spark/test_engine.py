@@ -267,7 +267,7 @@ def test_a_second_runner_and_a_changed_window_are_refused(runner: Runner) -> Non
             ({"transform_sql": "SELECT uuid() AS user, i, _event_ts FROM source"}, "it uses uuid()"),
             (
                 {"window": simple(aggregations=[sw.Aggregation(agg="sum", column="user", as_="s")])},
-                'test: aggregation "s": sum needs a number, column "user" is string; cast it in the SQL',
+                'test: aggregation "s": sum needs a number, but column "user" is string; cast it in the SQL',
             ),
         ],
         keep=6,

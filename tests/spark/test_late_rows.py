@@ -162,7 +162,7 @@ def test_what_cannot_be_rewritten_is_said_in_one_line(spark: Any, rows: Any, sql
     with pytest.raises(StartError, match='late_data = "dlq" needs the hidden column _origin of source') as raised:
         sql_analysis.add_origin_to_sql(spark, spec, IN, rows)
     text = str(raised.value)
-    assert f"it cannot be added ({why}" in text
+    assert f"the column cannot be added ({why}" in text
     assert text.startswith('test: source "in": transform.sql: ')
     assert text.endswith("; add _origin to every SELECT, from the one that reads source to the outermost")
     assert "\n" not in text

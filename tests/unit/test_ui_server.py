@@ -377,7 +377,7 @@ def test_errors_of_the_command_are_one_line(
     assert code == 1
     assert err.startswith("error: --host 0.0.0.0: other machines can reach this address")
     code, _, err = command(monkeypatch, capsys, str(drawn_state), str(drawn_state), "--save", str(tmp_path / "x.html"))
-    assert (code, "name one FILE" in err) == (1, True)
+    assert (code, "pass one FILE" in err) == (1, True)
     in_memory = drawn_state.read_text().partition("[state_store]")[0] + '[state_store]\nkind = "in_memory"\n'
     drawn_state.with_name("memory.toml").write_text(in_memory)
     code, _, err = command(monkeypatch, capsys, str(drawn_state.with_name("memory.toml")))

@@ -257,7 +257,7 @@ class IcebergTarget:
             if any(f.height for f in buffered):
                 write(buffered)
         log.info(
-            "%s: epoch %s replaces rows: %s rewritten, with %s that do not change%s",
+            "%s: epoch %s replaces rows: %s rewritten, with %s unchanged%s",
             self.description,
             properties["slackwater.epoch"],
             plural(len(hit), "file"),
