@@ -30,13 +30,13 @@ import polars as pl
 import psutil
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.epoch_driver import EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators import compile as compiling
-from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
 from slackwater.testing.in_process_engine import InProcessEngine

@@ -25,15 +25,15 @@ from benchmarks.cases import REOPEN_STREAM, REOPEN_WINDOWS, SLACKWATER, WARM_UP,
 from benchmarks.data import generate
 from benchmarks.figures import machine, summarize_runs
 from benchmarks.worker_process import run_worker
+from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.source import Batch
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.operators.compile import compile_window
 from slackwater.query.state_view import StateView
-from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.console import ConsoleTarget
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.pipeline_builder import build_pipeline
 

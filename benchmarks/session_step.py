@@ -33,8 +33,8 @@ from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.compile import bind_window
 from slackwater.spark import operator_rows, worker_memory
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
+from slackwater.storage.local import LocalStorage
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows import session_ingest
 

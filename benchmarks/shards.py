@@ -68,14 +68,14 @@ def measured(shards: int, partitions: int, epochs: int, profile: Any = None) -> 
 class _Run:
     def __init__(self, home: Path, shards: int, partitions: int) -> None:
         import slackwater as sw
+        from slackwater.connectors.kafka.planner import KafkaPlanner
+        from slackwater.connectors.kafka.source import KafkaSource
         from slackwater.core.schema import Field
         from slackwater.engine.engine_interface import SourceStats
         from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
         from slackwater.engine.stage_runner import StageRunner
         from slackwater.metrics import Metrics
         from slackwater.operators.compile import compile_window
-        from slackwater.sources.kafka import KafkaSource
-        from slackwater.sources.kafka_planner import KafkaPlanner
         from slackwater.spark.source_statistics import source_stats
         from slackwater.state.files.store import FilesStore
 
@@ -149,7 +149,7 @@ class _Run:
         self.driver.state = state.model_copy(update={"stages": (stage,)})
 
     def epoch(self, number: int) -> Mapping[str, tuple[float, float]]:
-        from slackwater.sources.base import combine_batches
+        from slackwater.connectors.source import combine_batches
         from slackwater.state.commit import BatchId
 
         self._newest = _NOW_US + number * _EPOCH_US

@@ -16,11 +16,11 @@ from typing import Any
 import polars as pl
 
 from slackwater.config.connection import KafkaConnection
+from slackwater.connectors.kafka.broker import KafkaBroker
+from slackwater.connectors.source import Batch
 from slackwater.engine.engine_interface import IngestOutcome
 from slackwater.operators.base import Operator, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.sources.base import Batch
-from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.commit import SegmentMeta
 from slackwater.state.files.segment_merge_policy import count_segments_to_merge
 

@@ -14,8 +14,8 @@ import slackwater as sw
 from benchmarks.cases import HDFS, ROCKSDB, Window
 from benchmarks.data import FILES_PER_EPOCH, LATENESS_S, SCHEMA
 from benchmarks.topics import Topic
+from slackwater.connectors.files.output_directory import open_directory
 from slackwater.engine.status import Status
-from slackwater.targets.output_directory import open_directory
 
 STATE = "SLACKWATER_BENCH_STATE"  # of the environment: a path or URL
 RESULTS = "SLACKWATER_BENCH_RESULTS"  # likewise

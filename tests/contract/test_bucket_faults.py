@@ -16,16 +16,16 @@ from tests.support.servers.object_store import S3, FaultyProxy
 from tests.support.store_commits import add_epoch, open_runner
 from tests.support.topics import wait_until
 
+from slackwater.connectors.files.output_directory import open_directory
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import EpochError, FencedError, PublishError, SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import object_client, object_store_lease
-from slackwater.state.files.object_client import ObjectClient
 from slackwater.state.files.store import FilesStore
 from slackwater.state.run_history import Run
-from slackwater.targets.base import TargetTable
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import open_directory
+from slackwater.storage import object_client, object_store_lease
+from slackwater.storage.object_client import ObjectClient
 
 Make = Callable[[], Any]
 

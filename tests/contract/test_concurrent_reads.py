@@ -22,11 +22,11 @@ from slackwater.config import toml
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
 from slackwater.state.files.commit_log import CommitLog
-from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.snapshot import SnapshotReader
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import OUTLINE, Snapshot
+from slackwater.storage.local import LocalStorage
 from slackwater.ui.blocks.join_buffers import build_buffers
 
 

@@ -27,15 +27,15 @@ from tests.support.states import driver_of
 from tests.support.topics import read_messages
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.kafka.target import KafkaTarget
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import TargetTable, TargetWriter
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.kafka import KafkaTarget
-from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.in_process_engine import InProcessEngine
 
 FIELDS = (

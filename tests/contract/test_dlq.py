@@ -21,13 +21,14 @@ from slackwater.cli import dlq as command
 from slackwater.cli import main as cli
 from slackwater.config import toml
 from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_filter import LetterFilter
 from slackwater.core.schema import Field
+from slackwater.dead_letters.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
 from slackwater.errors import StartError
 from slackwater.evolution import commit_from_config
 from slackwater.operators.compile import compile_window
-from slackwater.replay.attempt_ledger import AttemptLedger, add_letter_ids, format_applied_lines
 from slackwater.runner.components import create_letter_writer, create_store
-from slackwater.runner.dead_letter_reader import LetterFilter, count_letters, read_newest
+from slackwater.runner.dead_letter_reader import count_letters, read_newest
 
 AT = dt.datetime(2024, 3, 1, 9, 0, tzinfo=dt.UTC)
 SCHEMA = {f.name: f.polars for f in LETTER}
@@ -303,7 +304,7 @@ def test_a_topic_that_gives_nothing_is_not_waited_for_for_ever(
 
     file = config("kafka")
     publish(file, 0, LATE)
-    from slackwater.runner.connectors import kafka as system
+    from slackwater.connectors.kafka import connector as system
 
     monkeypatch.setattr(system, "_SECONDS", -1.0)
     with pytest.raises(

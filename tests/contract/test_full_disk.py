@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import slackwater as sw
+from slackwater.connectors.files.output_directory import LocalDirectory
 from slackwater.errors import SlackwaterError
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.output_directory import LocalDirectory
 from slackwater.testing import LocalPipeline
 
 USERS = 3000

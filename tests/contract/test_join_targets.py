@@ -19,12 +19,12 @@ from deltalake import DeltaTable
 from tests.support.iceberg_tables import open_sql_catalog
 from tests.support.topics import read_messages
 
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.kafka.target import KafkaTarget
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.schema import Field
-from slackwater.targets.base import TargetTable, TargetWriter
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.kafka import KafkaTarget
-from slackwater.targets.postgres import PostgresTarget
 
 FIELDS = (Field("left_id", "bigint"), Field("right_note", "string"), Field("_event_ts", "timestamp"))
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)

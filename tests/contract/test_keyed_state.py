@@ -13,10 +13,10 @@ from tests.support.nth_row_operator import Nth, NthOfKey, WithNth
 from tests.support.script import Restart, RowsInput, build_pipeline, run_local
 
 from slackwater.cli.why import format_report
+from slackwater.config.config_difference import COMPATIBLE, REBUILD
 from slackwater.core.schema import Field
 from slackwater.errors import StartError, StateError
 from slackwater.evolution.compare import compare_config
-from slackwater.evolution.difference import COMPATIBLE, REBUILD
 from slackwater.evolution.operator_from_state import restore_operator, restore_window
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import find_hot_keys

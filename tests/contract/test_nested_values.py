@@ -23,15 +23,15 @@ from tests.support.script import RowsInput, run_local
 
 from slackwater.config.custom_aggregator import Aggregator
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.kafka.rows import KafkaRows, avro_schema
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import TargetTable
-from slackwater.targets.console import ConsoleTarget
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.kafka_rows import KafkaRows, avro_schema
-from slackwater.targets.postgres import PostgresTarget
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
 NAN, INF = float("nan"), float("inf")

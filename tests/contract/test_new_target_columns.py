@@ -15,11 +15,11 @@ from deltalake import DeltaTable
 from tests.support.case_selection import select_cases
 from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
 
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.targets.base import TargetTable
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.postgres import PostgresTarget
 
 BEFORE = (Field("k", "string"), Field("n", "bigint"))
 NEW = (

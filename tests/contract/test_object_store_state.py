@@ -24,8 +24,9 @@ from slackwater.cli.main import app
 from slackwater.errors import EpochError, FencedError, LockHeldError, StartError, StateError
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import object_client, object_storage, object_store_lease, storage
 from slackwater.state.files.store import FilesStore
+from slackwater.storage import base as storage
+from slackwater.storage import object_client, object_store, object_store_lease
 
 Make = Callable[[], Any]
 
@@ -139,10 +140,10 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
     """The runner stalls just before its commit. Meanwhile another runner goes on, and the epoch is cleaned up."""
     first = make()
     done = add_epoch(first, first.open(), "a")
-    create = object_storage.ObjectStorage.create
+    create = object_store.ObjectStorage.create
     second: list[Any] = []
 
-    def stalls(self: object_storage.ObjectStorage, file: str, content: bytes) -> bool:
+    def stalls(self: object_store.ObjectStorage, file: str, content: bytes) -> bool:
         if not second:
             elsewhere(monkeypatch)
             monkeypatch.setattr(object_store_lease, "_is_over", lambda content: True)
@@ -153,7 +154,7 @@ def test_what_a_stalled_runner_commits_behind_its_lease_is_not_its_own(
             first._lock._until = 0.0  # the lease expires
         return create(self, file, content)
 
-    monkeypatch.setattr(object_storage.ObjectStorage, "create", stalls)
+    monkeypatch.setattr(object_store.ObjectStorage, "create", stalls)
     with pytest.raises(FencedError, match=r"must not continue from epoch 1: process .* took over"):
         first.commit(done.model_copy(update={"epoch": 1}))
     with make().peek() as snapshot:
@@ -168,7 +169,7 @@ def test_a_runner_that_was_killed_on_this_machine_is_not_waited_for(
 ) -> None:
     """The start does not wait, however long the lease is."""
     code = (
-        "import os, sys\nfrom slackwater.state.files import object_store_lease\nfrom slackwater.state.files.store import FilesStore\n"
+        "import os, sys\nfrom slackwater.storage import object_store_lease\nfrom slackwater.state.files.store import FilesStore\n"
         "object_store_lease.LEASE_S = 1e6\nFilesStore(sys.argv[1], 'p').open()\nos.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", code, bucket]).returncode == -9
@@ -314,19 +315,19 @@ def test_what_was_put_aside_half_way_is_completed_by_the_next_start(
     class Killed(BaseException):
         pass
 
-    def dies(self: object_storage.ObjectStorage) -> None:
+    def dies(self: object_store.ObjectStorage) -> None:
         self.delete([f for f in self.client.sizes("") if f.startswith("manifests/")])
         raise Killed
 
     with monkeypatch.context() as dying:
-        dying.setattr(object_storage.ObjectStorage, "_clear", dies)
+        dying.setattr(object_store.ObjectStorage, "_clear", dies)
         with pytest.raises(Killed):
             make().start_over()
     again = make()
     assert again.open() is None
     assert set(again.storage.sizes("")) == {"lock"}
     again.close()
-    aside = next(n for n in object_storage.pipeline_names(again.storage.url, {}) if ".before-" in n)
+    aside = next(n for n in object_store.pipeline_names(again.storage.url, {}) if ".before-" in n)
     assert FilesStore(again.storage.url, aside).epochs() == [0]
 
 
@@ -396,7 +397,7 @@ def test_what_another_machine_wrote_is_fetched_once(
     done = add_epoch(store, None, "a")
     store.close()
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "of another machine"))
-    monkeypatch.setattr(object_storage, "_clients", {})
+    monkeypatch.setattr(object_store, "_clients", {})
     other = make()
     other.open()
     for _ in range(3):
@@ -415,7 +416,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(make: Make, tmp_path: Path, mo
     file = done.stages[0].segments[0][0]
     copy = store.storage.local_path(storage.file_ref(file))
     copy.write_bytes(copy.read_bytes()[:-9])
-    monkeypatch.setattr(object_storage, "_clients", {})
+    monkeypatch.setattr(object_store, "_clients", {})
     with make().peek() as snapshot:
         assert users(snapshot) == ["a"]
 
@@ -437,7 +438,7 @@ def test_a_damaged_segment_is_told_by_its_url(
     file = done.stages[0].segments[0][0].file
     damage(store.storage.client, file)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(tmp_path / "empty"))
-    monkeypatch.setattr(object_storage, "_clients", {})
+    monkeypatch.setattr(object_store, "_clients", {})
     with pytest.raises(StateError, match=f"state file s3://.*/p/{file} {message}; restore it"), make().peek():
         pass
     assert [p.what for p in verify_state(make()).problems] == [message]
@@ -451,7 +452,7 @@ def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, mo
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     monkeypatch.setenv("SLACKWATER_CACHE_DIR", str(open_to_all))
-    monkeypatch.setattr(object_storage, "_clients", {})
+    monkeypatch.setattr(object_store, "_clients", {})
     store = make()
     store.open()
     with pytest.raises(
@@ -465,7 +466,7 @@ def test_a_cache_that_others_can_write_is_refused(make: Make, tmp_path: Path, mo
 def test_what_was_not_used_for_longest_leaves_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
-    from slackwater.state.files import file_cache
+    from slackwater.storage import file_cache
 
     for n in range(4):
         path = tmp_path / "s" / str(n)

@@ -41,8 +41,8 @@ def rabbit() -> Iterator[Any]:
 def source() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PySpark's own imports warn
-        from slackwater.sources import rabbitmq
-    return rabbitmq
+        from slackwater.connectors.rabbitmq import source as rabbitmq_source
+    return rabbitmq_source
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def bodies(messages: list[Any]) -> list[int]:
 
 READER = """
 import os, signal, sys
-from slackwater.sources.rabbitmq import RabbitQueue
+from slackwater.connectors.rabbitmq.source import RabbitQueue
 reader = RabbitQueue(sys.argv[1], sys.argv[2], max_messages=10)
 assert len(reader.fetch(1)) == len(reader.fetch(2)) == 10
 reader.ack(1)
@@ -418,7 +418,7 @@ PIPELINE = """
 import sys
 import slackwater as sw
 from slackwater.spark import session
-from slackwater.sources.rabbitmq import stream
+from slackwater.connectors.rabbitmq.source import stream
 
 def run(spark, url, queue, home, flush):
     sw.run_streaming_pipeline(

@@ -13,12 +13,12 @@ import pytest
 from tests.support.iceberg_tables import open_sql_catalog
 
 from slackwater.config.aggregation import Aggregation
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.iceberg.target import IcebergTarget
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import ReadableTarget, TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.targets.base import ReadableTarget, TargetTable
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.iceberg import IcebergTarget
-from slackwater.targets.postgres import PostgresTarget
 from slackwater.windows.aggregations import Agg, accumulator_restoration
 
 AT = dt.datetime(2024, 3, 1, 9, tzinfo=dt.UTC)

@@ -14,7 +14,7 @@ from tests.support.case_selection import select_cases
 from tests.support.store_commits import add_epoch, commit, open_runner, users
 
 from slackwater.cli.main import main
-from slackwater.sources import kafka_broker
+from slackwater.connectors.kafka import broker as kafka_broker
 from slackwater.state.commit import OutputMeta
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore

@@ -20,7 +20,8 @@ from tests.support.published_targets import NINE, PLACES, PublishedTarget
 
 from slackwater.cli import main as cli
 from slackwater.cli import show
-from slackwater.query import kafka_result_reader, key_history
+from slackwater.connectors.kafka import reader as kafka_reader
+from slackwater.query import key_history
 from slackwater.query import result_readers as published_module
 from slackwater.query.result_readers import PostgresResultReader, result_reader, sort_by_start
 
@@ -82,7 +83,7 @@ def test_what_is_not_counted_to_its_end_is_told_so(
     topic = place_at("kafka")
     topic.publish(*((minute, f"u{minute}", 1) for minute in range(40)))
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows of 40; more with --limit)\n"
-    monkeypatch.setattr(kafka_result_reader, "TAIL", 4)
+    monkeypatch.setattr(kafka_reader, "TAIL", 4)
     assert said(monkeypatch, capsys, topic.file, "-n", 2)[2] == "(the newest 2 rows; more with --limit)\n"
 
 

@@ -30,9 +30,9 @@ from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.sizes import measure_sizes
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.commit import Commit
-from slackwater.state.files.arrow_files import file_checksum, write_arrow
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
+from slackwater.storage.arrow_files import file_checksum, write_arrow
 
 NAME, CUT = "law", 12
 

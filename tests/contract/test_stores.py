@@ -17,11 +17,11 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, LockHeldError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, SourceRecord
-from slackwater.state.files import arrow_files
 from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.store import KEPT_EPOCHS, FilesStore, TemporaryFilesStore
 from slackwater.state.postgres import lock
 from slackwater.state.postgres import store as postgres_store
+from slackwater.storage import arrow_files
 from slackwater.windows.aggregations import Agg
 from slackwater.windows.session_intervals import CompiledSessionWindow
 from slackwater.windows.state_rows import (
@@ -292,7 +292,7 @@ from pathlib import Path
 from tests.support.store_commits import commit
 from slackwater.errors import EpochError
 from slackwater.state.files.store import FilesStore
-from slackwater.state.files.arrow_files import write_arrow
+from slackwater.storage.arrow_files import write_arrow
 store = FilesStore({str(tmp_path)!r}, "p")
 store.open()
 store.commit(commit(0))

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable, Schema
 from tests.support.all_types import AT, NARROW, TYPES, WIDE, frame
 
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.errors import PublishError, StartError
-from slackwater.targets.base import TargetTable
-from slackwater.targets.delta import DeltaTarget
 
 
 def wide() -> pl.DataFrame:

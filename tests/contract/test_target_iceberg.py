@@ -21,12 +21,12 @@ from tests.support.iceberg_tables import IcebergLake, open_sql_catalog
 from tests.support.servers.iceberg_rest import RestCatalog
 from tests.support.servers.object_store import Fault, FaultyProxy
 
+from slackwater.connectors.iceberg import tables as iceberg_tables
+from slackwater.connectors.iceberg.tables import IcebergTables, read_all
+from slackwater.connectors.iceberg.target import IcebergTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
-from slackwater.targets import iceberg_tables
-from slackwater.targets.base import TargetTable
-from slackwater.targets.iceberg import IcebergTarget
-from slackwater.targets.iceberg_tables import IcebergTables, read_all
 
 BY_KEY = TargetTable("p", NARROW, ("at", "key"))
 COMMITS = re.compile(r"/v1/.*/tables/[^/]+$")

@@ -22,13 +22,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from tests.support.topics import read_messages
 
 import slackwater as sw
+from slackwater.connectors.kafka.rows import KafkaRows, avro_schema, json_objects
+from slackwater.connectors.kafka.target import EPOCHS_TOPIC, KafkaTarget, TopicCreation
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import FencedError, PublishError, StartError
 from slackwater.runner import check_connections
 from slackwater.runner.components import create_targets
-from slackwater.targets.base import TargetTable
-from slackwater.targets.kafka import EPOCHS_TOPIC, KafkaTarget, TopicCreation
-from slackwater.targets.kafka_rows import KafkaRows, avro_schema, json_objects
 from slackwater.testing.services import free_port
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001)
@@ -89,9 +89,9 @@ def dies(kafka: Any, topic: str, epoch: int, when: str) -> None:
     """Run a process that publishes rows 1 and 2 and is killed before or after the commit."""
     script = f"""
 import os, signal
-import slackwater.targets.kafka as module
+import slackwater.connectors.kafka.target as module
 from slackwater.core.schema import Field
-from slackwater.targets.base import TargetTable
+from slackwater.connectors.target import TargetTable
 import polars as pl
 
 class Dying(module.Producer):
@@ -235,7 +235,7 @@ def test_an_unknown_outcome_is_found_out_by_opening_again(kafka: Any, topic: str
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "no answer"))
 
     with monkeypatch.context() as patch:
-        patch.setattr("slackwater.targets.kafka.Producer", Unsure)
+        patch.setattr("slackwater.connectors.kafka.target.Producer", Unsure)
         target = opened(kafka, topic)
         with pytest.raises(
             PublishError, match=r"epoch 0 \(no answer\); the epoch is committed in the state store; the"

@@ -11,10 +11,10 @@ import polars as pl
 import psycopg
 import pytest
 
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError, StartError
-from slackwater.targets.base import TargetTable
-from slackwater.targets.postgres import PostgresTarget
 
 AT = dt.datetime(2024, 3, 1, 9, 0, 0, 250_001, dt.UTC)
 FIELDS = (

@@ -10,12 +10,12 @@ import polars as pl
 import pytest
 from tests.support.servers.object_store import S3, Fault, FaultyProxy
 
+from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.files.output_directory import BucketDirectory, open_directory
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import PublishError
-from slackwater.targets.base import TargetTable
-from slackwater.targets.console import ConsoleTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import BucketDirectory, open_directory
 
 FIELDS = [Field("window_start", "timestamp"), Field("key", "string"), Field("raw", "binary"), Field("n", "bigint")]
 

@@ -17,6 +17,11 @@ from tests.support.states import driver_of
 
 from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.postgres.target import PostgresTarget
+from slackwater.connectors.source import Batch
+from slackwater.connectors.target import TargetTable
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.value_limits import YEARS, ValueLimits
@@ -25,13 +30,8 @@ from slackwater.errors import BadRowError
 from slackwater.operators import compile as compiling
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
-from slackwater.sources.base import Batch
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres.store import PostgresStore
-from slackwater.targets.base import TargetTable
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.postgres import PostgresTarget
 from slackwater.testing.in_process_engine import InProcessEngine
 
 SCHEMA = {"k": "string", "s": "string", "at": "timestamp", "n": "bigint"}

@@ -18,10 +18,10 @@ from slackwater.config.window import Aggregation, Window
 from slackwater.errors import SlackwaterError, StartError, StateError
 from slackwater.maintenance.verify import verify_state
 from slackwater.state.files import fork as files_fork
-from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.fork import fork_store
 from slackwater.state.postgres.store import PostgresStore
+from slackwater.storage.arrow_files import file_checksum
 
 SECOND = 1_000_000
 SESSION = Window(
@@ -207,11 +207,11 @@ def test_a_fork_that_was_killed_is_repeated_under_its_name(after: int, tmp_path:
     """SIGKILL ends the fork after this number of files."""
     store = store_of_a_run(tmp_path)
     code = (
-        "import os, sys\nfrom slackwater.state.files import local_storage\nfrom slackwater.state.files.store import FilesStore\n"
-        "done, link = [], local_storage._link\n"
+        "import os, sys\nfrom slackwater.storage import local\nfrom slackwater.state.files.store import FilesStore\n"
+        "done, link = [], local._link\n"
         "def dies(*given):\n    link(*given)\n    done.append(1)\n"
         f"    len(done) == {after} and os.kill(os.getpid(), 9)\n"
-        "local_storage._link = dies\nFilesStore(sys.argv[1], 'law').fork('other')\n"
+        "local._link = dies\nFilesStore(sys.argv[1], 'law').fork('other')\n"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == -9
     assert list((tmp_path / "other" / "segments").iterdir())

@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 from tests.support.command import command
 from tests.support.doc_pages import ROOT, block
 
-from slackwater.sources import kafka_broker
+from slackwater.connectors.kafka import broker as kafka_broker
 
 pytestmark = pytest.mark.spark
 

@@ -16,13 +16,13 @@ from tests.support.case_selection import exhaustive, select_cases
 from tests.support.servers.object_store import S3, Fault, FaultyProxy
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.files.output_directory import open_directory
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.errors import SlackwaterError
 from slackwater.maintenance.verify import verify_state
-from slackwater.state.files import object_client, object_storage, object_store_lease
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.base import TargetTable
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.output_directory import open_directory
+from slackwater.storage import object_client, object_store, object_store_lease
 from slackwater.testing.pipeline import LocalPipeline
 
 FAULTS: tuple[Fault, ...] = (
@@ -83,7 +83,7 @@ class RestartedPipeline(LocalPipeline):
 def run(s3: S3, proxy: FaultyProxy, judge: Callable[[str, str], Fault]) -> tuple[Answer, list[SlackwaterError], int]:
     """The rows that the target holds behind a run, the errors that ended it, and how many requests it took until its end."""
     url = s3.bucket(f"b{uuid.uuid4().hex}")
-    object_storage._clients.clear()
+    object_store._clients.clear()
     proxy.seen.clear()
     proxy.judge = judge
     test = RestartedPipeline(url, {**s3.options(proxy.port), "timeout": "5s", "connect_timeout": "5s"})

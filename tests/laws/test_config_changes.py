@@ -232,7 +232,7 @@ def test_a_removed_aggregation_whose_class_is_gone_is_taken_out(tmp_path: Path) 
     assert "Sums" in path.read_text()
     text, _, _ = path.read_text().rstrip("\n").rpartition("\n")
     text = text.replace("test_changed:Sums", "test_gone:Sums")
-    from slackwater.state.files.arrow_files import file_checksum
+    from slackwater.storage.arrow_files import file_checksum
 
     path.write_text(f"{text}\n{file_checksum(text.encode())}\n")
     assert read_counts(run_local(far(5), [rows(3)], SCHEMA, state_dir=str(tmp_path))) == [(0, 8, 3)]
@@ -258,7 +258,7 @@ def test_other_shards_give_the_same_bytes(kind: str, tmp_path: Path) -> None:
 
 
 def _bytes(frame: pl.DataFrame) -> bytes:
-    from slackwater.state.files.arrow_files import encode_frame
+    from slackwater.storage.arrow_files import encode_frame
 
     return encode_frame(frame).to_pybytes()  # type: ignore[no-any-return]
 

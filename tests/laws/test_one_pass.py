@@ -16,8 +16,8 @@ import pytest
 from tests.support.script import LocalPipeline
 
 import slackwater as sw
+from slackwater.connectors.source import Batch
 from slackwater.operators.base import ShardTask
-from slackwater.sources.base import Batch
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.watermark import CONFIRMS
 

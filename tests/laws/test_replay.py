@@ -21,11 +21,11 @@ from slackwater.config.join import Join
 from slackwater.config.window import Aggregation, Window
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
+from slackwater.dead_letters import replay
+from slackwater.dead_letters.attempt_ledger import AttemptLedger
 from slackwater.errors import StartError
 from slackwater.maintenance.verify import verify_state
 from slackwater.operators.compile import compile_window
-from slackwater.replay import replay
-from slackwater.replay.attempt_ledger import AttemptLedger
 from slackwater.state.files.store import FilesStore
 from slackwater.windows import closed_window_corrections as windows
 

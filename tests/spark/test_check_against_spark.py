@@ -10,9 +10,9 @@ from tests.support.case_selection import select_cases
 from tests.support.sql_cases import ACCEPTED, DDL, NO_DDL, REFUSED, UNREAD, pipeline
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.lookup_views import LookupViews
 from slackwater.errors import StartError
 from slackwater.runner import components, stage_binding
-from slackwater.sources.lookup_views import LookupViews
 from slackwater.spark.session import private_session
 
 pytestmark = pytest.mark.spark

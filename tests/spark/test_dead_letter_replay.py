@@ -17,9 +17,9 @@ from tests.support.runner import Runner
 from tests.support.topics import START_MS, Make, minutes
 
 import slackwater as sw
+from slackwater.dead_letters.replay import GONE
 from slackwater.engine import kill_points
 from slackwater.errors import EpochError
-from slackwater.replay.replay import GONE
 from slackwater.runner import dead_letter_reader
 from slackwater.runner.dead_letter_replay import replay_dead_letters
 

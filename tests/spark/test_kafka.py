@@ -29,7 +29,7 @@ from tests.support.topics import (
 )
 
 import slackwater as sw
-from slackwater.sources import kafka_broker
+from slackwater.connectors.kafka import broker as kafka_broker
 from slackwater.spark import source_statistics
 from slackwater.state.files.store import FilesStore
 

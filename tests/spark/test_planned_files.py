@@ -16,9 +16,9 @@ from tests.support.case_selection import exhaustive, select_cases
 from tests.support.runner import Runner
 
 import slackwater as sw
-from slackwater.sources import files
-from slackwater.sources.files import FilesSource
-from slackwater.sources.files_planner import FilesPlanner
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.files.planner import FilesPlanner
+from slackwater.connectors.files.source import FilesSource
 
 pytestmark = pytest.mark.spark
 
@@ -179,7 +179,7 @@ def planned_by_spark(spark: Any, source: FilesSource, checkpoint: Path) -> list[
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
     batches = sorted((int(p.name) for p in (checkpoint / "offsets").glob("[0-9]*")), key=int)
-    return [(e.path, e.timestamp) for n in batches for e in files.batch_files(checkpoint, 0, n)]
+    return [(e.path, e.timestamp) for n in batches for e in files_source.batch_files(checkpoint, 0, n)]
 
 
 def test_a_system_that_is_new_is_planned_and_goes_on_where_its_offsets_end(runner: Runner) -> None:

@@ -26,9 +26,9 @@ from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw
 from slackwater.config.source import Source
+from slackwater.connectors.payloads.base import RawRecords
+from slackwater.connectors.payloads.payload_factory import create_payload
 from slackwater.runner.dead_letter_replay import replay_dead_letters
-from slackwater.sources.payloads.base import RawRecords
-from slackwater.sources.payloads.payload_factory import create_payload
 
 pytestmark = pytest.mark.spark
 

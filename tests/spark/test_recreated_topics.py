@@ -16,8 +16,8 @@ from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw
 from slackwater.cli.main import main
+from slackwater.connectors.kafka.broker import KafkaBroker
 from slackwater.core.offsets import KafkaOffsets
-from slackwater.sources.kafka_broker import KafkaBroker
 from slackwater.state.files.store import FilesStore
 
 pytestmark = pytest.mark.spark

@@ -11,7 +11,7 @@ from tests.support.servers.object_store import S3
 
 import slackwater as sw
 from slackwater.errors import StartError, StateError
-from slackwater.state.files.object_client import ObjectClient
+from slackwater.storage.object_client import ObjectClient
 
 
 class BucketContinued(RestartablePipeline):

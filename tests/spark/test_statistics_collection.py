@@ -14,9 +14,9 @@ from tests.support.events import simple
 from tests.support.runner import Runner
 
 import slackwater as sw
+from slackwater.connectors.files import parquet_footers
+from slackwater.connectors.files.source import FilesSource
 from slackwater.errors import EpochError
-from slackwater.sources import parquet_footers
-from slackwater.sources.files import FilesSource
 from slackwater.spark import first_row_counts, statistics_collector
 from slackwater.spark.engine import SparkEngine
 from slackwater.state.files.store import FilesStore

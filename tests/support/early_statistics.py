@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slackwater.sources.base import Batch
+from slackwater.connectors.source import Batch
 from slackwater.testing.in_process_engine import InProcessEngine
 
 

@@ -10,9 +10,9 @@ import duckdb
 import polars as pl
 from pyiceberg.table import Table as IcebergTable
 
-from slackwater.targets.base import TargetTable
-from slackwater.targets.iceberg import IcebergTarget
-from slackwater.targets.iceberg_tables import IcebergTables, read_all
+from slackwater.connectors.iceberg.tables import IcebergTables, read_all
+from slackwater.connectors.iceberg.target import IcebergTarget
+from slackwater.connectors.target import TargetTable
 
 
 def options(home: Path) -> dict[str, str]:

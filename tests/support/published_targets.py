@@ -14,9 +14,9 @@ from tests.support import iceberg_tables
 from tests.support.states import target_of
 
 from slackwater.config import toml
+from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import Field
 from slackwater.operators.compile import compile_window
-from slackwater.targets.base import TargetWriter
 
 CONFIG = """name = "p"
 [connections.lake]

@@ -164,7 +164,7 @@ class RestartablePipeline:
         if self.target in ("files", "delta"):
             shutil.rmtree(self.home / "out", ignore_errors=True)
         elif self.target == "iceberg":
-            from slackwater.targets.iceberg_tables import IcebergTables
+            from slackwater.connectors.iceberg.tables import IcebergTables
 
             tables = IcebergTables("sql", "default", options(self.home))
             if tables.load("shop.counts") is not None:

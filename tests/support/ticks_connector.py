@@ -14,13 +14,13 @@ from slackwater.config.connection import Connection
 from slackwater.config.connector_metadata import CONNECTORS, ConnectorMetadata, StartPosition, kinds_supporting_keys
 from slackwater.config.source import Source
 from slackwater.config.value_parsers import ValueParser, choice_parser, integer_parser
+from slackwater.connectors import dead_letter_rows
+from slackwater.connectors.connector import Connector
+from slackwater.connectors.registry import CONNECTOR_TYPES
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.core import offsets
 from slackwater.core.offsets import OffsetChange, OffsetLookup, Offsets
 from slackwater.errors import StartError
-from slackwater.runner.connectors import CONNECTOR_TYPES
-from slackwater.runner.connectors.base import Connector
-from slackwater.sources import dead_letter_rows
-from slackwater.sources.base import SelfPlannedSource, SourceBatch
 from slackwater.state.commit import SourceRecord
 
 
@@ -78,7 +78,7 @@ TICKS = ConnectorMetadata(
 )
 
 
-# -- sources/ticks.py --------------------------------------------------------------------------------------------------
+# -- connectors/ticks/source.py -----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TicksSource(SelfPlannedSource):
     """`count`: so many there are."""
@@ -126,7 +126,7 @@ class TicksPlanner:
         return TicksBatch(self._source, first, self._next) if first < self._next else None
 
 
-# -- runner/connectors/ticks.py -------------------------------------------------------------------------------------------
+# -- connectors/ticks/connector.py ----------------------------------------------------------------------------------------
 class Ticks(Connector[TicksConnection]):
     def source(self, session: Any, pipeline: Any, spec: Source, schema_json: str | None) -> TicksSource:
         from pyspark.sql import types as T  # noqa: N812

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
-from slackwater.sources.bad_value_search import (
+from slackwater.connectors.bad_value_search import (
     Record,
     describe_event_time,
     describe_undecodable_row,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from slackwater.connectors.cloud_queues.options import CloudReader, kinesis_options, pubsub_options
 from slackwater.errors import ConfigError
-from slackwater.sources.kinesis_and_pubsub import CloudReader, kinesis_options, pubsub_options
 
 
 def test_a_kinesis_stream() -> None:

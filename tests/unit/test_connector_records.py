@@ -11,8 +11,8 @@ from slackwater.config.connection import CONNECTIONS
 from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
 from slackwater.config.source import Source
 from slackwater.config.target import Target
-from slackwater.runner.connectors import CONNECTOR_TYPES
-from slackwater.runner.connectors.base import Connector
+from slackwater.connectors.connector import Connector
+from slackwater.connectors.registry import CONNECTOR_TYPES
 
 
 def test_every_kind_of_connection_has_both() -> None:

@@ -17,18 +17,19 @@ from tests.support.states import commit_of
 from slackwater import explain
 from slackwater.config import toml
 from slackwater.config.source import Source
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.streaming_sources import SourceSet
 from slackwater.core.hashing import mix_bits, session_ids, shard_of, spark_xxhash64
 from slackwater.core.offsets import FileOffsets
 from slackwater.core.schema import Field
 from slackwater.engine.group_limit import divide_group_limit
 from slackwater.errors import EpochError, StateError
-from slackwater.sources import files
-from slackwater.sources.streaming_sources import SourceSet
 from slackwater.state.commit import BatchId, SegmentMeta
-from slackwater.state.files import arrow_files, segments
-from slackwater.state.files.local_storage import LocalStorage
+from slackwater.state.files import segments
 from slackwater.state.files.segment_merge_policy import count_segments_to_merge
 from slackwater.state.files.store import FilesStore
+from slackwater.storage import arrow_files
+from slackwater.storage.local import LocalStorage
 from slackwater.windows import hyperloglog
 from slackwater.windows.state_rows import DueRowFilter
 
@@ -170,24 +171,24 @@ def test_files_that_were_read_are_remembered_in_few_files(tmp_path: Path) -> Non
     offsets, store = FileOffsets(), FilesStore(tmp_path, "p")
     store.open()
     for n in range(200):
-        offsets = files.store_file_list(store, n, offsets, [files.FileEntry(f"file:///in/{n}.json", n)])
+        offsets = files_source.store_file_list(store, n, offsets, [files_source.FileEntry(f"file:///in/{n}.json", n)])
     assert offsets.count == 200
-    assert len(offsets.lists) <= files.MERGE_AT
-    assert [e.timestamp for e in files.load_file_list(store, offsets)] == list(range(200))
+    assert len(offsets.lists) <= files_source.MERGE_AT
+    assert [e.timestamp for e in files_source.load_file_list(store, offsets)] == list(range(200))
     store.close()
 
 
-def files_source(name: str) -> files.FilesSource:
+def make_source(name: str) -> files_source.FilesSource:
     spec = Source(name=name, connection="lake", query=f"{name}/*.json", format="json")
-    return files.FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
+    return files_source.FilesSource(spec, None)  # type: ignore[arg-type]  # its schema is for reading only
 
 
 def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None:
     store = FilesStore(tmp_path, "p")
     store.open()
-    seen = [files.FileEntry("file:///in/a%20b.json", 7), files.FileEntry("file:///in/c.json", 8)]
-    streams = SourceSet(None, [files_source("a"), files_source("b")], store)  # type: ignore[arg-type]  # nothing is read
-    sources = {"a": {"rows": 9, "offsets": files.store_file_list(store, 3, FileOffsets(), seen)}, "b": {}}
+    seen = [files_source.FileEntry("file:///in/a%20b.json", 7), files_source.FileEntry("file:///in/c.json", 8)]
+    streams = SourceSet(None, [make_source("a"), make_source("b")], store)  # type: ignore[arg-type]  # nothing is read
+    sources = {"a": {"rows": 9, "offsets": files_source.store_file_list(store, 3, FileOffsets(), seen)}, "b": {}}
     state = commit_of(3, sources=sources, batch=BatchId(checkpoint="lost", batch=41))
     (store.checkpoint / "older").mkdir()
 
@@ -197,9 +198,9 @@ def test_a_new_checkpoint_continues_where_the_state_ends(tmp_path: Path) -> None
     assert json.loads((checkpoint / "sources.json").read_text()) == streams.signature()
     assert json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[2]) == {"logOffset": 0}
     assert (checkpoint / "commits" / "0").exists()
-    assert files.batch_files(checkpoint, 0, 0) == seen
-    assert files.batch_files(checkpoint, 1, 0) == []
-    assert files.file_uri_to_path(seen[0].path) == "/in/a b.json"
+    assert files_source.batch_files(checkpoint, 0, 0) == seen
+    assert files_source.batch_files(checkpoint, 1, 0) == []
+    assert files_source.file_uri_to_path(seen[0].path) == "/in/a b.json"
 
     assert streams.checkpoint(state) != checkpoint, "the state alone says where to go on"
     assert not checkpoint.exists()
@@ -210,4 +211,4 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "0").write_text("v1")
     with pytest.raises(EpochError, match=r"checkpoint file .* is missing or damaged; delete the directory"):
-        files.batch_files(tmp_path, 0, 0)
+        files_source.batch_files(tmp_path, 0, 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slackwater.sources import globs
-from slackwater.sources.directory_listing import DirectoryListing, is_hidden, to_uri
+from slackwater.connectors.files import globs
+from slackwater.connectors.files.directory_listing import DirectoryListing, is_hidden, to_uri
 
 
 def tree(home: Path, *names: str) -> None:

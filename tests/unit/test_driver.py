@@ -11,16 +11,16 @@ from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.source import Batch
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.observer import PendingPublish
 from slackwater.errors import PublishError, StartError, StateError
 from slackwater.operators.compile import compile_window
-from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.base import TargetTable
-from slackwater.targets.files import FilesTarget
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.local_result import START_US
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.command import GOOD, Command
 
-from slackwater.sources.base import spark_error_reason
+from slackwater.connectors.source import spark_error_reason
 
 TABLE = GOOD.replace('[[sources]]', '[connections.warm]\nKIND\n[[sources]]').replace(
     'connection = "lake"\nquery = "in/*.jsonl"\nformat = "json"\nschema = "user_id STRING, page STRING, ts TIMESTAMP"',

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 import slackwater as sw
-from slackwater.core.offsets import ChangedFiles, FileOffsets
-from slackwater.errors import StartError
-from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker, changed_files_text
-from slackwater.sources.files import (
+from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeTracker, changed_files_text
+from slackwater.connectors.files.source import (
     FileEntry,
     absolute_query,
     check_directory_exists,
@@ -21,6 +19,8 @@ from slackwater.sources.files import (
     store_changed_files,
     store_file_list,
 )
+from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.errors import StartError
 from slackwater.spark.first_row_counts import FirstRowCounts, describe_empty_column, suggest_time_unit
 from slackwater.state.files.store import FilesStore
 

@@ -9,8 +9,8 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from slackwater.config.connection import KafkaConnection
+from slackwater.connectors.kafka.broker import KafkaBroker, make_client
 from slackwater.errors import StartError
-from slackwater.sources.kafka_broker import KafkaBroker, make_client
 
 NOWHERE = "127.0.0.1:1"
 SCRAM = {"security.protocol": "SASL_SSL", "sasl.mechanism": "SCRAM-SHA-512"}

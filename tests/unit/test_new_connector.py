@@ -15,13 +15,13 @@ from tests.support.ticks_connector import TicksConnection, TicksRead, TicksSourc
 import slackwater as sw
 from slackwater import explain
 from slackwater.config import toml
+from slackwater.connectors import planner_creation
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.streaming_sources import DataFrameSource
 from slackwater.errors import ConfigError, StartError
 from slackwater.maintenance import reset_offsets
 from slackwater.runner import backfill_plan, run_log, starting_offsets
 from slackwater.runner.backfill_source import PlannedRangeReader
-from slackwater.runner.connectors import connector_for
-from slackwater.sources import planner_creation
-from slackwater.sources.streaming_sources import DataFrameSource
 from slackwater.state.commit import Commit, SourceRecord
 
 TEXT = """

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slackwater.sources.parquet_footers import ColumnStats, column_stats
+from slackwater.connectors.files.parquet_footers import column_stats
+from slackwater.connectors.source import ColumnStats
 
 BEGIN = dt.datetime(2024, 3, 1, tzinfo=dt.UTC)
 BEGIN_US = 1_709_251_200_000_000

@@ -15,10 +15,10 @@ from tests.support.source_tables import FORMATS, row
 from tests.support.why_states import SESSION, STORY, run_pipeline
 
 from slackwater.cli.main import main
+from slackwater.connectors.registry import connector_for
 from slackwater.runner import table_schema_changes
-from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import SourceRecord
-from slackwater.state.files.arrow_files import file_checksum
+from slackwater.storage.arrow_files import file_checksum
 
 Say = Callable[..., tuple[int, list[str]]]
 WEB = SESSION[SESSION.index('[[sources]]\nname = "web"') : SESSION.index('[[sources]]\nname = "app"')]

@@ -11,13 +11,13 @@ from tests.support.iceberg_tables import connection, open_sql_catalog
 
 from slackwater.cli.main import main
 from slackwater.config import toml
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.errors import ConfigError, StartError
 from slackwater.runner import previous_output
 from slackwater.runner.run import run
-from slackwater.targets.base import TargetTable
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.files import FilesTarget
 
 FIELDS = (Field("k", "string"),)
 ROWS = pl.DataFrame({"k": ["a"]})

@@ -20,9 +20,9 @@ from tests.support.protobuf_records import (
     record_header,
 )
 
-from slackwater.sources.payloads import protobuf_schema
-from slackwater.sources.payloads.protobuf_rows import ProtobufDecoder, decode_batches
-from slackwater.sources.payloads.protobuf_schema import ProtoFiles, from_file, from_texts, message_columns
+from slackwater.connectors.payloads import protobuf_schema
+from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder, decode_batches
+from slackwater.connectors.payloads.protobuf_schema import ProtoFiles, from_file, from_texts, message_columns
 
 TYPES = """
 syntax = "proto3";

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from slackwater.state.files.arrow_files import read_arrow, write_arrow
+from slackwater.storage.arrow_files import read_arrow, write_arrow
 
 
 def test_empty_lists_after_a_sort_do_not_shift_later_columns(tmp_path: Path) -> None:

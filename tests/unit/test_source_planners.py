@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from slackwater.config.source import Source
+from slackwater.connectors.files.planner import FilesPlanner, create_listing
+from slackwater.connectors.files.source import FilesSource
+from slackwater.connectors.kafka.planner import limit_offsets
+from slackwater.connectors.planner_creation import Planners
+from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import EpochError, StartError
 from slackwater.runner import polling_loop
-from slackwater.sources.base import SourceUnavailableError
-from slackwater.sources.files import FilesSource
-from slackwater.sources.files_planner import FilesPlanner, create_listing
-from slackwater.sources.kafka_planner import limit_offsets
-from slackwater.sources.planner_creation import Planners
 
 
 def source(query: str, **more: Any) -> FilesSource:

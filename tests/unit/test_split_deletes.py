@@ -12,6 +12,11 @@ from tests.support.script import build_pipeline
 from tests.support.states import driver_of
 
 from slackwater.config.window import Aggregation, Window
+from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.kafka.rows import KafkaRows
+from slackwater.connectors.kafka.target import KafkaTarget
+from slackwater.connectors.target import TargetTable
 from slackwater.core.schema import Field
 from slackwater.engine.epoch_driver import DriverCallbacks
 from slackwater.engine.split_deletes import split_deletes
@@ -20,11 +25,6 @@ from slackwater.evolution.commit_from_config import first_commit
 from slackwater.operators.compile import compile_window
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.base import TargetTable
-from slackwater.targets.console import ConsoleTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.kafka import KafkaTarget
-from slackwater.targets.kafka_rows import KafkaRows
 from slackwater.testing.in_process_engine import InProcessEngine
 from slackwater.testing.local_result import START_US
 from slackwater.windows.compiled_window import CompiledWindow

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from tests.support.source_tables import COLUMNS, FORMATS, Delta, Iceberg, row
 
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.source import SourceUnavailableError
+from slackwater.connectors.tables.planner import TablePlanner
 from slackwater.core.offsets import TableOffsets, parse_offsets
 from slackwater.errors import SlackwaterError, StartError
-from slackwater.runner.connectors import connector_for
-from slackwater.sources.base import SourceUnavailableError
-from slackwater.sources.table_planner import TablePlanner
 from slackwater.state.commit import SourceRecord
 
 DAYS = ["a b", "ä/c%+", None]

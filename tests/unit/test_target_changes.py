@@ -15,7 +15,7 @@ from slackwater.evolution import compare
 from slackwater.runner.skip_publish import _read_pending
 from slackwater.state.commit import Commit
 from slackwater.state.files import progress_files
-from slackwater.state.files.local_storage import LocalStorage
+from slackwater.storage.local import LocalStorage
 from slackwater.testing.pipeline import LocalPipeline
 
 SCHEMA = {"k": "string"}

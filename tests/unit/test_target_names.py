@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 from tests.support.iceberg_tables import open_sql_catalog
 
+from slackwater.connectors.console.target import ConsoleTarget
+from slackwater.connectors.delta.target import DeltaTarget
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.kafka.rows import KafkaRows
+from slackwater.connectors.target import TargetTable
 from slackwater.core.json_encoding import value_to_json
 from slackwater.core.schema import Field
-from slackwater.targets.base import TargetTable
-from slackwater.targets.console import ConsoleTarget
-from slackwater.targets.delta import DeltaTarget
-from slackwater.targets.files import FilesTarget
-from slackwater.targets.kafka_rows import KafkaRows
 
 HOSTILE = (
     "token", "select", "CamelCase", "rate%", "%(x)s", 'a"b', "a'b", "a'); DROP TABLE x; --", "a\\b", "ä€\U0001f600", "a.b", "$1", "?",

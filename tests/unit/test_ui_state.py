@@ -88,7 +88,7 @@ def test_all_pipelines_of_a_directory_have_an_overview(tmp_path: Path) -> None:
         run_pipeline(file, draw_script(2, epochs=3))
         (tmp_path / "state" / "law").rename(tmp_path / "state" / name)
         for commit in (tmp_path / "state" / name / "manifests").glob("*.json"):
-            from slackwater.state.files.arrow_files import file_checksum
+            from slackwater.storage.arrow_files import file_checksum
 
             line = json.dumps({**json.loads(commit.read_text().splitlines()[0]), "pipeline": name})
             commit.write_text(f"{line}\n{file_checksum(line.encode())}\n")
@@ -160,7 +160,7 @@ def test_an_unavailable_source_is_waited_for_no_longer_than_the_limit(
 ) -> None:
     import threading
 
-    from slackwater.sources import backlog as directory_listing
+    from slackwater.connectors.files import backlog as directory_listing
     from slackwater.ui import backlog_poller
 
     release = threading.Event()

@@ -12,10 +12,10 @@ import typer
 
 from slackwater.cli.format import align_rows
 from slackwater.core.humanize import plural
+from slackwater.core.row_format import format_value
 from slackwater.errors import SlackwaterError
 from slackwater.query.compare import ResultComparison, compare_outputs
 from slackwater.query.location_reader import LabeledRows, read_rows_at_location
-from slackwater.query.output_format import format_value
 
 
 def print_output_diff(

@@ -15,16 +15,16 @@ from slackwater.cli import progress as views
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source
+from slackwater.connectors import bad_value_search
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import format_age, format_datetime, plural
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import LATE
-from slackwater.sources import bad_value_search
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from slackwater.replay.replay import ReplayResult
+    from slackwater.dead_letters.replay import ReplayResult
 
 
 # -- list and show -----------------------------------------------------------------------------------------------------
@@ -65,9 +65,10 @@ def list_dead_letters(file: Path) -> None:
 
 def show_dead_letters(file: Path, limit: int, reason: str | None, source: str | None, key: Sequence[str] = ()) -> None:
     """Print the newest dead letters, with their details and their content as text."""
+    from slackwater.core.dead_letter_filter import LetterFilter
     from slackwater.query.key_history import format_dead_letter_keys
     from slackwater.query.locate_state import locate_store
-    from slackwater.runner.dead_letter_reader import LetterFilter, add_attempts, read_newest
+    from slackwater.runner.dead_letter_reader import add_attempts, read_newest
 
     pipeline = toml.load(file)
     keys = None

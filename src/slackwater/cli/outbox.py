@@ -12,8 +12,8 @@ from slackwater.core.humanize import format_iso, plural
 
 def show_pending_epoch(file: Path, limit: int) -> None:
     """Print the pending epoch and some of its rows. `limit`: the maximum number of rows per target."""
+    from slackwater.connectors.kafka.rows import json_objects
     from slackwater.runner import skip_publish
-    from slackwater.targets.kafka_rows import json_objects
 
     pipeline = toml.load(file)
     pending = skip_publish.read_pending_output(pipeline)

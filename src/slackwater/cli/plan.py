@@ -11,10 +11,10 @@ from typing import Any
 import typer
 
 from slackwater.config import toml
+from slackwater.config.config_difference import COMPATIBLE, ConfigComparison, KeyChange
 from slackwater.config.pipeline import Pipeline
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import compare
-from slackwater.evolution.difference import COMPATIBLE, ConfigComparison, KeyChange
 from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import create_store
 from slackwater.runner.local_paths import check_moved_directories

@@ -18,13 +18,14 @@ import typer
 from slackwater.cli.dlq import escape_control_characters
 from slackwater.config import toml
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.result_rows import RowCount
+from slackwater.core import row_format
 from slackwater.core.humanize import format_datetime, mismatch, plural
 from slackwater.errors import StartError
 from slackwater.explain import describe_result_location
-from slackwater.query import output_format, selection
+from slackwater.query import selection
 from slackwater.query.last_run import describe_last_failure
 from slackwater.query.result_readers import MOST, result_reader, sort_by_start
-from slackwater.query.row_count import RowCount
 from slackwater.secrets import mask_secrets
 
 POLL_SECONDS = 0.5
@@ -186,7 +187,7 @@ class _Printer:
         if limit is not None:
             frame = frame.head(limit) if view.sql is not None else frame.tail(limit)
         lines = (
-            output_format.json_lines(frame) if view.as_json else self._csv(frame) if view.as_csv else self._table(frame)
+            row_format.json_lines(frame) if view.as_json else self._csv(frame) if view.as_csv else self._table(frame)
         )
         if written := "\n".join(lines):
             print(written, flush=True)
@@ -195,7 +196,7 @@ class _Printer:
     def _csv(self, frame: pl.DataFrame) -> Iterator[str]:
         is_first = frame.columns != self._names
         self._names = frame.columns
-        return output_format.csv_lines(frame, is_first)
+        return row_format.csv_lines(frame, is_first)
 
     def print_truncation(self, limit: int, total: RowCount | None) -> None:
         """Report that not all rows are printed. `total`: the number of all rows, if known."""
@@ -239,6 +240,6 @@ def format_cell(value: Any) -> str:
     if isinstance(value, dt.datetime):
         return format_datetime(value) + ("Z" if value.tzinfo else "")
     if isinstance(value, list | dict):
-        value = output_format.format_json(value)
-    formatted = escape_control_characters(output_format.format_value(value))
+        value = row_format.format_json(value)
+    formatted = escape_control_characters(row_format.format_value(value))
     return formatted if len(formatted) <= WIDEST else f"{formatted[: WIDEST - 1]}…"

@@ -12,14 +12,14 @@ from typing import Any
 import polars as pl
 
 from slackwater.cli.format import align_rows
+from slackwater.connectors.files.target import json_columns, text_columns
 from slackwater.core.humanize import format_age, format_iso, format_ms, format_size, mismatch, plural
+from slackwater.core.row_format import format_value, json_lines
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.query.locate_state import list_pipelines, locate_store
-from slackwater.query.output_format import format_value, json_lines
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.state.commit import Commit
 from slackwater.state.protocol import StateStore
-from slackwater.targets.files import json_columns, text_columns
 from slackwater.watermark import NO_WATERMARK
 
 

@@ -14,11 +14,13 @@ from slackwater.cli.dlq import escape_control_characters as visible
 from slackwater.cli.format import align_rows
 from slackwater.cli.show import format_cell
 from slackwater.config import toml
+from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
 from slackwater.core.humanize import format_age, format_iso, plural
 from slackwater.core.lateness_histogram import format_lateness_advice
+from slackwater.core.row_format import format_value
 from slackwater.errors import StartError
+from slackwater.query.clock_sentences import describe_watermark_wait, quote_stage
 from slackwater.query.key_history import add_key_history
-from slackwater.query.output_format import describe_watermark_wait, format_value, quote_stage
 from slackwater.query.why_report import (
     ClockReport,
     KeyReport,
@@ -30,7 +32,6 @@ from slackwater.query.why_report import (
     start_text,
 )
 from slackwater.query.why_report_builder import build_why_report
-from slackwater.sources.file_change_tracker import changed_files_text as changed_text
 
 PARTITIONS = 4  # the maximum number of partitions listed in a line
 

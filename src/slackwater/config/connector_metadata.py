@@ -1,6 +1,6 @@
 """Static metadata of each kind of connection: everything that is known without connecting.
 
-The package `runner.connectors` contains the code that connects.
+The package `connectors.registry` contains the code that connects.
 
 kind ─┬─ as a source      columns of each row, whether rows can be read again, where reading begins, descriptions
       └─ as a target      descriptions of the location and of writing, delivery guarantee

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol
 
 import polars as pl
 
+from slackwater.connectors.source import Batch
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.operators.base import Question, ShardTask
 from slackwater.operators.reports import EmitReport, IngestReport, LetterFile
-from slackwater.sources.base import Batch
 from slackwater.watermark import SourceActivity, Span
 
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.source import Batch, ReplayRecord
+from slackwater.connectors.target import TargetWriter
 from slackwater.core.offsets import Offsets
 from slackwater.core.value_limits import find_value_limits
 from slackwater.engine import idle_stages, next_commit
@@ -29,10 +31,8 @@ from slackwater.errors import FencedError, StartError
 from slackwater.operators.base import ShardTask
 from slackwater.operators.dry_run import DryRunShardState
 from slackwater.operators.reports import EmitReport
-from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.state.commit import Commit, TargetMarker
 from slackwater.state.protocol import StateStore
-from slackwater.targets.base import TargetWriter
 from slackwater.watermark import SourceClock, advance_clock
 
 GARBAGE_EVERY = 16  # epochs between garbage collections
@@ -243,7 +243,7 @@ class EpochDriver:
     def commit_corrections(
         self, corrections: Callable[[Sequence[ShardTask]], Sequence[EmitReport]], replayed: ReplayRecord
     ) -> None:
-        """Commit an epoch without source rows, in which dead letters correct windows (see `replay.replay`)."""
+        """Commit an epoch without source rows, in which dead letters correct windows (see `dead_letters.replay`)."""
         context, stage, (before, *others) = self._context(), self.stage, self.state.stages
         timer = PhaseTimer(self.hooks.faults, context.epoch)
         with timer.phase("emit"):

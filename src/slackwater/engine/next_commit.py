@@ -9,6 +9,7 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.step_base import effective_allowed_lateness_ms
+from slackwater.connectors.source import Batch, ReplayRecord
 from slackwater.core.humanize import format_iso
 from slackwater.core.lateness_histogram import update_histogram
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats
@@ -16,7 +17,6 @@ from slackwater.engine.status import BufferCounts, Counters, SourceStatus, Stage
 from slackwater.errors import StateError
 from slackwater.operators.base import SIDES, Operator, StageCounts
 from slackwater.operators.reports import EmitReport
-from slackwater.sources.base import Batch, ReplayRecord
 from slackwater.state.commit import (
     ClockRecord,
     Commit,

@@ -16,6 +16,7 @@ from typing import cast
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.target import TargetWriter
 from slackwater.core.value_limits import ANYTHING, ValueLimits, find_value_limits
 from slackwater.engine.driver_callbacks import DriverCallbacks
 from slackwater.engine.observer import PendingPublish
@@ -27,7 +28,6 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import storable_letters
 from slackwater.state.commit import LETTERS, Commit, OutputMeta, TargetDestination, TargetMarker
 from slackwater.state.protocol import Publish, StateStore, TransactionalTarget
-from slackwater.targets.base import TargetWriter
 
 Phase = Callable[[str], AbstractContextManager[None]]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.source import Batch
 from slackwater.core.humanize import format_duration, format_iso, plural
 from slackwater.engine import next_commit
 from slackwater.engine.engine_interface import IngestOutcome
@@ -16,7 +17,6 @@ from slackwater.operators import storability
 from slackwater.operators.base import SIDES
 from slackwater.operators.dead_letters import LATE, OUTSIDE
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.sources.base import Batch
 from slackwater.state.commit import StageState
 
 log = logging.getLogger("slackwater")

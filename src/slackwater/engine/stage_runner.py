@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.source import Batch
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine import group_limit, next_commit, row_policies
 from slackwater.engine.clock_skew import ClockSkewWarnings
@@ -21,7 +22,6 @@ from slackwater.engine.row_policies import EVENT_TIME
 from slackwater.engine.split_deletes import split_deletes
 from slackwater.operators.base import EpochWatermark, LateLetterContext, Operator, ShardTask
 from slackwater.operators.reports import EmitReport
-from slackwater.sources.base import Batch
 from slackwater.state.commit import OutputMeta, StageState
 from slackwater.state.protocol import StateStore
 from slackwater.watermark import (

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slackwater.config.config_difference import COMPATIBLE, KeyChange
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.evolution import target_locations
-from slackwater.evolution.difference import COMPATIBLE, KeyChange
 from slackwater.state.commit import Commit, StageState
 
 ADD = "add"

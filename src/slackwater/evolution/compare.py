@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD, ConfigComparison, KeyChange
 from slackwater.config.config_paths import restore_written_path
 from slackwater.config.pipeline import Pipeline
 from slackwater.core.humanize import plural
 from slackwater.evolution import added_columns, commit_from_config, target_locations
 from slackwater.evolution.compare_stage import StageComparison, kind_name
-from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, ConfigComparison, KeyChange
 from slackwater.evolution.stage_matching import StageMatch, match_stages
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, StageState

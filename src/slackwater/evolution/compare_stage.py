@@ -11,6 +11,7 @@ from functools import singledispatch
 from typing import Any
 
 from slackwater.config.aggregation import Aggregation
+from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.config.custom_aggregator import AggregatorError
 from slackwater.config.join import Join
 from slackwater.config.stateless_step import ROWS
@@ -22,7 +23,6 @@ from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.evolution import added_columns, commit_from_config, state_migration
 from slackwater.evolution.change_messages import BY_KEY, describe_emission_change, describe_gap_change
-from slackwater.evolution.difference import COMPATIBLE, MIGRATED, REBUILD, KeyChange
 from slackwater.joins.compiled_join import JoinSide
 from slackwater.operators.base import Operator
 from slackwater.operators.interval_join import IntervalJoinOperator

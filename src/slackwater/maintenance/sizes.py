@@ -13,11 +13,11 @@ from slackwater.errors import StartError, StateError
 from slackwater.maintenance.hot_keys import HotKey, find_hot_keys
 from slackwater.maintenance.object_store_writes import WriteCounts, count_writes
 from slackwater.state.commit import Commit
-from slackwater.state.files.storage import NAMED
 from slackwater.state.files.store import FilesStore
 from slackwater.state.postgres import client, table_ownership
 from slackwater.state.postgres.store import PostgresStore
 from slackwater.state.protocol import StateStore
+from slackwater.storage.base import NAMED
 
 HOT, ENOUGH_ROWS = 2, 100  # factor of the mean; minimum of mean rows per shard for any shard to be hot
 

@@ -24,10 +24,10 @@ from slackwater.maintenance import state_row_checks
 from slackwater.maintenance.verify_report import Problem, VerifyReport, format_remedy
 from slackwater.operators.base import Operator
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta, StageState
-from slackwater.state.files.arrow_files import frame_of, open_arrow
 from slackwater.state.files.offset_lists import list_file as listed
-from slackwater.state.files.storage import FileRef, Storage, file_ref
 from slackwater.state.files.store import FilesStore
+from slackwater.storage.arrow_files import frame_of, open_arrow
+from slackwater.storage.base import FileRef, Storage, file_ref
 
 COPY = "a copy of the state directory"
 

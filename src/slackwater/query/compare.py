@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from slackwater.connectors.files.target import json_columns
 from slackwater.core.json_encoding import is_nested
 from slackwater.errors import StartError
 from slackwater.query.location_reader import LabeledRows
-from slackwater.targets.files import json_columns
 
 _UTC = pl.Datetime("us", "UTC")
 _NTH = "__nth"

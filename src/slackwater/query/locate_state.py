@@ -112,11 +112,11 @@ def _list_pipelines_at_url(url: str, options: Mapping[str, str] | None = None) -
 
 def _object_store_module(url: str) -> ModuleType:
     """Return the module that reads object stores. Raises StartError if the URL belongs to any other system."""
-    from slackwater.state.files import object_storage
+    from slackwater.storage import object_store
 
     if url.partition("://")[0] not in OBJECTS:
         raise StartError(f"{url}: expected a TOML file, a directory, or a URL: postgresql://, s3://, gs://, abfss://")
-    return object_storage
+    return object_store
 
 
 def _store_in_objects(url: str, name: str | None) -> FilesStore:

@@ -31,12 +31,12 @@ from slackwater.config.connection import (
 )
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
+from slackwater.connectors.files.output_directory import open_directory
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.query.locate_state import locate_store
 from slackwater.query.state_view import StateView
-from slackwater.targets.output_directory import open_directory
 
 _URL = re.compile(r"postgres(ql)?://")
 _SUFFIXES = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv"}
@@ -134,7 +134,7 @@ def _(connection: DeltaConnection, target: Target) -> LabeledRows | None:
 
 @_read_target.register
 def _(connection: IcebergConnection, target: Target) -> LabeledRows | None:
-    from slackwater.targets import iceberg_tables as iceberg
+    from slackwater.connectors.iceberg import tables as iceberg
 
     label = f"Iceberg table {target.table}"
     try:

@@ -3,9 +3,9 @@
 target     read at first                               new rows
 files      the files that this pipeline wrote          files that did not exist before
 Delta      the table's latest version                  rows of added files that no removed file had
-Iceberg    the table's current snapshot                likewise (see `query.iceberg_result_reader`)
+Iceberg    the table's current snapshot                likewise (see `connectors.iceberg.reader`)
 Postgres   the table                                   rows whose transaction the last read did not see
-Kafka      the end of the topic, latest per key        the records after it (see `query.kafka_result_reader`)
+Kafka      the end of the topic, latest per key        the records after it (see `connectors.kafka.reader`)
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ from slackwater.config.connection import (
     PostgresConnection,
 )
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.connectors.files.output_directory import OutputDirectory, open_directory
+from slackwater.connectors.result_rows import RowCount, subtract_rows
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.errors import StartError
 from slackwater.query import location_reader
-from slackwater.query.multiset_difference import subtract_rows
-from slackwater.query.row_count import RowCount
-from slackwater.targets.output_directory import OutputDirectory, open_directory
 
 TIMES = ("window_start", "window_end")
 MOST = 2**31 - 1  # a limit that reads all rows
@@ -116,7 +115,7 @@ def _(connection: DeltaConnection, pipeline: Pipeline) -> ResultReader:
 
 @_reader_for.register
 def _(connection: IcebergConnection, pipeline: Pipeline) -> ResultReader:
-    from slackwater.query.iceberg_result_reader import IcebergResultReader
+    from slackwater.connectors.iceberg.reader import IcebergResultReader
 
     return IcebergResultReader(connection, pipeline.target.table or "")
 
@@ -130,7 +129,7 @@ def _(connection: PostgresConnection, pipeline: Pipeline) -> ResultReader:
 
 @_reader_for.register
 def _(connection: KafkaConnection, pipeline: Pipeline) -> ResultReader:
-    from slackwater.query.kafka_result_reader import KafkaResultReader
+    from slackwater.connectors.kafka.reader import KafkaResultReader
 
     return KafkaResultReader(pipeline, connection)
 

@@ -35,9 +35,9 @@ from starlette.routing import Route
 
 from slackwater.config.message_format import format_value, value_mismatch
 from slackwater.core.humanize import plural
+from slackwater.core.row_format import json_lines
 from slackwater.core.schema import polars_to_spark_type
 from slackwater.errors import ExhaustedError, SlackwaterError, StartError, StateError
-from slackwater.query.output_format import json_lines
 from slackwater.query.state_view import StateView, to_arrow
 from slackwater.watermark import NO_WATERMARK
 from slackwater.web.server import LOOPBACK, HttpServer, start_server

@@ -25,6 +25,10 @@ from typing import TYPE_CHECKING
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import effective_allowed_lateness_ms
+from slackwater.connectors.files.source import FilesSource
+from slackwater.connectors.kafka.source import KafkaSource
+from slackwater.connectors.source import SelfPlannedSource, combine_batches, spark_error_reason
+from slackwater.connectors.target import TargetWriter
 from slackwater.engine.status import Status
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators.base import Operator
@@ -34,11 +38,7 @@ from slackwater.runner.backfill_target import RangeCounts, RangeFilterTarget
 from slackwater.runner.components import create_target_writers
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.run_notifications import RunNotifier
-from slackwater.sources.base import SelfPlannedSource, combine_batches, spark_error_reason
-from slackwater.sources.files import FilesSource
-from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import BatchId, Commit
-from slackwater.targets.base import TargetWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.files.source import FilesSource
+from slackwater.connectors.kafka.source import KafkaSource
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch
 from slackwater.core.offsets import FileOffsets, KafkaOffsets, group_by_topic
 from slackwater.runner.backfill_plan import BackfillRange
-from slackwater.sources import files
-from slackwater.sources.base import SelfPlannedSource, SourceBatch
-from slackwater.sources.files import FilesSource
-from slackwater.sources.kafka import KafkaSource
 from slackwater.state.commit import SourceRecord
 from slackwater.state.protocol import StateStore
 
@@ -29,12 +29,12 @@ class FilesRangeReader:
 
     def next(self, record: SourceRecord, epoch: int) -> SourceBatch | None:
         """Return the files of the next epoch; None if all files have been read. `record`: what was read so far."""
-        read_paths = {e.path for e in files.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
+        read_paths = {e.path for e in files_source.load_file_list(self._store, FileOffsets.coerce(record.offsets))}
         remaining = [e for e in self._every if e.path not in read_paths]
         batch_files = remaining[: self.source.spec.max_files_per_trigger or len(remaining)]
         if not batch_files:
             return None
-        offsets = files.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), batch_files)
+        offsets = files_source.store_file_list(self._store, epoch, FileOffsets.coerce(record.offsets), batch_files)
         return SourceBatch(self.source.read(self._session, batch_files), offsets, files=len(batch_files))
 
 

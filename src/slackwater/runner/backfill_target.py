@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from slackwater.config.window import Window
+from slackwater.connectors.target import TargetWriter
 from slackwater.core.value_limits import find_value_limits
 from slackwater.runner.backfill_plan import BackfillRange
-from slackwater.targets.base import TargetWriter
 
 NEVER = -(1 << 62)
 

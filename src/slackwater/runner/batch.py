@@ -22,15 +22,15 @@ from slackwater.config.source import Source
 from slackwater.config.stage import Transform
 from slackwater.config.target import StateStore, Target
 from slackwater.config.window import Window
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import CORRUPT
+from slackwater.connectors.streaming_sources import DataFrameSource, rebind_to_session
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field, to_arrow_schema
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import ConfigError, StartError
 from slackwater.operators.base import Operator
 from slackwater.runner import error_boundary, stage_binding
-from slackwater.sources import spark_connect
-from slackwater.sources.base import CORRUPT
-from slackwater.sources.streaming_sources import DataFrameSource, rebind_to_session
 from slackwater.spark import batch_shard_functions, connect_session, session
 from slackwater.spark.batch_shard_functions import END_WATERMARK, ShardFunction
 from slackwater.spark.operator_rows import lift_rows

@@ -10,11 +10,11 @@ from slackwater.config.config_paths import is_local
 from slackwater.config.connection import PostgresConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.registry import connector_for
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import ChangedFiles, FileOffsets
 from slackwater.errors import SlackwaterError
-from slackwater.runner.connectors import connector_for
-from slackwater.sources import files
 
 
 def find_connection_problems(pipeline: Pipeline) -> list[str]:
@@ -54,8 +54,8 @@ def find_connection_problems(pipeline: Pipeline) -> list[str]:
 
 def find_connection_notes(pipeline: Pipeline) -> list[str]:
     """Return notes that are not problems: what a start would create, and files that changed after they were read."""
+    from slackwater.connectors.files import file_change_tracker
     from slackwater.runner.components import create_store
-    from slackwater.sources import file_change_tracker
 
     notes = [
         line
@@ -74,13 +74,13 @@ def find_connection_notes(pipeline: Pipeline) -> list[str]:
                 names, count = list(changes.last), changes.count
                 if pipeline.state_store.kind == "files" and read.lists:
                     tracker = file_change_tracker.FileChangeTracker()
-                    tracker.add(files.load_file_list(store, read))
+                    tracker.add(files_source.load_file_list(store, read))
                     changed = tracker.find_changed(None)
                     names += [file_uri_to_path(e.path) for e in changed]
                     count += len(changed)
                 if count:
                     notes.append(
-                        file_change_tracker.changed_files_text(spec.name, names[-files.CHANGES_SHOWN :], count)
+                        file_change_tracker.changed_files_text(spec.name, names[-files_source.CHANGES_SHOWN :], count)
                     )
     finally:
         store.close()
@@ -116,11 +116,11 @@ def _check_database(url: str, label: str) -> None:
 
 def _table_problems(pipeline: Pipeline) -> list[str]:
     """Return one line for each difference between a Postgres table and the pipeline's output."""
+    from slackwater.connectors.lookup_views import LookupViews
+    from slackwater.connectors.postgres.target import PostgresTarget
     from slackwater.runner.components import create_source, create_store, create_target_writers, spark_settings
     from slackwater.runner.stage_binding import bind_stages
-    from slackwater.sources.lookup_views import LookupViews
     from slackwater.spark import session
-    from slackwater.targets.postgres import PostgresTarget
 
     private_session = session.private_session(
         session.start_session(spark_settings(pipeline, lambda level, line: None)), 1

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.connector import Connector
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.streaming_sources import AnySource, DataFrameSource
+from slackwater.connectors.target import TargetTable, TargetWriter
 from slackwater.core.dead_letter_columns import ADDED, LETTER
 from slackwater.evolution import added_columns
 from slackwater.operators.base import Operator
-from slackwater.runner.connectors import connector_for
-from slackwater.runner.connectors.base import Connector
-from slackwater.sources.streaming_sources import AnySource, DataFrameSource
 from slackwater.spark import connect_session, maven_packages
 from slackwater.state.commit import Commit
 from slackwater.state.files.store import FilesStore, TemporaryFilesStore
 from slackwater.state.protocol import StateStore
-from slackwater.targets.base import TargetTable, TargetWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,13 +11,12 @@ import polars as pl
 
 from slackwater.config.connection import ConsoleConnection
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.connectors.registry import connector_for
 from slackwater.core.dead_letter_columns import LETTER
+from slackwater.core.dead_letter_filter import SCHEMA, LetterFilter
 from slackwater.core.schema import Field
+from slackwater.dead_letters.attempt_ledger import COLUMNS, AttemptLedger
 from slackwater.errors import StartError
-from slackwater.replay.attempt_ledger import COLUMNS, AttemptLedger
-from slackwater.runner.connectors import connector_for
-from slackwater.runner.dead_letter_filter import SCHEMA
-from slackwater.runner.dead_letter_filter import LetterFilter as LetterFilter
 
 
 def read_newest(pipeline: Pipeline, letter_filter: LetterFilter) -> pl.DataFrame:

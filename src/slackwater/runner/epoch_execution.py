@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from slackwater.connectors.source import Batch, Seekable, spark_error_reason
 from slackwater.errors import EpochError, ExhaustedError, SlackwaterError
 from slackwater.runner import error_boundary
 from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.secrets import has_secrets
-from slackwater.sources.base import Batch, Seekable, spark_error_reason
 
 
 class EpochExecutor:

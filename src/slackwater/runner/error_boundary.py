@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import EpochError, SlackwaterError, SparkEndedError
-from slackwater.sources import spark_connect
-from slackwater.sources.base import spark_error_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.files.file_change_tracker import AT_ONCE, FileChangeTracker
+from slackwater.connectors.files.file_change_tracker import changed_files_text as changed_text
+from slackwater.connectors.files.source import FileEntry, FilesSource
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.offsets import FileOffsets, Offsets
 from slackwater.runner.pipeline_runner import RunComponents
 from slackwater.runner.run_notifications import RunNotifier
-from slackwater.sources import files
-from slackwater.sources.file_change_tracker import AT_ONCE, FileChangeTracker
-from slackwater.sources.file_change_tracker import changed_files_text as changed_text
-from slackwater.sources.files import FileEntry, FilesSource
 
 log = logging.getLogger("slackwater")
 
@@ -26,7 +26,7 @@ class InputFileWatcher:
         self._sources = {s.name: s for s in components.streams.sources if isinstance(s, FilesSource)}
         self._trackers = {name: FileChangeTracker() for name in self._sources}
         for name in self._sources:
-            self._trackers[name].add(files.load_file_list(self._store, self._offsets(name)))
+            self._trackers[name].add(files_source.load_file_list(self._store, self._offsets(name)))
 
     @property
     def read(self) -> Mapping[str, Collection[FileEntry]]:
@@ -38,7 +38,7 @@ class InputFileWatcher:
         for name in names:
             if name in self._sources:
                 latest = FileOffsets(self._offsets(name).lists[-1:])
-                self._trackers[name].add(files.load_file_list(self._store, latest))
+                self._trackers[name].add(files_source.load_file_list(self._store, latest))
 
     def report_changes(self, limit: int | None = AT_ONCE) -> None:
         """Log, count and commit files that changed after they were read. `limit`: how many files to check."""
@@ -47,10 +47,10 @@ class InputFileWatcher:
         for name in self._sources:
             changed_entries = self._trackers[name].find_changed(limit)
             if changed_entries:
-                names = [file_uri_to_path(e.path) for e in changed_entries[: files.CHANGES_SHOWN]]
+                names = [file_uri_to_path(e.path) for e in changed_entries[: files_source.CHANGES_SHOWN]]
                 log.warning("%s: %s", self._pipeline, changed_text(name, names, len(changed_entries)))
                 state, count = driver.state, count + len(changed_entries)
-                offsets[name] = files.store_changed_files(
+                offsets[name] = files_source.store_changed_files(
                     self._store, state.epoch + 1, self._offsets(name), changed_entries
                 )
         if offsets:
@@ -62,7 +62,7 @@ class InputFileWatcher:
         total = 0
         for name, source in self._sources.items():
             try:
-                listed = files.absolute_query(source.spec.query or "")
+                listed = files_source.absolute_query(source.spec.query or "")
                 existing = len(self._components.session.read.format("binaryFile").load(listed).inputFiles())
             except Exception:
                 continue

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 
+from slackwater.connectors.planner_creation import create_planners
+from slackwater.connectors.source import Seekable
 from slackwater.core.offsets import Offsets
 from slackwater.runner import streaming_query
 from slackwater.runner.epoch_execution import EpochExecutor
 from slackwater.runner.input_file_watcher import InputFileWatcher
 from slackwater.runner.pipeline_runner import PipelineRunner, RunComponents
 from slackwater.runner.polling_loop import PollingLoop
-from slackwater.sources.base import Seekable
-from slackwater.sources.planner_creation import create_planners
 from slackwater.spark import session
 
 

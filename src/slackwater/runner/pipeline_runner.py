@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING
 
 from slackwater.config import state_size
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors import planner_creation, spark_connect
+from slackwater.connectors.lookup_views import LookupViews
+from slackwater.connectors.streaming_sources import SourceSet
+from slackwater.connectors.target import TargetWriter
 from slackwater.core.schema import Field
 from slackwater.engine import kill_points
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
@@ -35,14 +39,10 @@ from slackwater.runner.components import (
 )
 from slackwater.runner.run_notifications import RunNotifier
 from slackwater.runner.stage_binding import bind_stages, create_stage_runners
-from slackwater.sources import planner_creation, spark_connect
-from slackwater.sources.lookup_views import LookupViews
-from slackwater.sources.streaming_sources import SourceSet
 from slackwater.spark import session
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.worker_tasks import warm_up
 from slackwater.state.commit import LETTERS, Commit
-from slackwater.targets.base import TargetWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,11 +17,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.planner_creation import Planners
+from slackwater.connectors.source import Batch, PlannedBatch, SourceUnavailableError
 from slackwater.runner import poll_interval
 from slackwater.runner.epoch_execution import EpochExecutor
-from slackwater.sources import spark_connect
-from slackwater.sources.base import Batch, PlannedBatch, SourceUnavailableError
-from slackwater.sources.planner_creation import Planners
 from slackwater.state.commit import BatchId
 
 log = logging.getLogger("slackwater")

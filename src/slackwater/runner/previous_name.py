@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import target_locations
 from slackwater.runner import target_markers
 from slackwater.runner.components import create_store
-from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import TargetMarker
 from slackwater.state.migrations import with_targets
 from slackwater.state.protocol import StateStore
 from slackwater.state.rename_by_fork import rename_state
-from slackwater.targets.base import TargetTable
 
 _BACKFILL = "-backfill-"
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target
+from slackwater.connectors.connector import HasPreviousOutput
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.target import TargetTable
 from slackwater.errors import StartError
-from slackwater.runner.connectors import connector_for
-from slackwater.runner.connectors.base import HasPreviousOutput
-from slackwater.targets.base import TargetTable
-from slackwater.targets.files import FilesTarget
 
 ASIDE, KEEP = "aside", "keep"
 CHOICES = (ASIDE, KEEP)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import polars as pl
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.kafka.rows import json_objects
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.value_limits import find_value_limits
@@ -28,7 +29,6 @@ from slackwater.runner.components import create_letter_writer, create_skipped_ro
 from slackwater.state.commit import LETTERS, Commit
 from slackwater.state.maintenance_commit import missing_state_error, next_maintenance_commit
 from slackwater.state.protocol import StateStore
-from slackwater.targets.kafka_rows import json_objects
 
 log = logging.getLogger("slackwater")
 

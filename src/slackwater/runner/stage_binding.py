@@ -13,6 +13,7 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.connectors.streaming_sources import AnySource
 from slackwater.core.reserved_columns import find_reserved_collisions
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
@@ -23,7 +24,6 @@ from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.registry import compile_step
-from slackwater.sources.streaming_sources import AnySource
 from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder

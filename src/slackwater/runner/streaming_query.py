@@ -13,10 +13,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from slackwater.connectors.source import Batch, spark_error_reason
 from slackwater.errors import EpochError
 from slackwater.runner import poll_interval
 from slackwater.runner.epoch_execution import EpochExecutor, cause_without_secrets
-from slackwater.sources.base import Batch, spark_error_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

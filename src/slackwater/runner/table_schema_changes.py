@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slackwater.config import sql_check
+from slackwater.config.config_difference import ConfigComparison, KeyChange
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.connectors.connector import C, Connector
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.source import SourceUnavailableError
 from slackwater.errors import SlackwaterError
 from slackwater.evolution import added_columns, commit_from_config
 from slackwater.evolution.added_columns import Types
-from slackwater.evolution.difference import ConfigComparison, KeyChange
 from slackwater.evolution.stage_matching import match_stages
-from slackwater.runner.connectors import connector_for
-from slackwater.runner.connectors.base import C, Connector
-from slackwater.sources.base import SourceUnavailableError
 from slackwater.state.commit import Commit, SourceRecord
 
 LONGEST_S = 10.0  # for all tables together

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.files.target import FilesTarget
+from slackwater.connectors.registry import connector_for
+from slackwater.connectors.target import TargetTable, TargetWithMarker
 from slackwater.errors import StartError, StateError
 from slackwater.evolution import target_locations
 from slackwater.evolution.marker_mismatch import (
@@ -26,11 +29,8 @@ from slackwater.evolution.marker_mismatch import (
     start_branch,
 )
 from slackwater.runner import previous_output
-from slackwater.runner.connectors import connector_for
 from slackwater.state.commit import LETTERS, Commit, TargetMarker
 from slackwater.state.protocol import Snapshot, StateStore
-from slackwater.targets.base import TargetTable, TargetWithMarker
-from slackwater.targets.files import FilesTarget
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def find_mismatches(
 ) -> tuple[list[MarkerMismatch], dict[str, TargetMarker | None], list[str]]:
     """Return the targets that do not fit, the marker of each target, and why others could not be read.
 
-    The start opens targets that cannot be read, and fails then. `fence`: see `targets.base.TargetWithMarker`.
+    The start opens targets that cannot be read, and fails then. `fence`: see `connectors.target.TargetWithMarker`.
     """
     mismatches: list[MarkerMismatch] = []
     markers: dict[str, TargetMarker | None] = {}

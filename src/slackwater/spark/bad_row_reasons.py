@@ -11,9 +11,9 @@ from typing import Any
 
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.source import Source, parse_declared_columns
+from slackwater.connectors import bad_value_search
+from slackwater.connectors.source import CORRUPT
 from slackwater.core.file_uris import file_uri_to_path
-from slackwater.sources import bad_value_search
-from slackwater.sources.base import CORRUPT
 
 SHOWN = 300  # characters of a row
 READ = 20_000  # how many characters of a row or a text are analyzed

@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import spark_error_reason
 from slackwater.core.humanize import mismatch
 from slackwater.errors import StartError
-from slackwater.sources import spark_connect
-from slackwater.sources.base import spark_error_reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

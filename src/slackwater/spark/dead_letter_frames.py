@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from slackwater.connectors.source import Seekable
+from slackwater.connectors.streaming_sources import AnySource
 from slackwater.errors import StartError
-from slackwater.sources.base import Seekable
-from slackwater.sources.streaming_sources import AnySource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

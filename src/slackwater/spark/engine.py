@@ -23,6 +23,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import CORRUPT, Batch, spark_error_reason
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
@@ -34,8 +36,6 @@ from slackwater.operators.dead_letters import (
     numbered_origin,
 )
 from slackwater.operators.reports import EmitReport, IngestReport
-from slackwater.sources import spark_connect
-from slackwater.sources.base import CORRUPT, Batch, spark_error_reason
 from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.first_row_hints import FirstRowHints

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slackwater.connectors import timestamp_parsing
 from slackwater.core import schema
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
@@ -12,7 +13,6 @@ from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.shuffle_columns import ShuffleColumns
 from slackwater.operators.dead_letters import ORIGIN
 from slackwater.operators.keyed import KeyedOperator
-from slackwater.sources import timestamp_parsing
 from slackwater.windows.aggregations import normalization_sql
 from slackwater.windows.compiled_window import CompiledWindow
 from slackwater.windows.pane_windows import CompiledPaneWindow, pane_us

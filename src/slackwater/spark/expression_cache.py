@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from slackwater.sources import spark_connect
+from slackwater.connectors import spark_connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

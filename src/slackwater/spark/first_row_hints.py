@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import parse_declared_columns
+from slackwater.connectors import spark_connect
+from slackwater.connectors.payloads.field_name_detection import detect_field_names
+from slackwater.connectors.source import Batch
 from slackwater.core import schema
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.engine.engine_interface import IngestOutcome
-from slackwater.sources import spark_connect
-from slackwater.sources.base import Batch
-from slackwater.sources.field_name_detection import detect_field_names
 from slackwater.spark import sql_analysis
 from slackwater.spark.first_row_counts import ROWS, FirstRowCounts, describe_empty_column, suggest_time_unit
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
+from slackwater.connectors import spark_connect
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.operators.base import Operator
@@ -17,7 +18,6 @@ from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.sources import spark_connect
 from slackwater.spark import epoch_sql, shard_partitioning
 from slackwater.windows import pane_windows
 from slackwater.windows.aggregations import Agg

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from slackwater.connectors.source import CORRUPT
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.humanize import plural
 from slackwater.core.spark_sql import quote_identifier
@@ -21,7 +22,6 @@ from slackwater.operators.base import ShardTask
 from slackwater.operators.dead_letters import ORIGIN, letter_columns, unstorable_columns
 from slackwater.operators.reports import LetterFile
 from slackwater.operators.window_base import WindowOperator
-from slackwater.sources.base import CORRUPT
 from slackwater.spark import bad_row_reasons, epoch_sql
 from slackwater.spark.row_query_builder import RowQueryBuilder, TimedRows
 from slackwater.spark.source_statistics import FILE, FINGERPRINT

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from slackwater.config.connector_metadata import CONNECTORS
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline, resolve_connection
+from slackwater.connectors.source import CORRUPT
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ValueLimits
 from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import OUTSIDE, origin_column
-from slackwater.sources.base import CORRUPT
 from slackwater.spark import operator_rows, sql_analysis
 from slackwater.spark.epoch_sql import PER_UNIT, event_time_sql
 from slackwater.spark.expression_cache import ExpressionCache

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.payloads import avro_memory_limits
+from slackwater.connectors.source import spark_error_reason
 from slackwater.errors import StartError
-from slackwater.sources import spark_connect
-from slackwater.sources.base import spark_error_reason
-from slackwater.sources.payloads import avro_memory_limits
 from slackwater.spark import connect_session, jvm_class_archive, worker_memory
 from slackwater.spark.arrow_batch_size import MOST_ROWS
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from slackwater.sources import spark_connect
+from slackwater.connectors import spark_connect
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

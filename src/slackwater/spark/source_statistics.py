@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.files.source import SIZE_MODULUS
 from slackwater.core.file_uris import file_uri_to_path
 from slackwater.core.humanize import format_iso
 from slackwater.engine.engine_interface import SourceStats
 from slackwater.errors import EpochError
 from slackwater.operators import storability
 from slackwater.operators.dead_letters import OUTSIDE
-from slackwater.sources import spark_connect
-from slackwater.sources.files import SIZE_MODULUS
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from slackwater.sources.parquet_footers import ColumnStats
+    from slackwater.connectors.source import ColumnStats
 
 FILE = "__file"  # hidden column: the file that a row was read from
 FINGERPRINT = "__mark"  # hidden column: a number from a file's time and size, which identifies it within its batch

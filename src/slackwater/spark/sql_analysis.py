@@ -15,13 +15,13 @@ from slackwater.config.lineage import InputPath
 from slackwater.config.message_format import format_value
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.sql import lexer
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import CORRUPT, spark_error_reason
+from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
 from slackwater.operators.dead_letters import ORIGIN, ORIGIN_TYPE
-from slackwater.sources import spark_connect
-from slackwater.sources.base import CORRUPT, spark_error_reason
-from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark import origin_tracking, row_wise_check
 from slackwater.spark.epoch_sql import event_time_sql, gap_end_sql
 

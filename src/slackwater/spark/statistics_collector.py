@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import CORRUPT, spark_error_reason
 from slackwater.errors import EpochError
-from slackwater.sources import spark_connect
-from slackwater.sources.base import CORRUPT, spark_error_reason
 from slackwater.spark.source_statistics import FINGERPRINT, Facts
 
 if TYPE_CHECKING:

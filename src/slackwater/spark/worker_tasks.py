@@ -13,13 +13,13 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from slackwater import errors
+from slackwater.connectors.source import spark_error_reason
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import EpochError, SlackwaterError
 from slackwater.operators import dead_letters, ingest_and_emit
 from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.reports import LetterFile
-from slackwater.sources.base import spark_error_reason
 from slackwater.spark import operator_rows, worker_memory
 from slackwater.spark.arrow_batch_size import ArrowBatchSizer
 from slackwater.spark.expression_cache import ExpressionCache

@@ -71,7 +71,7 @@ class SegmentMeta(CommitModel):
     last_due: Time  # largest such watermark: no row is due later
     close: Time  # watermark that closes the last of its open windows
     dead: Time  # watermark from which all of its rows have expired
-    checksum: Id = ""  # see `state.files.arrow_files.file_checksum`
+    checksum: Id = ""  # see `storage.arrow_files.file_checksum`
     # joins: the side; "left+" lists left rows with a partner, "left-" left rows that were evicted
     kind: SegmentKind = ""
     most: Amount = 0  # joins: the largest number of rows with the same key
@@ -272,8 +272,10 @@ class Commit(CommitModel):
     letters_marks: Markers = ()  # see `TargetDestination.marks`
     reached: tuple[str, ...] = ()  # targets that already hold this epoch; LETTERS represents dead letters
     emitted: Amount = 0
-    replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `replay.replay`
-    tried: tuple[Name, ...] = ()  # name of the list of failed replays and their attempts, see `replay.attempt_ledger`
+    replayed: tuple[Name, ...] = ()  # names of the lists of replayed dead letters, see `dead_letters.replay`
+    tried: tuple[
+        Name, ...
+    ] = ()  # name of the list of failed replays and their attempts, see `dead_letters.attempt_ledger`
     counters: Counted = Field(default_factory=dict)  # counters that do not belong to a stage
 
     @model_validator(mode="before")

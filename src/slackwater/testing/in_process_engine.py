@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.connectors.source import Batch
 from slackwater.core.hashing import key_hash, shard_of, spark_xxhash64
 from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
@@ -32,7 +33,6 @@ from slackwater.operators.reports import EmitReport, LetterFile
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
 from slackwater.operators.window_base import WindowOperator
-from slackwater.sources.base import Batch
 from slackwater.watermark import CONFIRMS, SourceActivity, Span
 from slackwater.windows import pane_windows
 from slackwater.windows.aggregations import AggregationInput, normalize_columns

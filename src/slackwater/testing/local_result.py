@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from slackwater.core.notebook_repr import TerminalRepr
+from slackwater.dead_letters.replay import ReplayResult
 from slackwater.engine.status import Counters, Status
-from slackwater.replay.replay import ReplayResult
 from slackwater.watermark import NO_WATERMARK
 
 START_US = 4_000_000_000_000_000  # the start of the virtual clock (µs), after all event times that tests use

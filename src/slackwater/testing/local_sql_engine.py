@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slackwater.connectors.source import Batch
 from slackwater.core.hashing import shard_of
 from slackwater.core.value_limits import ANYTHING, ValueLimits
 from slackwater.engine.engine_interface import IngestOutcome, SourceStats, UnstorableRows
@@ -22,7 +23,6 @@ from slackwater.operators.base import Operator, Question, ShardTask
 from slackwater.operators.dead_letters import ORIGIN, OUTSIDE, unstorable_letters, write_late_letters
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.reports import EmitReport, LetterFile
-from slackwater.sources.base import Batch
 from slackwater.testing.in_process_engine import NewestSpans, cast_to_declared, lift_inputs
 from slackwater.testing.spark_row_preparation import InputRows, PreparedRows, SparkRowPreparer
 from slackwater.testing.stub_sources import NUMBER, Offsets

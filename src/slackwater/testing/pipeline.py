@@ -15,19 +15,19 @@ import polars as pl
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.window import Window
+from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
 from slackwater.core.time import parse_duration_ms
 from slackwater.core.value_limits import ANYTHING
+from slackwater.dead_letters import replay
+from slackwater.dead_letters.replay import ReplayResult
 from slackwater.engine import next_commit
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.kill_points import KILL_POINTS
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import ConfigError, StartError
-from slackwater.replay import replay
-from slackwater.replay.replay import ReplayResult
-from slackwater.sources.base import Batch
 from slackwater.state import protocol
 from slackwater.state.commit import BatchId
 from slackwater.state.files.store import FilesStore

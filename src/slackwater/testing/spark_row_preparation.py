@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from slackwater.config.lineage import InputPath
 from slackwater.config.pipeline import Pipeline
+from slackwater.connectors.lookup_views import LookupViews
+from slackwater.connectors.source import CORRUPT, spark_error_reason
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.core.value_limits import ANYTHING, ValueLimits
@@ -26,8 +28,6 @@ from slackwater.operators import storability
 from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import ORIGIN, numbered_origin, origin_column
 from slackwater.runner import stage_binding
-from slackwater.sources.base import CORRUPT, spark_error_reason
-from slackwater.sources.lookup_views import LookupViews
 from slackwater.spark import session, sql_analysis
 from slackwater.spark.engine import SparkEngine
 from slackwater.spark.row_query_builder import RowQueryBuilder

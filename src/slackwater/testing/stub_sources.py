@@ -24,18 +24,18 @@ from slackwater.config.connector_metadata import CONNECTORS, metadata_columns
 from slackwater.config.message_format import suggest_word_or_list
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import FRAMED, Source
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.kafka.broker import KafkaBroker
+from slackwater.connectors.kafka.source import KafkaSource
+from slackwater.connectors.payloads.base import Payload, RawPayload, RawRecords
+from slackwater.connectors.payloads.payload_factory import create_payload
+from slackwater.connectors.source import CORRUPT
+from slackwater.connectors.streaming_sources import DataFrameSource
+from slackwater.connectors.timestamp_parsing import UTC
 from slackwater.core.humanize import mismatch
 from slackwater.core.schema import Field
 from slackwater.core.spark_sql import quote_identifier
 from slackwater.errors import StartError
-from slackwater.sources import files
-from slackwater.sources.base import CORRUPT
-from slackwater.sources.kafka import KafkaSource
-from slackwater.sources.kafka_broker import KafkaBroker
-from slackwater.sources.payloads.base import Payload, RawPayload, RawRecords
-from slackwater.sources.payloads.payload_factory import create_payload
-from slackwater.sources.streaming_sources import DataFrameSource
-from slackwater.sources.timestamp_parsing import UTC
 from slackwater.spark.source_statistics import FILE
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class StubSource:
     spec: Source
     kind: str
     schema: Any
-    real: KafkaSource | files.FilesSource | DataFrameSource
+    real: KafkaSource | files_source.FilesSource | DataFrameSource
     payload: Payload | None = None
 
     @property
@@ -74,8 +74,8 @@ class StubSource:
 
     def read_files(self, session: SparkSession, paths: Sequence[Path]) -> DataFrame:
         """Read files with the reader of the source. The rows have `__file`."""
-        assert isinstance(self.real, files.FilesSource)
-        frame = self.real.read(session, [files.FileEntry(path.resolve().as_uri(), 0) for path in paths])
+        assert isinstance(self.real, files_source.FilesSource)
+        frame = self.real.read(session, [files_source.FileEntry(path.resolve().as_uri(), 0) for path in paths])
         return frame.selectExpr("*", f"_metadata.file_path AS {FILE}")
 
     def decode(
@@ -132,7 +132,7 @@ class StubSource:
         if form not in ("json", "csv"):
             strict = F.from_json(text, self.schema, {"mode": "FAILFAST"})
             return records.withColumn("_p", strict).selectExpr(*columns, *metadata)
-        assert isinstance(self.real, files.FilesSource)
+        assert isinstance(self.real, files_source.FilesSource)
         times, options = self.real.text_schema, dict(self.spec.options)
         full_schema = StructType([*times.reader_schema.fields, StructField(CORRUPT, StringType())])
         reading: dict[str, Any] = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
@@ -219,8 +219,8 @@ def create_stub_source(
         real = DataFrameSource(spec.name, session.createDataFrame([], frame.schema))
         return StubSource(spec, "dataframe", real.schema, real)
     if connection.kind == "files":
-        files_source = files.FilesSource(spec, files.resolve_schema(session, spec, None), zone)
-        return StubSource(spec, "files", files_source.schema, files_source)
+        files = files_source.FilesSource(spec, files_source.resolve_schema(session, spec, None), zone)
+        return StubSource(spec, "files", files.schema, files)
     if CONNECTORS[connection.kind].is_table:
         raise StartError(
             f'source "{spec.name}" reads a table, and a config does not declare the columns of tables, so a test '

@@ -1,4 +1,4 @@
-"""Poll the sources for their backlog, which is the unread input. `sources.backlog` contains the requests.
+"""Poll the sources for their backlog, which is the unread input. `connectors.backlog` contains the requests.
 
 Each source is polled in a separate thread, at most once at a time. The page waits for at most LONGEST_S seconds, and
 reuses a response for FRESH_S seconds. The offsets of a commit are subtracted later, so one response works for every
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.source import Source
+from slackwater.connectors.backlog import Answer, Backlog, Question
+from slackwater.connectors.registry import connector_for
 from slackwater.errors import SlackwaterError
-from slackwater.runner.connectors import connector_for
-from slackwater.sources.backlog import Answer, Backlog, Question
 from slackwater.state.protocol import Snapshot
 
 LONGEST_S = 1.5

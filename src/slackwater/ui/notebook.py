@@ -26,7 +26,7 @@ from slackwater.core.humanize import (
 from slackwater.errors import SlackwaterError, StartError
 from slackwater.evolution.operator_from_state import restore_window
 from slackwater.explain import Plan
-from slackwater.query.output_format import describe_watermark_wait, quote_stage
+from slackwater.query.clock_sentences import describe_watermark_wait, quote_stage
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report import ClockReport, StageReport, WhyReport
 from slackwater.query.windows import state_column_names

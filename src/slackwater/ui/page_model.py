@@ -14,8 +14,8 @@ from slackwater.core.lateness_histogram import NOTHING, LatenessStats, format_la
 from slackwater.errors import SlackwaterError, StateError
 from slackwater.maintenance.sizes import list_kept_commits
 from slackwater.query import stage_selection as staged
+from slackwater.query.clock_sentences import quote_stage
 from slackwater.query.key_history import add_key_history
-from slackwater.query.output_format import quote_stage
 from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_inspection import Texts
 from slackwater.query.why_report import WhyReport

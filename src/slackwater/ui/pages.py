@@ -27,8 +27,8 @@ from slackwater.core.humanize import (
     format_time,
     plural,
 )
+from slackwater.core.row_format import format_value
 from slackwater.maintenance.hot_keys import HotKey
-from slackwater.query.output_format import format_value
 from slackwater.ui.blocks.key import KeyView
 from slackwater.ui.blocks.stages import StageSummary
 from slackwater.ui.blocks.upcoming_closes import ClosingWindow, count_windows

@@ -46,8 +46,8 @@ from tests.support.cluster_faults import DrivenPipeline, kill_driver, run_throug
 from tests.support.servers.object_store import S3, Fault, FaultyProxy
 from tests.support.topics import read_messages
 
+from slackwater.connectors.files.output_directory import open_directory
 from slackwater.state.files.store import FilesStore
-from slackwater.targets.output_directory import open_directory
 from slackwater.testing.services import Kafka, Postgres
 
 KINDS = ("session", "tumbling", "join", "chained")

@@ -36,9 +36,9 @@ from slackwater.query.pipeline_from_state import rebuild_pipeline
 from slackwater.query.state_view import StateView
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.commit import FORMAT
-from slackwater.state.files.arrow_files import file_checksum
 from slackwater.state.files.store import FilesStore
 from slackwater.state.protocol import StateStore
+from slackwater.storage.arrow_files import file_checksum
 from slackwater.testing.pipeline_builder import build_pipeline
 
 NESTED: Any = json.loads("[" * 60 + "]" * 60)

@@ -25,18 +25,18 @@ from tests.support.iceberg_tables import options
 
 import slackwater as sw
 from slackwater.cli import plan
+from slackwater.config.config_difference import REBUILD
+from slackwater.connectors.iceberg.tables import IcebergTables
+from slackwater.connectors.source import Batch
 from slackwater.core.offsets import KafkaOffsets
 from slackwater.engine.clock_skew import ClockSkewWarnings
 from slackwater.engine.epoch_driver import DriverCallbacks, EpochDriver
 from slackwater.engine.stage_runner import StageRunner
 from slackwater.errors import SlackwaterError
-from slackwater.evolution.difference import REBUILD
 from slackwater.query.result_readers import result_reader
 from slackwater.runner import previous_name, previous_output, target_markers
 from slackwater.runner.components import create_store, create_target_writers
-from slackwater.sources.base import Batch
 from slackwater.state.commit import BatchId
-from slackwater.targets.iceberg_tables import IcebergTables
 from slackwater.testing.pipeline import LocalPipeline
 
 MINUTE_US = 60_000_000

@@ -81,10 +81,10 @@ def test_a_table_next_to_a_source_that_spark_plans_is_refused_by_name() -> None:
     from types import SimpleNamespace
     from typing import Any
 
-    from slackwater.sources import planner_creation
-    from slackwater.sources.streaming_sources import DataFrameSource
-    from slackwater.sources.table_planner import PlannedTableSource
-    from slackwater.sources.table_source import TableSnapshot
+    from slackwater.connectors import planner_creation
+    from slackwater.connectors.streaming_sources import DataFrameSource
+    from slackwater.connectors.tables.planner import PlannedTableSource
+    from slackwater.connectors.tables.source import TableSnapshot
 
     spec = sw.Source(name="t", connection=sw.DeltaConnection(), query="x")
     nothing: Any = None

@@ -20,8 +20,8 @@ from slackwater.state.commit import Commit, SegmentMeta
 from slackwater.state.files.join_buffers import JoinWriter
 from slackwater.state.files.segment_merge_policy import FAN, SegmentMerge
 from slackwater.state.files.segments import FilesShard
-from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import NoState, StateLayout
+from slackwater.storage.base import Storage
 from slackwater.windows.state_rows import KeyedStateLayout
 
 StageShard = tuple[int, int]  # stage number, shard

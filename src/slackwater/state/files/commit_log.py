@@ -13,9 +13,9 @@ from slackwater.errors import EpochError, ExhaustedError, FencedError, StateErro
 from slackwater.state import migrations
 from slackwater.state.commit import Commit, parse_commit
 from slackwater.state.commit_record_fields import RecordError
-from slackwater.state.files.arrow_files import file_checksum
-from slackwater.state.files.storage import Storage
 from slackwater.state.protocol import StoredRecord
+from slackwater.storage.arrow_files import file_checksum
+from slackwater.storage.base import Storage
 
 
 @dataclass(frozen=True)

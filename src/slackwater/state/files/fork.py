@@ -7,9 +7,9 @@ from typing import Protocol
 
 from slackwater.errors import StateError
 from slackwater.state.commit import Commit
-from slackwater.state.files.storage import NAMED, Storage
 from slackwater.state.fork import forked_commit, name_taken_error
 from slackwater.state.protocol import Snapshot, missing_epoch_error
+from slackwater.storage.base import NAMED, Storage
 
 ATTEMPTS = 5
 FORKING = "forking"  # marker file that exists while a fork is in progress

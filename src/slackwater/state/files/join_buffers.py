@@ -23,9 +23,9 @@ from slackwater.joins.compiled_join import HIDDEN, CompiledJoin, JoinSide
 from slackwater.joins.join_buffers import OUTLINE, BufferChange, Changes
 from slackwater.joins.sorted_match import SortedRows, bisect_ranges, sort_order
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow_files import frame_of
 from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
-from slackwater.state.files.storage import Storage, file_ref, open_file
+from slackwater.storage.arrow_files import frame_of
+from slackwater.storage.base import Storage, file_ref, open_file
 from slackwater.watermark import NO_WATERMARK
 
 

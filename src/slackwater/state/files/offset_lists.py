@@ -6,8 +6,8 @@ import uuid
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from slackwater.state.files.arrow_files import file_checksum
-from slackwater.state.files.storage import FileRef, Storage, verify_file
+from slackwater.storage.arrow_files import file_checksum
+from slackwater.storage.base import FileRef, Storage, verify_file
 
 
 def write_list(storage: Storage, epoch: int, lines: Sequence[str]) -> str:

@@ -12,9 +12,9 @@ import re
 from dataclasses import dataclass, field
 
 from slackwater.errors import ExhaustedError, StateError
-from slackwater.state.files.arrow_files import file_checksum
-from slackwater.state.files.storage import Storage, VersionedContent
 from slackwater.state.run_history import Run, add_or_replace_run, encode_runs, parse_runs
+from slackwater.storage.arrow_files import file_checksum
+from slackwater.storage.base import Storage, VersionedContent
 
 log = logging.getLogger("slackwater")
 

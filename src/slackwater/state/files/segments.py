@@ -22,11 +22,11 @@ from slackwater.core.sorted_arrays import distinct_values, find_run_starts, is_i
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow_files import frame_of
 from slackwater.state.files.join_buffers import FilesBuffers, JoinWriter
 from slackwater.state.files.segment_merge_policy import MOST, SegmentMerge, count_segments_to_merge
-from slackwater.state.files.storage import Storage, file_ref, open_file
 from slackwater.state.protocol import OUTLINE
+from slackwater.storage.arrow_files import frame_of
+from slackwater.storage.base import Storage, file_ref, open_file
 from slackwater.watermark import NO_WATERMARK
 from slackwater.windows.state_rows import (
     HIDDEN,

@@ -16,8 +16,8 @@ from slackwater.state.files import offset_lists, progress_files
 from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.join_buffers import FilesBuffers
 from slackwater.state.files.segments import SegmentReader
-from slackwater.state.files.storage import file_ref, verify_file
 from slackwater.state.protocol import Snapshot, missing_epoch_error
+from slackwater.storage.base import file_ref, verify_file
 
 
 class SnapshotReader:

@@ -26,17 +26,17 @@ import polars as pl
 from slackwater.errors import FencedError, StateError
 from slackwater.state.commit import Commit, OutputMeta, SegmentMeta
 from slackwater.state.files import offset_lists, progress_files
-from slackwater.state.files.arrow_files import read_arrow
 from slackwater.state.files.background_merge import BackgroundMerger
 from slackwater.state.files.commit_log import CommitLog
 from slackwater.state.files.fork import FORKING, fork_state
-from slackwater.state.files.local_storage import LocalStorage
 from slackwater.state.files.segments import FilesShard
 from slackwater.state.files.snapshot import SnapshotReader
-from slackwater.state.files.storage import NAMED, FileRef, Storage, StorageLock, file_ref
-from slackwater.state.files.storage_factory import storage_for
 from slackwater.state.protocol import ASIDE, Publish, Snapshot, StateLayout, StoredRecord
 from slackwater.state.run_history import Run
+from slackwater.storage.arrow_files import read_arrow
+from slackwater.storage.base import NAMED, FileRef, Storage, StorageLock, file_ref
+from slackwater.storage.factory import storage_for
+from slackwater.storage.local import LocalStorage
 
 log = logging.getLogger("slackwater")
 

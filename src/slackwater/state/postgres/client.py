@@ -23,7 +23,7 @@ import polars as pl
 from slackwater.core.json_encoding import is_nested, value_to_json
 from slackwater.core.schema import Field
 from slackwater.errors import StartError
-from slackwater.state.files.arrow_files import rebuild_empty_lists
+from slackwater.storage.arrow_files import rebuild_empty_lists
 
 if TYPE_CHECKING:
     import psycopg

@@ -19,12 +19,12 @@ from slackwater.errors import EpochError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.joins.join_buffers import Changes
 from slackwater.state.commit import OutputMeta, SegmentMeta
-from slackwater.state.files.arrow_files import encode_frame, file_checksum
 from slackwater.state.postgres import client, join_buffers, row_validation, staged_row_cache
 from slackwater.state.postgres.join_buffers import JoinTable, PostgresBuffers
 from slackwater.state.postgres.staged_versions import StagedVersions
 from slackwater.state.postgres.table_names import TIMES, TableNames
 from slackwater.state.protocol import OUTLINE
+from slackwater.storage.arrow_files import encode_frame, file_checksum
 from slackwater.windows.state_rows import (
     EMITTED,
     EMITTED_FRAGMENT,

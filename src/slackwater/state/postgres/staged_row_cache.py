@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from slackwater.errors import SlackwaterError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow_files import open_arrow
-from slackwater.state.files.file_cache import FileCache
+from slackwater.storage.arrow_files import open_arrow
+from slackwater.storage.file_cache import FileCache
 
 MOST_BYTES = 256 << 20  # limit for the tables that a process keeps open, whether mapped or fetched
 _open: OrderedDict[str, pa.Table] = OrderedDict()

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from slackwater.core.humanize import plural
 from slackwater.errors import EpochError
 from slackwater.state.commit import SegmentMeta
-from slackwater.state.files.arrow_files import rebuild_empty_lists
 from slackwater.state.files.segments import Segment, SegmentReader
 from slackwater.state.postgres import staged_row_cache
+from slackwater.storage.arrow_files import rebuild_empty_lists
 from slackwater.windows.state_rows import DueRowFilter, Int64s
 
 Fetch = Callable[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from slackwater.query.output_format import describe_watermark_wait
+from slackwater.query.clock_sentences import describe_watermark_wait
 from slackwater.query.why_report import StageReport, WhyReport
 from slackwater.state.commit import Commit, StageState
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slackwater.connectors.backlog import Backlog
 from slackwater.engine import next_commit
-from slackwater.sources.backlog import Backlog
 from slackwater.state.commit import Commit
 
 OWN_PHASES = ("plan", "read", "ingest", "emit")  # phases whose time the commit of the epoch records

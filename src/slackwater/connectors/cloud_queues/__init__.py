@@ -1,0 +1,1 @@
+"""Amazon Kinesis streams and Google Pub/Sub subscriptions as sources."""

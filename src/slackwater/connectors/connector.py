@@ -1,0 +1,113 @@
+"""Base class of the connectors. The config was checked before, so only operations that a kind supports are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, NoReturn, Protocol, TypeVar
+
+from slackwater.config.config_difference import KeyChange
+from slackwater.config.connection import Connection
+from slackwater.config.pipeline import Pipeline
+from slackwater.config.source import Source
+from slackwater.config.target import Target as TargetSpec
+from slackwater.connectors.backlog import Question
+from slackwater.connectors.streaming_sources import AnySource
+from slackwater.connectors.target import TargetTable, TargetWithMarker, TargetWriter
+from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.dead_letter_filter import LetterFilter
+from slackwater.core.offsets import Offsets
+from slackwater.state.commit import SourceRecord
+
+if TYPE_CHECKING:
+    import polars as pl
+    from pyspark.sql import SparkSession
+
+C = TypeVar("C", bound=Connection)
+
+
+class HasPreviousOutput(Protocol):
+    """A target that can describe output that another state left in it."""
+
+    def describe_previous_output(self) -> str | None:
+        """Describe another state's output, such as `12 files of another state of "orders" in "out", up to epoch 11`.
+
+        None if there is no such output.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Connector(Generic[C]):
+    """The connector for one system, given its connection. Every method that accesses the system may raise StartError."""
+
+    connection: C
+    has_versions: ClassVar[bool] = False  # whether `changes` can compare a table without Spark
+
+    # -- sources ---------------------------------------------------------------------------------------------------
+
+    def source(self, session: SparkSession, pipeline: Pipeline, spec: Source, schema_json: str | None) -> AnySource:
+        """Return the source. `schema_json`: the schema with which it was first read, as Spark's JSON."""
+        self._unsupported("be read")
+
+    def check_source(self, spec: Source) -> None:
+        """Raise StartError if the source does not exist. Do nothing if that cannot be checked."""
+
+    def resolve_position(self, spec: Source, position: str | int) -> Offsets:
+        """Resolve "earliest", "latest" or a time (µs UTC) to offsets."""
+        self._unsupported("be asked where that is")
+
+    def question(self, spec: Source) -> Question | None:
+        """Return a function that counts the unread input without Spark; None if the system does not support that."""
+        return None
+
+    def changes(self, spec: Source, record: SourceRecord) -> tuple[Sequence[KeyChange], Mapping[str, str]]:
+        """Compare the columns of a table with those in the state.
+
+        Return the changes that the next start accepts, and the columns (name to type) that it will read. Raises
+        StartError for a change that a start rejects, and SourceUnavailableError if the table is unreachable.
+        """
+        self._unsupported("be asked for its columns")
+
+    # -- targets ---------------------------------------------------------------------------------------------------
+
+    def target(self, spec: TargetSpec, pipeline: Pipeline, table: TargetTable) -> TargetWriter:
+        """Return the target that writes `table`."""
+        self._unsupported("be written to")
+
+    def check_target(self, spec: TargetSpec, key: str) -> None:
+        """Raise StartError if the target does not exist or is unreachable. `key`: its config key, for messages."""
+
+    def will_create(self, spec: TargetSpec, key: str) -> str | None:
+        """Describe the object that a start would create in the system; None if it would create nothing."""
+        return None
+
+    def create_target(self, spec: TargetSpec, pipeline: Pipeline) -> None:
+        """Create the target if that is possible without its columns. Raises StartError."""
+
+    def existing_target(self, spec: TargetSpec, table: TargetTable) -> HasPreviousOutput | None:
+        """Return the target for inspecting the output of another state; None if the system does not keep output."""
+        return None
+
+    def target_with_marker(self, spec: TargetSpec, table: TargetTable) -> TargetWithMarker | None:
+        """Return the target for reading its marker; None if it does not store one."""
+        return None
+
+    def letters(self, spec: TargetSpec, pipeline: str, letter_filter: LetterFilter) -> Iterator[pl.DataFrame]:
+        """Yield the dead letters of a pipeline, one frame at a time."""
+        self._unsupported("keep dead letters")
+
+    def _unsupported(self, operation: str) -> NoReturn:
+        raise AssertionError(
+            f"{self.connection.kind} cannot {operation}; the check of the config should have reported this"
+        )
+
+
+def source_time_zone(pipeline: Pipeline, spec: Source) -> str:
+    """Return the time zone for a source's local times: `event_time_zone` of the first stage that reads it, or UTC."""
+    readers = (
+        stage_pipeline
+        for stage_pipeline in pipeline.stage_pipelines.values()
+        if stage_pipeline.input_paths_from(spec.name)
+    )
+    return next((stage_pipeline.transform.step.event_time_zone for stage_pipeline in readers), None) or UTC

@@ -1,0 +1,1 @@
+"""The console as a target."""

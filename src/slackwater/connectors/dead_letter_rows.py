@@ -1,0 +1,80 @@
+"""Convert dead letters back to rows of their source. Letters have the columns of `core.dead_letter_columns`.
+
+a record of a topic   its bytes, decoded by the source as usual
+a row of a file       the row as JSON; for a row that could not be decoded, its original text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import CORRUPT
+from slackwater.connectors.timestamp_parsing import TextTimestampSchema
+from slackwater.core.spark_sql import quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+def letters_to_records(letters: DataFrame, letter_column: str) -> DataFrame:
+    """Return dead letters in the form in which Spark reads records from a topic.
+
+    The timestamp of each record is the event time of its dead letter.
+    """
+    return letters.selectExpr(
+        "key",
+        "value",
+        "topic",
+        "CAST(partition AS INT) AS partition",
+        "offset",
+        "event_time AS timestamp",
+        f"from_json(headers, '{_HEADERS}') AS headers",
+        letter_column,
+    )
+
+
+def decoded_letter_rows(letters: DataFrame, schema: StructType, extra_columns: Sequence[str]) -> DataFrame:
+    """Return the dead letters whose rows could be decoded, with the columns of `schema` and `extra_columns`."""
+    F = spark_connect.sql_functions(letters)  # noqa: N806
+    decoded = letters.where("reason <> 'undecodable'")
+    return decoded.withColumn("_p", F.from_json(_text(letters), schema)).selectExpr(*_columns(schema), *extra_columns)
+
+
+def text_letter_rows(letters: DataFrame, times: TextTimestampSchema, extra_columns: Sequence[str]) -> DataFrame:
+    """Return all dead letters as rows.
+
+    JSON or CSV lines that could not be decoded are parsed as they would be in their file.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    F = spark_connect.sql_functions(letters)  # noqa: N806
+    with_corrupt = StructType([*times.reader_schema.fields, StructField(CORRUPT, StringType())])
+    reading: dict[str, Any] = {**times.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+    text = _text(letters)
+    parse = (
+        F.from_json(text, with_corrupt, reading)
+        if times.form == "json"
+        else F.from_csv(text, _ddl(with_corrupt), reading)
+    )
+    raw = letters.where("reason = 'undecodable'").withColumn("_p", parse)
+    undecodable = times.convert(raw.selectExpr(*_columns(times.schema), f"_p.{CORRUPT}", *extra_columns))
+    return undecodable.unionByName(
+        decoded_letter_rows(letters, times.schema, [f"CAST(NULL AS STRING) AS {CORRUPT}", *extra_columns])
+    )
+
+
+def _text(letters: DataFrame) -> Any:
+    return spark_connect.sql_functions(letters).col("value").cast("string")
+
+
+def _columns(schema: StructType) -> list[str]:
+    return [f"_p.{quote_identifier(f.name)}" for f in schema.fields]
+
+
+def _ddl(schema: Any) -> str:
+    return ", ".join(f"{quote_identifier(f.name)} {f.dataType.simpleString()}" for f in schema.fields)

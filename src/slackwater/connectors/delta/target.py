@@ -1,0 +1,325 @@
+"""A Delta table: the rows of an epoch and its marker in one commit.
+
+    table/_delta_log/00000000000000000012.json
+      {"txn": {"appId": "slackwater/user-sessions", "version": 12}}     the marker (writer, epoch)
+      {"add": …}  {"remove": …}                                         the rows
+
+`merge` replaces rows with an equal identity (NULL equals NULL, NaN equals NaN) and deletes superseded ones. `append`
+only adds rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError
+from deltalake.schema import ArrayType, StructType
+
+from slackwater.connectors.delta.log import delta_error_reason
+from slackwater.connectors.target import TargetTable
+from slackwater.core.schema import to_arrow_schema
+from slackwater.core.value_limits import YEARS, ValueLimits
+from slackwater.errors import PublishError, StartError
+from slackwater.state.commit import TargetMarker
+
+_DELETE_FLAG = "__gone"
+_RECENT_COMMITS = 100  # how many commits are searched for ours; a table may have other writers
+_SPARK_NAMES = {"byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint"}
+_DATAFUSION = {  # types for which the log has the minimum and maximum of every file
+    "tinyint": "Int8",
+    "smallint": "Int16",
+    "int": "Int32",
+    "bigint": "Int64",
+    "date": "Date32",
+    "timestamp": 'Timestamp(Microsecond, Some("UTC"))',
+    "timestamp_ntz": "Timestamp(Microsecond, None)",
+}
+
+
+class DeltaTarget:
+    """Writes each epoch once. An epoch at or below the table's marker is ignored."""
+
+    guarantee = "exactly once"
+
+    def __init__(
+        self, path: str, mode: str, table: TargetTable, storage_options: Mapping[str, str] | None = None
+    ) -> None:
+        """Prepare the target without accessing the table.
+
+        Args:
+            path: The path or URL of the table.
+            mode: "merge" (needs an identity) or "append".
+            table: The columns and the writer.
+            storage_options: Options of the object store, passed through unchanged.
+        """
+        if mode == "merge" and not table.identity:
+            raise StartError(
+                f'Delta table {path}: mode "merge" needs columns that identify a row, but there are none; use mode = '
+                '"append"'
+            )
+        self._path, self._mode, self._table = path, mode, table
+        self.upserts = mode == "merge"
+        self._options = dict(storage_options or {})
+        self._app = f"slackwater/{table.writer}" + (f"/{table.state}" if table.state else "")
+        self._arrow = to_arrow_schema(list(table.fields))
+        self._delta: DeltaTable | None = None
+        self.description = f"Delta table {path}"
+
+    @property
+    def capacity(self) -> ValueLimits:
+        """Return the limits: times must be in the years that Spark writes and reads."""
+        return ValueLimits(time_range=YEARS)
+
+    def open(self) -> None:
+        """Create the table if it does not exist; otherwise add new columns and check the others. Raises StartError."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                DeltaTable.create(self._path, self._arrow, mode="ignore", storage_options=self._options)
+            self._delta = delta = DeltaTable(self._path, storage_options=self._options)
+            missing = [f.name for f in self._table.missing([f.name for f in delta.schema().fields])]
+            differences = "; ".join(self._differences(delta, missing))
+            if missing and not differences:  # only changes the log; no data file is written
+                delta.alter.add_columns([f for f in Schema.from_arrow(self._arrow).fields if f.name in missing])
+        except Exception as error:  # the library has no base class; some errors are plain Exceptions
+            raise StartError(
+                f"Delta table {self._path} cannot be opened ({self._reason(error)}); expected a Delta table or a path "
+                "where one can be created; check the path and the storage options"
+            ) from error
+        if differences:
+            raise StartError(
+                f"Delta table {self._path} has different columns from the pipeline: {differences}; "
+                "change the table or the pipeline, or choose another path"
+            )
+
+    def close(self) -> None:
+        self._delta = None
+
+    def describe_previous_output(self) -> str | None:
+        """Describe the output that another state of this writer left in the table; None if there is none.
+
+        Commits of early versions are not recognized, because they do not name their writer.
+        """
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return None
+            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be opened ({self._reason(error)}); check the path and the storage options"
+            ) from error
+        own_commits = [c for c in commits if c.get("slackwater_writer") == self._table.writer]
+        if not own_commits or own_commits[0].get("slackwater_state") == self._table.state:
+            return None
+        epoch = own_commits[0].get("slackwater_epoch")
+        return f'rows of another state of "{self._table.writer}" in {self.description}, up to epoch {epoch}'
+
+    def read_marker(
+        self, state: str, expected: Sequence[TargetMarker] = (), fence: bool = False
+    ) -> TargetMarker | None:
+        """Return the last marker of this writer.
+
+        A commit's transactions identify state and commit only by hashes, which are compared with the `expected`
+        markers.
+        """
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return None
+            delta = DeltaTable(self._path, storage_options=self._options)
+            if not delta.file_uris():
+                return None
+            last = tuple(delta.transaction_version(app) for app in self._apps)
+            recognised = next((m for m in expected if last == (_number(m.state), _number(m.commit))), None)
+            return recognised or self._last_marker(delta, state)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
+            ) from error
+
+    def writers(self) -> list[str]:
+        """Return the writers of recent commits."""
+        try:
+            if not DeltaTable.is_deltatable(self._path, self._options):
+                return []
+            commits = DeltaTable(self._path, storage_options=self._options).history(_RECENT_COMMITS)
+        except Exception as error:  # the library has no base class
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); check the path and the storage options"
+            ) from error
+        return sorted({c["slackwater_writer"] for c in commits if c.get("slackwater_writer")})
+
+    def _last_marker(self, delta: DeltaTable, state: str) -> TargetMarker | None:
+        """Return the writer's last marker from recent commits, or else that of `state`, whose commits may be older."""
+        writer = self._table.writer
+        own_commits = (c for c in delta.history(_RECENT_COMMITS) if c.get("slackwater_writer") == writer)
+        if (commit := next(own_commits, None)) is not None:
+            marker = {key: commit.get(f"slackwater_{key}", "") for key in ("state", "epoch", "commit")}
+            return TargetMarker(state=marker["state"], epoch=int(marker["epoch"]), commit=marker["commit"])
+        epoch = delta.transaction_version(f"slackwater/{writer}/{state}")
+        return None if epoch is None else TargetMarker(state=state, epoch=epoch)
+
+    @property
+    def _apps(self) -> tuple[str, str]:
+        """The application ids under which the writer's last commit stores hashes of its state and of its commit id."""
+        return f"slackwater/{self._table.writer}#state", f"slackwater/{self._table.writer}#commit"
+
+    def last_epoch(self) -> int:
+        """Return the last published epoch, -1 for none."""
+        delta = self._current()
+        epoch = delta.transaction_version(self._app)
+        return -1 if epoch is None else epoch
+
+    def publish(self, epoch: int, rows: pl.DataFrame, superseded: pl.DataFrame | None = None, commit: str = "") -> None:
+        try:
+            delta = self._current()
+            if epoch <= self.last_epoch():
+                return
+            metadata = {"writer": self._table.writer, "state": self._table.state, "epoch": str(epoch), "commit": commit}
+            numbers = zip(self._apps, map(_number, (self._table.state, commit)), strict=True)
+            marker = CommitProperties(
+                app_transactions=[Transaction(self._app, epoch), *(Transaction(app, n) for app, n in numbers)],
+                custom_metadata={f"slackwater_{k}": v for k, v in metadata.items()},
+            )
+            if self._mode == "append":
+                write_deltalake(delta, self._cast(rows, delta), mode="append", commit_properties=marker)
+                return
+            if superseded is not None and not superseded.is_empty():
+                self._merge(delta, rows, superseded.select(self._table.identity or ()), marker)
+            elif not rows.is_empty():
+                self._merge(delta, rows, None, marker)
+            if rows.is_empty() and self.last_epoch() < epoch:  # a merge that changes nothing does not commit the marker
+                write_deltalake(delta, self._cast(rows.clear(), delta), mode="append", commit_properties=marker)
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            self._delta = None
+            raise PublishError(
+                f"{self.description} did not accept epoch {epoch} ({self._reason(error)}); the epoch is committed; "
+                "the next start publishes it"
+            ) from error
+
+    def read_ranges(self, ranges: pl.DataFrame, column: str) -> pl.DataFrame:
+        """Return the rows in these ranges; see `connectors.target.ReadableTarget`."""
+        fields = {f.name: f.polars for f in self._table.fields}
+        keys = [c for c in self._table.identity or () if c != column]
+        kind = pa.timestamp("us", tz="UTC")
+        low, high = (pa.scalar(v, kind) for v in (ranges["__low"].min(), ranges["__high"].max()))
+        try:
+            time = pc.field(column)
+            table = self._current().to_pyarrow_dataset().to_table(filter=(time >= low) & (time <= high))
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise StartError(
+                f"{self.description} cannot be read ({self._reason(error)}); nothing was replayed"
+            ) from error
+        frame = pl.from_arrow(table)
+        assert isinstance(frame, pl.DataFrame)
+        frame = frame.select(pl.col(n).cast(t) for n, t in fields.items())
+        matched = frame.join(ranges, on=keys, nulls_equal=True) if keys else frame.join(ranges, how="cross")
+        in_range = pl.col(column).dt.timestamp("us").is_between("__low", "__high")
+        return matched.filter(in_range).select(list(fields))
+
+    def _current(self) -> DeltaTable:
+        """Return the newest version of the table."""
+        if self._delta is None:
+            self._delta = DeltaTable(self._path, storage_options=self._options)
+        else:
+            self._delta.update_incremental()
+        return self._delta
+
+    def _merge(
+        self, delta: DeltaTable, rows: pl.DataFrame, superseded: pl.DataFrame | None, marker: CommitProperties
+    ) -> None:
+        """Upsert `rows` and delete `superseded` in one commit.
+
+        Both are in one source frame, in which a column marks the rows to delete.
+        """
+        columns = {_quote_name(f.name): f"s.{_quote_name(f.name)}" for f in self._table.fields}
+        both = rows if superseded is None else pl.concat([rows, superseded], how="diagonal")
+        source = self._cast(both, delta)
+        if superseded is not None:
+            flags = pa.array([False] * rows.height + [True] * superseded.height, pa.bool_())
+            source = source.append_column(self._delete_flag, flags)
+        merge = delta.merge(source, self._predicate(both), source_alias="s", target_alias="t", commit_properties=marker)
+        if superseded is None:
+            merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+            return
+        is_superseded = f"s.{_quote_name(self._delete_flag)}"
+        (
+            merge.when_matched_delete(is_superseded)
+            .when_matched_update(columns)
+            .when_not_matched_insert(columns, f"NOT {is_superseded}")
+            .execute()
+        )
+
+    @property
+    def _delete_flag(self) -> str:
+        """The name of the column that marks rows to delete. It differs from all columns of the table."""
+        names = {f.name for f in self._table.fields}
+        return next(name for n in range(len(names) + 1) if (name := f"{_DELETE_FLAG}{n or ''}") not in names)
+
+    def _predicate(self, rows: pl.DataFrame) -> str:
+        identity = [_quote_name(name) for name in self._table.identity or ()]
+        return " AND ".join([*(f"(t.{c} IS NOT DISTINCT FROM s.{c})" for c in identity), *self._ranges(rows)])
+
+    def _ranges(self, rows: pl.DataFrame) -> Iterator[str]:
+        """Yield bounds of the written keys, so that files of the table without such keys are skipped."""
+        kinds = {f.name: _DATAFUSION.get(f.type) for f in self._table.fields}
+        for name in self._table.identity or ():
+            column, kind = rows[name].to_physical(), kinds[name]
+            if kind and not column.null_count():
+                slack = 1000 if kind.startswith("Timestamp") else 0  # Spark truncates stored bounds to milliseconds
+                low, high = max(column.min() - slack, -(2**63)), column.max()  # type: ignore[operator]
+                yield f"(t.{_quote_name(name)} BETWEEN {_literal(low, kind)} AND {_literal(high, kind)})"
+
+    def _cast(self, rows: pl.DataFrame, delta: DeltaTable) -> pa.Table:
+        """Convert the rows to the pipeline's types and the table's column order."""
+        table: pa.Table = rows.to_arrow().cast(self._arrow)
+        return table.select([f.name for f in delta.schema().fields])
+
+    def _differences(self, delta: DeltaTable, added: Sequence[str]) -> Iterator[str]:
+        expected, actual = _types(Schema.from_arrow(self._arrow)), _types(delta.schema())
+        for name, kind in expected.items():
+            if name in added:
+                continue
+            if name not in actual:
+                yield f'column "{name}" ({kind}) is missing'
+            elif actual[name] != kind:
+                yield f'column "{name}" is {actual[name]}, expected {kind}'
+        yield from (
+            f'column "{name}" ({kind}) is not in the output of the pipeline'
+            for name, kind in actual.items()
+            if name not in expected
+        )
+
+    def _reason(self, error: Exception) -> str:
+        return delta_error_reason(error, self._options)
+
+
+def _number(text: str) -> int:
+    """Return a hash of a string that fits into the version number of a transaction."""
+    return xxhash.xxh3_64_intdigest(text.encode()) >> 1
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    """Map the column names to their types in Spark's spelling."""
+    return {f.name: _spark_type(f.type) for f in schema.fields}
+
+
+def _spark_type(kind: Any) -> str:
+    if isinstance(kind, ArrayType):
+        return f"array<{_spark_type(kind.element_type)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{f.name}:{_spark_type(f.type)}' for f in kind.fields)}>"
+    plain = str(getattr(kind, "type", kind))
+    return _SPARK_NAMES.get(plain, plain)
+
+
+def _quote_name(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: Any, kind: str) -> str:
+    return f"arrow_cast(arrow_cast('{value}', 'Int64'), '{kind}')"

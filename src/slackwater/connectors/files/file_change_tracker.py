@@ -1,0 +1,55 @@
+"""Detect files that changed after they were read. Such files are not read again, but reported and counted.
+
+files that were read    a b c d … x y z        a check covers a few, newest first, then starts over
+each check                     ◀──│──▶          so its cost does not depend on the number of files
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from slackwater.connectors.files.source import FileEntry
+
+AT_ONCE = 200  # files per check
+
+
+@dataclass
+class FileChangeTracker:
+    """The files that a source has read, by path. Each entry describes the file as it was when it was read."""
+
+    entries: dict[str, FileEntry] = field(default_factory=dict)
+    _unchecked: list[str] = field(default_factory=list)  # paths left in the current round; the last one is checked next
+
+    def add(self, entries: Iterable[FileEntry]) -> None:
+        for entry in entries:
+            self.entries[entry.path] = entry
+            self._unchecked.append(entry.path)
+
+    def find_changed(self, limit: int | None = AT_ONCE) -> list[FileEntry]:
+        """Check the next `limit` files (None: all files), and return the current entries of the files that changed.
+
+        Each change is returned once.
+        """
+        if limit is None or not self._unchecked:
+            self._unchecked = list(self.entries)
+        count = len(self._unchecked) if limit is None else min(limit, len(self._unchecked))
+        paths = dict.fromkeys(self._unchecked.pop() for _ in range(count))
+        changed_entries = []
+        for path in paths:
+            now = self.entries[path].current
+            if now is not None and self.entries[path].differs(now):
+                changed_entries.append(now)
+                self.entries[path] = now
+        return changed_entries
+
+
+def changed_files_text(source: str, names: list[str], count: int) -> str:
+    """Return the warning about changed files, with a few of their names."""
+    more = f" and {count - len(names):,} more" if count > len(names) else ""
+    one = count == 1
+    return (
+        f'source "{source}": {count:,} {"file" if one else "files"} changed after {"it was" if one else "they were"} read, and '
+        f"{'is' if one else 'are'} not read again: {', '.join(names)}{more}; write files elsewhere and rename them "
+        "into the directory, or start over with --rebuild"
+    )

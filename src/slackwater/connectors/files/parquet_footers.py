@@ -1,0 +1,101 @@
+"""Statistics from Parquet footers: the number of rows, and the minimum and maximum of a column.
+
+file   [row group][row group]…[footer: per row group and column  rows, least, greatest, number of NULLs]
+                               ╰─▶ ColumnStats        no row is read
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slackwater.connectors.source import ColumnStats
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ColumnSchema, FileMetaData
+
+# Early Spark versions wrote some old times in the Julian calendar. Spark may convert times before 1901 when reading.
+_ONE_CALENDAR_US = -2_177_452_800_000_000
+_AT_ONCE = 8  # files read in parallel, chosen for slow disks
+_UNITS = {"milliseconds": 1000, "microseconds": 1}
+
+
+def column_stats(files: Sequence[Path], column: str) -> ColumnStats | None:
+    """Return the statistics of a column of times or integers. None unless the footers of all files contain them.
+
+    Also None if a file cannot be read; the error is reported when its rows are read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not files:
+        return None
+    parts, pool = list[ColumnStats](), ThreadPoolExecutor(min(len(files), _AT_ONCE))
+    try:
+        for file, footer in zip(files, pool.map(pq.read_metadata, files), strict=True):
+            part = _file_stats(file, footer, column)
+            if part is None or part.unit_us != (parts or [part])[0].unit_us:
+                return None
+            parts.append(part)
+    except (pa.ArrowException, OSError):
+        return None
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return _combine(parts)
+
+
+def _file_stats(file: Path, footer: FileMetaData, column: str) -> ColumnStats | None:
+    number = _leaf_index(footer, column)
+    if number is None:
+        return None
+    unit = _unit_us(footer.schema.column(number))
+    if unit is None:
+        return None
+    groups: list[ColumnStats] = []
+    for group in range(footer.num_row_groups):
+        part, rows = footer.row_group(group).column(number).statistics, footer.row_group(group).num_rows
+        if rows == 0:
+            continue
+        if part is None or not part.has_null_count:
+            return None
+        if part.has_min_max:
+            groups.append(ColumnStats(rows, part.null_count, unit, part.min_raw, part.max_raw, str(file)))
+        elif part.null_count == rows:
+            groups.append(ColumnStats(rows, rows, unit))
+        else:
+            return None
+    combined = _combine(groups or [ColumnStats(0, 0, unit)])
+    if unit and combined.least is not None and combined.least * unit < _ONE_CALENDAR_US:
+        return None
+    return combined
+
+
+def _leaf_index(footer: FileMetaData, column: str) -> int | None:
+    """Return the index of a top-level column among the leaves of the schema, ignoring case as Spark does.
+
+    None if there is no such column, or more than one.
+    """
+    names = [footer.schema.column(n).path.casefold() for n in range(footer.num_columns)]
+    matches = [n for n, name in enumerate(names) if name == column.casefold()]
+    return matches[0] if len(matches) == 1 and "." not in column else None
+
+
+def _unit_us(column: ColumnSchema) -> int | None:
+    """Return the unit of a time column in microseconds; 0 for an integer column; None for another type."""
+    if column.max_repetition_level or column.physical_type not in ("INT32", "INT64"):
+        return None
+    kind = json.loads(column.logical_type.to_json())
+    if kind["Type"] == "Timestamp":
+        return _UNITS.get(kind["timeUnit"])
+    plain = kind["Type"] == "None" or (kind["Type"] == "Int" and kind["isSigned"])
+    return 0 if plain else None
+
+
+def _combine(parts: Sequence[ColumnStats]) -> ColumnStats:
+    newest = max(parts, key=lambda part: float("-inf") if part.greatest is None else part.greatest)
+    least = min((part.least for part in parts if part.least is not None), default=None)
+    rows, nulls = sum(part.rows for part in parts), sum(part.nulls for part in parts)
+    return ColumnStats(rows, nulls, newest.unit_us, least, newest.greatest, newest.newest_file)

@@ -1,0 +1,186 @@
+"""Plan file sources without Spark: list the directory and take new files, oldest first, up to a limit per epoch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.source import Source
+from slackwater.connectors.files import directory_listing
+from slackwater.connectors.files import source as files_source
+from slackwater.connectors.files.directory_listing import DirectoryListing
+from slackwater.connectors.files.source import FileEntry, FilesSource
+from slackwater.connectors.source import SelfPlannedSource, SourceBatch
+from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.offsets import FileOffsets
+from slackwater.errors import EpochError, ExhaustedError, StartError
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("slackwater")
+
+# options of Spark's file stream; if a source sets one, Spark plans it
+_SPARK_STREAM_OPTIONS = frozenset(
+    {
+        "basepath",
+        "cleansource",
+        "discardcachedinputratio",
+        "filenameonly",
+        "latestfirst",
+        "maxbytespertrigger",
+        "maxcachedfiles",
+        "maxfileage",
+        "maxfilespertrigger",
+        "modifiedafter",
+        "modifiedbefore",
+        "sourcearchivedir",
+    }
+)
+_LOCAL = re.compile(r"file:(?://)?(?=/)")
+
+
+def create_listing(source: FilesSource) -> DirectoryListing | None:
+    """Return a listing of a source's files that needs no Spark; None if only Spark can list them."""
+    return _create_listing_from_spec(source.spec)
+
+
+def _create_listing_from_spec(spec: Source) -> DirectoryListing | None:
+    """Return a listing of a source's files that needs no Spark.
+
+    None if only Spark can list them, because they are not on a local disk or an option of Spark's file stream is set.
+    """
+    options = {name.lower(): value for name, value in spec.options.items()}
+    pattern = _LOCAL.sub("", files_source.absolute_query(spec.query or ""), count=1)
+    if not pattern.startswith("/") or _SPARK_STREAM_OPTIONS & set(options):
+        return None
+    return DirectoryListing(
+        pattern, options.get("recursivefilelookup", "").lower() == "true", options.get("pathglobfilter")
+    )
+
+
+@dataclass(frozen=True)
+class FileBatch:
+    """The files of one epoch."""
+
+    source: FilesSource
+    entries: Sequence[FileEntry]
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        offsets = files_source.store_file_list(store, epoch, FileOffsets.coerce(record.offsets), self.entries)
+        return self.source.batch_from_files(session, self.entries, offsets)
+
+
+def check_readable(spec: Source) -> None:
+    """Raise StartError if this user has no permission to list a local source's directories or to read one of its files."""
+    file_listing = _create_listing_from_spec(spec)
+    if file_listing is None:
+        return
+    try:
+        refused = [path for path in file_listing.files() if not os.access(path, os.R_OK)]
+    except ValueError as error:
+        raise StartError(f'source "{spec.name}": {error}') from None
+    except OSError as error:
+        raise StartError(f'source "{spec.name}": {_unlistable_reason(error)}') from None
+    if refused:
+        more = f" (and {len(refused) - 1:,} more)" if len(refused) > 1 else ""
+        raise StartError(
+            f'source "{spec.name}": "{min(refused)}"{more} cannot be read (Permission denied); give this user read '
+            "access, or narrow query"
+        )
+
+
+def _unlistable_reason(error: OSError) -> str:
+    """Describe why a directory cannot be listed, and what to do."""
+    return f'"{error.filename}" cannot be listed ({error.strerror}); give this user read access, or narrow query'
+
+
+class FilesPlanner:
+    """Plans a local file source. `read`: the files in the state."""
+
+    def __init__(self, source: FilesSource, read: Iterable[FileEntry]) -> None:
+        file_listing = create_listing(source)
+        assert file_listing is not None, "see `PlannedFilesSource`"
+        self._source, self._listing = source, file_listing
+        self._max_files = source.spec.max_files_per_trigger
+        self._seen_paths = {
+            file_uri_to_path(entry.path) for entry in read
+        }  # files that are planned or must not be read
+        self._pending: list[FileEntry] = []  # listed, but not planned yet
+        self._ended = False
+
+    @property
+    def unplanned_files(self) -> int:
+        return len(self._pending)
+
+    def stop_at_current_end(self) -> None:
+        self._pending, self._ended = self._new_files(), True
+
+    def next(self) -> FileBatch | None:
+        if not self._ended and len(self._pending) < (self._max_files or 1):
+            self._pending = self._new_files()
+        entries: list[FileEntry] = []
+        while self._pending and not entries:
+            selected, self._pending = (
+                self._pending[: self._max_files],
+                self._pending[self._max_files :] if self._max_files else [],
+            )
+            entries = [
+                now for entry in selected if (now := self._refresh(entry)) is not None
+            ]  # their attributes just before they are read
+        return FileBatch(self._source, entries) if entries else None
+
+    def _refresh(self, entry: FileEntry) -> FileEntry | None:
+        self._seen_paths.add(file_uri_to_path(entry.path))
+        if (now := entry.current) is None:
+            name = file_uri_to_path(entry.path)
+            log.warning('source "%s": %s was removed before it was read; it is skipped', self._source.name, name)
+        return now
+
+    def _new_files(self) -> list[FileEntry]:
+        """List the new files, in the order in which they are read. Raises EpochError or ExhaustedError."""
+        try:
+            new = {path for path in self._listing.files() if path not in self._seen_paths}
+        except ValueError as error:
+            raise EpochError(f'source "{self._source.name}": {error}') from None
+        except OSError as error:
+            raise ExhaustedError.from_error(error) or EpochError(
+                f'source "{self._source.name}": {_unlistable_reason(error)}'
+            ) from None
+        entries = [entry for path in new if (entry := self._file_entry(path)) is not None]
+        return sorted(entries, key=lambda e: (e.timestamp, e.path))
+
+    def _file_entry(self, path: str) -> FileEntry | None:
+        """Return the entry of a file. None if it no longer exists, or if Spark cannot read its name."""
+        try:
+            status = Path(path).stat()
+            return FileEntry(directory_listing.to_uri(path), status.st_mtime_ns // 1_000_000, status.st_size)
+        except FileNotFoundError:
+            return None
+        except UnicodeEncodeError:
+            self._seen_paths.add(path)
+            name = os.fsencode(path).decode(errors="backslashreplace")
+            log.warning(
+                'source "%s": the name of %s is not UTF-8, so Spark cannot read the file; rename it',
+                self._source.name,
+                name,
+            )
+            return None
+
+
+class PlannedFilesSource(FilesSource, SelfPlannedSource):
+    """A file source that the run plans itself, if its files are on a local disk."""
+
+    @property
+    def plans_itself(self) -> bool:
+        return create_listing(self) is not None
+
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> FilesPlanner:
+        return FilesPlanner(self, files)

@@ -1,0 +1,385 @@
+"""File sources as streams: a batch is a list of files, which the engine reads and the state stores.
+
+`files_planner` or Spark plans the batches. If Spark plans, its checkpoint records which files belong to which batch
+(`offsets/<batch>`, `sources/<i>/<n>`). The engine reads exactly the planned files as a batch DataFrame, so columns are
+pruned and each source is read once. It keeps the file names in the state store. `seek` writes them into a new
+checkpoint for Spark, so a source can resume even if its checkpoint is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from slackwater.config.config_paths import restore_written_path
+from slackwater.config.source import Source
+from slackwater.connectors import dead_letter_rows
+from slackwater.connectors.files import parquet_footers
+from slackwater.connectors.source import (
+    CORRUPT,
+    SourceBatch,
+    SparkPlannedSource,
+    checkpoint_line,
+    declared_schema,
+    spark_error_reason,
+)
+from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema, find_time_zone
+from slackwater.core.file_uris import file_uri_to_path
+from slackwater.core.offsets import ChangedFiles, FileOffsets
+from slackwater.errors import EpochError, StartError
+from slackwater.state.commit import SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+MERGE_AT = 64  # once there are this many lists of files, they are merged into one
+SIZE_MODULUS = 1 << 20  # a fingerprint contains the file size modulo this number
+# reader options that make Spark skip files that it cannot read
+_SKIPPING_OPTIONS = {"ignorecorruptfiles": "ignoreCorruptFiles", "ignoremissingfiles": "ignoreMissingFiles"}
+CHANGES_SHOWN = 3  # how many names of changed files the state keeps for messages
+
+
+class FileListReader(Protocol):
+    """Anything that can read a stored list, such as a state store or a read-only view of one."""
+
+    @property
+    def read_list(self) -> Callable[[str], list[str]]: ...
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file as it was read.
+
+    Args:
+        path: Its URI.
+        timestamp: Its modification time in milliseconds.
+        size: Its size in bytes, if known.
+    """
+
+    path: str
+    timestamp: int
+    size: int | None = None
+
+    @property
+    def current(self) -> FileEntry | None:
+        """The file as it is now. None if it no longer exists, or is not on a local disk."""
+        if not self.path.startswith("file:"):
+            return None
+        try:
+            status = Path(file_uri_to_path(self.path)).stat()
+        except OSError:
+            return None
+        return FileEntry(self.path, status.st_mtime_ns // 1_000_000, status.st_size)
+
+    def has_fingerprint(self, fingerprint: int) -> bool:
+        """Return whether a fingerprint (from modification time and size) matches this file."""
+        time, size = divmod(fingerprint, SIZE_MODULUS)
+        return time == self.timestamp and (self.size is None or self.size % SIZE_MODULUS == size)
+
+    def differs(self, now: FileEntry) -> bool:
+        """Return whether the file changed. Sizes are only compared if both are known: early states did not store them."""
+        return self.timestamp != now.timestamp or (
+            self.size is not None and now.size is not None and self.size != now.size
+        )
+
+
+@dataclass(frozen=True)
+class FilesSource(SparkPlannedSource):
+    """A file source with its schema, planned by Spark. `PlannedFilesSource` is its counterpart that the run plans.
+
+    `zone`: the time zone for timestamps that do not state one, unless a reader option sets it.
+    """
+
+    schema: StructType
+    zone: str = UTC
+    _cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # see `read`
+
+    def plan(self, session: SparkSession) -> DataFrame:
+        reader = session.readStream.format(self.spec.format or "").schema(self.schema)
+        # By default Spark ignores files that are a week older than the newest one. None of ours may be skipped.
+        options: dict[str, Any] = {"maxFileAge": "36500d", **self.spec.options}
+        if self.spec.max_files_per_trigger is not None:
+            options["maxFilesPerTrigger"] = self.spec.max_files_per_trigger
+        return reader.options(**options).load(_as_glob(absolute_query(self.spec.query or "")))
+
+    def signature(self) -> dict[str, Any]:
+        return {"name": self.name, "query": restore_written_path(self.spec.query or ""), "format": self.spec.format}
+
+    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
+        """Write a new checkpoint whose batch 0 contains all files in the state, and return its offset line."""
+        log = checkpoint / "sources" / str(index)
+        log.mkdir(parents=True)
+        entries = load_file_list(store, FileOffsets.coerce(record.offsets))
+        lines = [json.dumps({"path": e.path, "timestamp": e.timestamp, "batchId": 0}) for e in entries]
+        (log / "0").write_text("\n".join(["v1", *lines]))
+        return json.dumps({"logOffset": 0})
+
+    def batch(
+        self,
+        session: SparkSession,
+        checkpoint: Path,
+        index: int,
+        number: int,
+        store: StateStore,
+        epoch: int,
+        record: SourceRecord,
+    ) -> SourceBatch | None:
+        entries = batch_files(checkpoint, index, number)
+        if not entries:
+            return None
+        entries = [entry.current or entry for entry in entries]  # read just before the file is read
+        offsets = store_file_list(store, epoch, FileOffsets.coerce(record.offsets), entries)
+        return self.batch_from_files(session, entries, offsets)
+
+    def batch_from_files(self, session: SparkSession, files: Sequence[FileEntry], offsets: FileOffsets) -> SourceBatch:
+        """Return the batch that consists of these files. `offsets`: the offsets after them."""
+        stats = cache(partial(parquet_footers.column_stats, [Path(file_uri_to_path(f.path)) for f in files]))
+        stats_if_complete = stats if self._footers_are_complete(session, files) else None
+        return SourceBatch(
+            self.read(session, files),
+            offsets,
+            len(files),
+            name_files=make_file_namer(files),
+            column_stats=stats_if_complete,
+        )
+
+    def _footers_are_complete(self, session: SparkSession, files: Sequence[FileEntry]) -> bool:
+        """Return whether the Parquet footers describe exactly the rows that Spark reads.
+
+        This requires local Parquet files and no option that makes Spark skip files.
+        """
+        if self.spec.format != "parquet" or not all(f.path.startswith("file:") for f in files):
+            return False
+        if any(name.lower() in _SKIPPING_OPTIONS for name in self.spec.options):
+            return False
+        if self._cache.get("asked") is not session:
+            confs = (f"spark.sql.files.{name}" for name in _SKIPPING_OPTIONS.values())
+            settings = [session.conf.get(conf, "false") for conf in confs]
+            self._cache.update(asked=session, all_is_read=all(value == "false" for value in settings))
+        return bool(self._cache["all_is_read"])
+
+    def list_files(self, session: SparkSession) -> list[FileEntry]:
+        """Return all current files in the order in which a stream reads them.
+
+        Raises StartError if Spark cannot list them.
+        """
+        try:
+            entries = session.read.format("binaryFile").load(absolute_query(self.spec.query or ""))
+            time_ms = "CAST(unix_millis(modificationTime) AS BIGINT) AS at"
+            rows = entries.selectExpr("_metadata.file_path AS path", time_ms).collect()
+        except Exception as error:
+            if "PATH_NOT_FOUND" in str(error):
+                return []
+            raise StartError(f'source "{self.name}": {spark_error_reason(error)}') from None
+        return sorted((FileEntry(r["path"], r["at"]) for r in rows), key=lambda e: (e.timestamp, e.path))
+
+    def read(self, session: SparkSession, files: Sequence[FileEntry]) -> DataFrame:
+        """Return the rows of these files, with a column for undecodable records if the format can have such records.
+
+        The reader and the columns are the same in every epoch, so they are created once per Spark session.
+        """
+        form, paths, cache = self.spec.format or "", [readable_path(f.path) for f in files], self._cache
+        plain = form not in ("json", "csv")
+        if cache.get("session") is not session:
+            schema = self.schema if plain else self.text_schema.reader_schema
+            cache |= {
+                "session": session,
+                "reader": _batch_reader(session, form, schema, self.spec.options),
+                "text_schema": self.text_schema,
+            }
+            cache["schema"] = None
+        frame: DataFrame = cache["reader"].load(paths)
+        cache["schema"] = vars(frame)["schema"] = cache["schema"] or frame.schema  # PySpark's own cache of the schema
+        return frame if plain else cache["text_schema"].convert(frame)
+
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        extra_columns = [f"file AS {file}", letter]
+        if self.spec.format in ("json", "csv"):
+            return dead_letter_rows.text_letter_rows(letters, self.text_schema, extra_columns)
+        return dead_letter_rows.decoded_letter_rows(letters, self.schema, extra_columns)
+
+    @property
+    def text_schema(self) -> TextTimestampSchema:
+        """The schema for JSON and CSV readers, in which times are read as text."""
+        options = self.spec.options
+        return TextTimestampSchema(self.schema, self.spec.format or "", find_time_zone(options, self.zone), options)
+
+
+def absolute_query(query: str) -> str:
+    """Convert a query to an absolute path, because Spark's process may have another working directory.
+
+    The leading part of the path that exists is taken literally; the rest may be a pattern.
+    """
+    if "://" in query or query.startswith("file:"):
+        return query
+    path = Path.cwd() / query
+    existing = _existing_prefix(path)
+    return str(Path(escape_pattern(str(existing)), *path.parts[len(existing.parts) :]))
+
+
+def _existing_prefix(path: Path) -> Path:
+    """Return the longest prefix of a path that exists and contains no star."""
+    existing = Path(path.anchor)
+    for part in path.parts[1:]:
+        if "*" in part or not (existing / part).exists():
+            break
+        existing /= part
+    return existing
+
+
+def escape_pattern(path: str) -> str:
+    """Return a pattern that matches only this path."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+
+
+def readable_path(uri: str) -> str:
+    """Convert a URI from Spark's file list to a path for its readers, which expect patterns and no percent-encoding."""
+    scheme, colon, rest = uri.partition(":")
+    return f"{scheme}{colon}{escape_pattern(unquote(rest))}"
+
+
+def _as_glob(query: str) -> str:
+    """Return a pattern that matches only this file. Spark's file stream accepts only directories and patterns."""
+    if "://" in query or any(c in query for c in "*?[{") or not Path(query).is_file():
+        return query
+    return f"{query[:-1]}[{query[-1]}]"
+
+
+def _batch_reader(session: SparkSession, form: str, schema: StructType | None, options: Mapping[str, str]) -> Any:
+    """Return a batch reader. It keeps JSON and CSV records that do not fit the schema in `_corrupt_record`."""
+    read = session.read.format(form).options(**options)
+    if schema is None:
+        return read
+    if form in ("json", "csv"):
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        schema = StructType([*schema.fields, StructField(CORRUPT, StringType())])
+        read = read.options(mode="PERMISSIVE", columnNameOfCorruptRecord=CORRUPT)
+    return read.schema(schema)
+
+
+def resolve_schema(session: SparkSession, spec: Source, stored_schema: str | None) -> StructType:
+    """Return the declared schema, or the one stored with the state (as JSON), or one inferred from existing files.
+
+    Raises StartError if no schema can be inferred.
+    """
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    where = f'source "{spec.name}"'
+    if spec.format == "text" and spec.schema_ is None:
+        return StructType([StructField("value", StringType())])
+    if spec.schema_ is not None:
+        return declared_schema(session, spec.name, spec.schema_)
+    if stored_schema is not None:
+        return StructType.fromJson(json.loads(stored_schema))
+    try:
+        schema = (
+            _batch_reader(session, spec.format or "", None, spec.options).load(absolute_query(spec.query or "")).schema
+        )
+    except Exception as error:
+        raise StartError(
+            f'{where}: no schema is declared and none can be inferred from "{spec.query}" '
+            f"({spark_error_reason(error)}); declare one"
+        ) from None
+    if not schema.fields:
+        raise StartError(
+            f'{where}: no schema is declared and "{spec.query}" has no rows to infer one from; declare one'
+        )
+    return StructType(schema.fields)
+
+
+def check_directory_exists(spec: Source) -> None:
+    """Raise StartError if a local path names a directory that does not exist. A pattern may match nothing yet."""
+    query = spec.query or ""
+    if "://" in query:
+        return
+    existing = _existing_prefix(Path.cwd() / query)
+    plain = existing / Path(*_before_glob((Path.cwd() / query).relative_to(existing)))
+    if not plain.exists():
+        raise StartError(
+            f'source "{spec.name}": there is no "{plain}"; expected the directory or files of query = "{query}"'
+        )
+
+
+def _before_glob(path: Path) -> list[str]:
+    parts: list[str] = []
+    for part in path.parts:
+        if any(c in part for c in "*?[{"):
+            break
+        parts.append(part)
+    return parts
+
+
+# -- Spark's checkpoint: the files of a batch ---------------------------------------------------------------------
+
+
+def batch_files(checkpoint: Path, source: int, batch: int) -> list[FileEntry]:
+    """Return the files of one planned batch. Raises EpochError if the checkpoint does not contain it."""
+    until, since = _log_offset(checkpoint, source, batch), _log_offset(checkpoint, source, batch - 1)
+    return [
+        entry for n in range(since + 1, until + 1) for entry in _log_entries(checkpoint / "sources" / str(source), n)
+    ]
+
+
+def _log_offset(checkpoint: Path, source: int, batch: int) -> int:
+    line = checkpoint_line(checkpoint, source, batch) if batch >= 0 else None
+    return -1 if line is None else int(json.loads(line)["logOffset"])
+
+
+def _log_entries(log: Path, n: int) -> list[FileEntry]:
+    plain, compact = log / str(n), log / f"{n}.compact"
+    path = plain if plain.exists() else compact
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    except (OSError, ValueError) as error:
+        raise EpochError(
+            f"checkpoint file {path} is missing or damaged; delete the checkpoint directory and start again"
+        ) from error
+    return [FileEntry(e["path"], e["timestamp"]) for e in entries if e["batchId"] == n]
+
+
+# -- the state store's own list of files -------------------------------------------------------------------------------
+
+
+def store_file_list(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
+    """Store the files in the state store and return the offsets after them.
+
+    The offsets reference the stored lists, which together contain every file read so far.
+    """
+    lists, entries = before.lists, list(files)
+    if len(lists) >= MERGE_AT:
+        lists, entries = (), [*load_file_list(store, before), *entries]
+    name = store.write_list(epoch, [json.dumps([e.path, e.timestamp, e.size]) for e in entries])
+    return replace(before, lists=(*lists, name), count=before.count + len(files))
+
+
+def make_file_namer(files: Sequence[FileEntry]) -> Callable[[int], str | None]:
+    """Return a function that names the files that match a fingerprint, for messages."""
+
+    def name_files(fingerprint: int) -> str | None:
+        return " or ".join(file_uri_to_path(f.path) for f in files if f.has_fingerprint(fingerprint)) or None
+
+    return name_files
+
+
+def store_changed_files(store: StateStore, epoch: int, before: FileOffsets, files: Sequence[FileEntry]) -> FileOffsets:
+    """Store the current versions of changed files, and return offsets that count them. Each change is reported once."""
+    earlier = before.changed or ChangedFiles()
+    names = (*earlier.last, *(file_uri_to_path(e.path) for e in files))
+    changed = ChangedFiles(earlier.count + len(files), names[-CHANGES_SHOWN:])
+    return replace(store_file_list(store, epoch, before, files), count=before.count, changed=changed)
+
+
+def load_file_list(store: FileListReader, offsets: FileOffsets) -> list[FileEntry]:
+    """Return every file that is part of the state."""
+    lines = [line for name in offsets.lists for line in store.read_list(name)]
+    entries = (FileEntry(*json.loads(line)) for line in lines)
+    return list({e.path: e for e in entries}.values())  # a changed file is listed again; the later entry counts

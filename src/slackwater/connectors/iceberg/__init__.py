@@ -1,0 +1,1 @@
+"""Iceberg tables as sources and targets, by pyiceberg."""

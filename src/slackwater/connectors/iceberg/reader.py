@@ -1,0 +1,73 @@
+"""Reads the results in an Iceberg table: the current snapshot, then the rows of files added later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.connectors.iceberg import tables as iceberg
+from slackwater.connectors.result_rows import RowCount, subtract_rows
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyiceberg.table import FileScanTask
+
+
+@dataclass
+class IcebergResultReader:
+    """The result reader for an Iceberg table. See `ResultReader`."""
+
+    connection: IcebergConnection
+    name: str
+    _files: dict[str, FileScanTask] | None = None
+
+    @property
+    def location(self) -> str:
+        return f"Iceberg table {self.name}"
+
+    def latest(self, limit: int) -> pl.DataFrame | None:
+        table, current_files = self._load_files()
+        self._files = current_files
+        return None if table is None else self._read_rows(table, current_files.values())
+
+    def count(self, rows_read: int) -> RowCount:
+        return RowCount(rows_read)
+
+    def poll(self) -> pl.DataFrame | None:
+        """Return the rows of added files minus those of removed files, because a merge rewrites whole files."""
+        former_files = self._files or {}
+        table, current_files = self._load_files()
+        self._files = current_files
+        if table is None or current_files.keys() <= former_files.keys():
+            return None
+        added = self._read_rows(table, (current_files[f] for f in current_files.keys() - former_files.keys()))
+        removed = self._read_rows(table, (former_files[f] for f in former_files.keys() - current_files.keys()))
+        new_rows = None if added is None else subtract_rows(added, removed)
+        return None if new_rows is None or new_rows.is_empty() else new_rows
+
+    def _load_files(self) -> tuple[Any, dict[str, FileScanTask]]:
+        try:
+            table = iceberg.open_catalog(self.connection).load(self.name)
+            return table, {} if table is None else {t.file.file_path: t for t in table.scan().plan_files()}
+        except Exception as error:  # catalog clients raise all kinds of exceptions
+            raise self._read_error(error) from None
+
+    def _read_rows(self, table: Any, tasks: Iterable[FileScanTask]) -> pl.DataFrame | None:
+        try:
+            frames = [iceberg.read_file_rows(table, task) for task in tasks]
+        except Exception as error:
+            raise self._read_error(error) from None
+        rows = pl.concat(frames) if frames else None
+        return None if rows is None or rows.is_empty() else rows
+
+    def _read_error(self, error: Exception) -> StartError:
+        return StartError(
+            f"{self.location} cannot be read ({iceberg.iceberg_error_reason(error)}); check the catalog and its options"
+        )
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,231 @@
+"""Iceberg tables in a catalog: load and create them, compare their columns with a pipeline's, and read them.
+
+connection ──▶ IcebergTables ──▶ load, create      REST, SQL, Glue, Hive: every catalog that PyIceberg supports
+                     table ──▶ read_files: rows of the current snapshot, file by file
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.config.connection import IcebergConnection
+from slackwater.connectors.iceberg import null_workaround
+from slackwater.core.schema import Field, to_arrow_schema
+from slackwater.secrets import mask_secrets
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+
+_TRIES, _PAUSE_S = 3, 0.1
+_SECONDS = 60.0  # timeout of a request to the catalog
+_SPARK_NAMES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
+_PROPERTIES = {  # of new tables; they limit the metadata of one commit per epoch
+    "commit.manifest-merge.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    "write.parquet.compression-codec": "zstd",
+}
+
+
+@dataclass
+class IcebergTables:
+    """The tables of a catalog.
+
+    Args:
+        kind: "rest", "sql", "glue" or "hive".
+        name: The name of the catalog.
+        options: The properties of the catalog.
+    """
+
+    kind: str
+    name: str
+    options: Mapping[str, str] = field(repr=False)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        from pyiceberg.catalog import load_catalog
+
+        null_workaround.patch_visitor()
+        catalog = load_catalog(self.name, **{"type": self.kind, **self.options})
+        session = getattr(catalog, "_session", None)
+        if session is not None:  # a REST catalog; without a timeout it would wait forever for a lost response
+            for scheme in ("http://", "https://"):
+                session.mount(scheme, _timeout_adapter())
+        return catalog
+
+    def load(self, table: str) -> Table | None:
+        """Return the current table; None if it does not exist. Retries are safe, because loading changes nothing."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        for remaining in reversed(range(_TRIES)):
+            try:
+                return self.catalog.load_table(table)
+            except (NoSuchTableError, NoSuchNamespaceError):
+                return None
+            except OSError:  # includes errors of the HTTP client
+                if not remaining:
+                    raise
+                time.sleep(_PAUSE_S)
+        raise AssertionError("the last try returns or raises")
+
+    def create(self, table: str, fields: Sequence[Field], day_of: str | None) -> None:
+        """Create a table and its namespace if they do not exist.
+
+        `day_of`: the time column by whose days the table is partitioned.
+        """
+        from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+        from pyiceberg.transforms import DayTransform
+
+        schema = schema_of(fields)
+        spec = UNPARTITIONED_PARTITION_SPEC
+        if day_of is not None:
+            field_names, name = {f.name for f in fields}, f"{day_of}_day"
+            while name in field_names:
+                name += "_"
+            spec = PartitionSpec(PartitionField(schema.find_field(day_of).field_id, 1000, DayTransform(), name))
+        namespace = table.rpartition(".")[0]
+        if not self.catalog.namespace_exists(namespace):
+            self.catalog.create_namespace_if_not_exists(namespace)
+        self.catalog.create_table_if_not_exists(table, schema, partition_spec=spec, properties=_PROPERTIES)
+
+
+def open_catalog(connection: IcebergConnection) -> IcebergTables:
+    return IcebergTables(connection.catalog, connection.catalog_name, connection.options)
+
+
+def _timeout_adapter() -> Any:
+    from requests.adapters import HTTPAdapter
+
+    class TimeoutAdapter(HTTPAdapter):
+        """Sends each request once, with a timeout. If a commit gets no response, the table shows whether it succeeded."""
+
+        def send(self, *arguments: Any, **more: Any) -> Any:
+            return super().send(*arguments, **{**more, "timeout": more.get("timeout") or _SECONDS})
+
+    return TimeoutAdapter(max_retries=0)
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+def schema_of(fields: Sequence[Field]) -> Schema:
+    """Return the columns as an Iceberg schema. Iceberg has no integers below 32 bits."""
+    from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(to_arrow_schema(list(fields))))
+
+
+def add_columns(fields: Sequence[Field], table: Table) -> None:
+    """Add columns to a table in one metadata commit, which fails if the columns changed in the meantime."""
+    with table.update_schema() as change:
+        change.union_by_name(schema_of(fields))
+
+
+def column_differences(fields: Sequence[Field], table: Table) -> Iterator[str]:
+    """Yield a line for each difference that prevents a table from holding the results."""
+    expected = {f.name: _spark_type(f.field_type) for f in schema_of(fields).fields}
+    actual = {f.name: _spark_type(f.field_type) for f in table.schema().fields}
+    for name, kind in expected.items():
+        if name not in actual:
+            yield f'column "{name}" ({kind}) is missing'
+        elif actual[name] != kind:
+            yield f'column "{name}" is {actual[name]}, expected {kind}'
+        elif table.schema().find_field(name).required:
+            yield f'column "{name}" is required, expected an optional one'
+    yield from (
+        f'column "{name}" ({kind}) is not in the output of the pipeline'
+        for name, kind in actual.items()
+        if name not in expected
+    )
+
+
+def _spark_type(kind: Any) -> str:
+    """Return a type in Spark's spelling."""
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(kind, ListType):
+        return f"array<{_spark_type(kind.element_type)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
+    if isinstance(kind, StructType):
+        return f"struct<{','.join(f'{f.name}:{_spark_type(f.field_type)}' for f in kind.fields)}>"
+    plain = re.sub(r",\s+", ",", str(kind))
+    return _SPARK_NAMES.get(plain, plain)
+
+
+def to_table_types(rows: pl.DataFrame, fields: Sequence[Field], table: Table) -> pa.Table:
+    """Convert rows to the types and the order of a table's columns."""
+    schema = table.schema()
+    wide = pa.schema(pa.field(f.name, f.type) for f in schema.as_arrow())
+    return rows.to_arrow().cast(to_arrow_schema(list(fields))).select(wide.names).cast(wide)
+
+
+def time_between(column: str, low_us: int, high_us: int) -> BooleanExpression:
+    """Return a filter for a time column; both bounds are inclusive."""
+    from pyiceberg import expressions
+
+    are: Any = expressions  # the annotations of its classes are too narrow
+    between: BooleanExpression = are.And(are.GreaterThanOrEqual(column, low_us), are.LessThanOrEqual(column, high_us))
+    return between
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def read_files(
+    table: Table, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
+) -> Iterator[tuple[FileScanTask, pl.DataFrame]]:
+    """Yield the rows of the current snapshot that match `where`, file by file, with all or some columns."""
+    from pyiceberg.expressions import AlwaysTrue
+
+    for task in table.scan(where or AlwaysTrue()).plan_files():
+        yield task, read_file_rows(table, task, columns, where)
+
+
+def read_file_rows(
+    table: Table, task: FileScanTask, columns: Sequence[str] | None = None, where: BooleanExpression | None = None
+) -> pl.DataFrame:
+    """Return the rows of a file, without deleted rows."""
+    rows = pl.from_arrow(_scan(table, columns, where).to_table([task]))
+    assert isinstance(rows, pl.DataFrame)
+    return rows
+
+
+def _scan(table: Table, columns: Sequence[str] | None, where: BooleanExpression | None) -> ArrowScan:
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.schema import Schema
+
+    schema = table.schema()
+    projection = schema if columns is None else Schema(*(f for f in schema.fields if f.name in columns))
+    return ArrowScan(table.metadata, table.io, projection, where or AlwaysTrue(), True)
+
+
+def read_all(table: Table) -> pl.DataFrame:
+    """Return all rows of the current snapshot."""
+    frames = [frame for _, frame in read_files(table)]
+    empty = pl.from_arrow(table.schema().as_arrow().empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    return pl.concat([empty, *(f.cast(empty.schema) for f in frames)])
+
+
+def iceberg_error_reason(error: BaseException) -> str:
+    """Return the library's error as one line, without secrets of the connection."""
+    while inner := next((a for a in reversed(error.args) if isinstance(a, BaseException)), None):
+        error = inner  # HTTP clients nest errors
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = mask_secrets(lines[0] if lines else type(error).__name__)
+    return text if len(text) <= 300 else f"{text[:300]}…"

@@ -1,0 +1,1 @@
+"""Kafka topics as sources, as targets and for dead letters."""

@@ -1,0 +1,103 @@
+"""Decode Avro records with a schema file, or with every version of a subject in a registry.
+
+Records are converted to the newest version of the schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from slackwater.config.source import Source
+from slackwater.connectors import spark_connect
+from slackwater.connectors.payloads import avro_memory_limits
+from slackwater.connectors.payloads.base import Payload, RawRecords
+from slackwater.connectors.source import spark_error_reason
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_MARK = "_slackwater_decoded"
+
+
+@dataclass(frozen=True)
+class AvroPayload(Payload):
+    """Decodes Avro records.
+
+    Args:
+        writers: The writers' schemas (JSON) by registry id; the key None means a single schema.
+        reader: The schema (JSON) of the rows, with the field `_MARK` added.
+    """
+
+    writers: Mapping[int | None, str] = field(default_factory=dict)
+    reader: str = ""
+    FAILED: ClassVar[str] = f"_p IS NULL OR _p.{_MARK} IS NULL"
+
+    @classmethod
+    def from_records(cls, records: RawRecords) -> AvroPayload:
+        spec = records.spec
+        writers: dict[int | None, str] = {}
+        if spec.avro_schema_file is not None:
+            writers[None] = _text(spec)
+        else:
+            writers |= {v.id: v.text for v in records.versions("avro_schema_file")}
+        latest = list(writers.values())[-1]
+        avro_memory_limits.set_memory_limits(records.session)
+        return cls(_spark_schema(records.session, spec, latest), records.body, writers, _marked(latest))
+
+    def with_payload(self, records: DataFrame) -> DataFrame:
+        F, from_avro = spark_connect.sql_functions(records), spark_connect.from_avro(records)  # noqa: N806
+        options = {"mode": "PERMISSIVE", "avroSchema": self.reader}
+        if None in self.writers:
+            return records.withColumn("_p", from_avro(F.col(self.body), self.writers[None], options))
+        writer, rest = F.expr(self.writer_id), F.expr(self.body_after_frame)
+        payload: Any = None
+        for number, schema in self.writers.items():
+            decoded = from_avro(rest, schema, options)
+            payload = (
+                F.when(writer == str(number), decoded)
+                if payload is None
+                else payload.when(writer == str(number), decoded)
+            )
+        return records.withColumn("_p", payload)
+
+
+def _text(spec: Source) -> str:
+    try:
+        text = Path(str(spec.avro_schema_file)).read_text()
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise StartError(
+            f'source "{spec.name}": avro_schema_file "{spec.avro_schema_file}" cannot be read ({error}); '
+            "expected a schema in JSON"
+        ) from None
+    return text
+
+
+def _marked(text: str) -> str:
+    """Add a marker field with a default to a reader's schema. It is only set in records that were decoded."""
+    schema = json.loads(text)
+    return json.dumps({**schema, "fields": [*schema["fields"], {"name": _MARK, "type": "boolean", "default": True}]})
+
+
+def _spark_schema(session: SparkSession, spec: Source, text: str) -> StructType:
+    """Return the columns to which Spark converts an Avro schema. Raises StartError."""
+    from pyspark.sql.types import StructType
+
+    from_avro = spark_connect.from_avro(session)
+
+    try:
+        frame = session.createDataFrame([], "value BINARY")
+        kind: Any = frame.select(from_avro("value", text).alias("p")).schema.fields[0].dataType
+    except Exception as error:
+        raise StartError(
+            f'source "{spec.name}": the Avro schema cannot be used ({spark_error_reason(error)})'
+        ) from None
+    if not isinstance(kind, StructType):
+        raise StartError(f'source "{spec.name}": the Avro schema is not a record; expected fields that become columns')
+    return kind

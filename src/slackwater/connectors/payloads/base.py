@@ -1,0 +1,116 @@
+"""Definitions that all payload formats share. For an undecodable record, the column `_corrupt_record` has its text.
+
+records ──▶ plus `_p`, the payload as a struct ──▶ its fields, columns of the record, `_corrupt_record`
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from slackwater.config.source import Source
+from slackwater.connectors.payloads import schema_registry
+from slackwater.connectors.source import CORRUPT
+from slackwater.connectors.timestamp_parsing import UTC
+from slackwater.core.spark_sql import quote_identifier
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class RawRecords:
+    """A description of a source's records, from which its decoder is created before the first epoch.
+
+    Args:
+        session: The Spark session.
+        spec: The source.
+        body: The column with the bytes of a record.
+        address: The address of the schema registry.
+        topics: The topics that the query lists by name.
+        stored_schema: The schema of the first start, as Spark's JSON.
+        sample: A function that returns some records as strings.
+        zone: The time zone for timestamps that do not state one.
+    """
+
+    session: SparkSession
+    spec: Source
+    body: str = "value"
+    address: str | None = None
+    topics: Sequence[str] = ()
+    stored_schema: str | None = None
+    sample: Callable[[], Sequence[str]] = list
+    zone: str = UTC
+
+    def versions(self, file: str | None) -> Sequence[schema_registry.SchemaVersion]:
+        """Return every version of the topics' schemas in the registry. Raises StartError if there is no registry.
+
+        `file`: the config key for a schema file, which the message suggests instead.
+        """
+        if self.address is None or not self.topics:
+            instead = f"{file}, or " if file else ""
+            raise StartError(
+                f'source "{self.spec.name}": payload_format = "{self.spec.payload_format}" needs {instead}'
+                "schema_registry in the connection, with topics listed by name"
+            )
+        return list(schema_registry.read_schema_versions(self.spec, self.address, self.topics))
+
+
+@dataclass(frozen=True)
+class Payload(ABC):
+    """Converts the bytes of records to columns.
+
+    `schema`: the columns, without `_corrupt_record`; `body`: the column with the bytes.
+    """
+
+    schema: StructType
+    body: str = "value"
+    FAILED: ClassVar[str] = "_p IS NULL"  # SQL: true if a record was not decoded
+
+    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+        """Return the payload's columns, the `meta` columns (SQL), and `_corrupt_record`.
+
+        `_corrupt_record` is NULL for a decoded record.
+        """
+        text = f"coalesce(try_validate_utf8(CAST({self.body} AS STRING)), hex({self.body}))"
+        return self.with_payload(records).selectExpr(
+            *(f"_p.{quote_identifier(f.name)}" for f in self.schema.fields),
+            *meta,
+            f"CASE WHEN {self.body} IS NULL THEN 'no value' WHEN {self.FAILED} THEN {text} END AS {CORRUPT}",
+        )
+
+    @abstractmethod
+    def with_payload(self, records: DataFrame) -> DataFrame:
+        """Return the records with the payload as the struct `_p`."""
+
+    @property
+    def writer_id(self) -> str:
+        """SQL for the id of the writer's schema, as text. NULL if the record does not begin with a registry frame."""
+        number = f"conv(hex(substring({self.body}, 2, 4)), 16, 10)"
+        return f"CASE WHEN hex(substring({self.body}, 1, 1)) = '00' THEN {number} END"
+
+    @property
+    def body_after_frame(self) -> str:
+        """SQL for the bytes after the registry frame."""
+        return f"substring({self.body}, {schema_registry.FRAME + 1})"
+
+
+@dataclass(frozen=True)
+class RawPayload(Payload):
+    """The undecoded bytes, as one BINARY column."""
+
+    @classmethod
+    def from_records(cls, records: RawRecords) -> RawPayload:
+        from pyspark.sql.types import BinaryType, StructField, StructType
+
+        return cls(StructType([StructField(records.body, BinaryType())]), records.body)
+
+    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+        return records.selectExpr(self.body, *meta)
+
+    def with_payload(self, records: DataFrame) -> DataFrame:
+        return records.selectExpr("*", f"struct({self.body}) AS _p")

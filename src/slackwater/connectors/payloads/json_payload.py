@@ -1,0 +1,116 @@
+"""Decode JSON records, with columns from the config, from the records, or from a JSON Schema in a registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from slackwater.connectors import spark_connect
+from slackwater.connectors.payloads import json_schema
+from slackwater.connectors.payloads.base import Payload, RawRecords
+from slackwater.connectors.source import CORRUPT, declared_schema
+from slackwater.connectors.timestamp_parsing import UTC, TextTimestampSchema
+from slackwater.core.humanize import plural
+from slackwater.errors import StartError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+# columns that sources add to those of the payload
+_INJECTED = frozenset(
+    [
+        "_key",
+        "_value",
+        "_headers",
+        "_topic",
+        "_partition",
+        "_offset",
+        "_event_ts",
+        "_routing_key",
+        "_exchange",
+        "_message_id",
+        "_received",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class JsonPayload(Payload):
+    """Decodes JSON.
+
+    Args:
+        zone: The time zone for timestamps that do not state one.
+        in_frame: Whether a registry frame precedes the text.
+    """
+
+    zone: str = UTC
+    in_frame: bool = False
+    FAILED: ClassVar[str] = f"_p IS NULL OR _p.{CORRUPT} IS NOT NULL"
+
+    @classmethod
+    def from_records(cls, records: RawRecords) -> JsonPayload:
+        """Return a decoder for the declared schema, or the one stored with the state, or one inferred from a sample.
+
+        Raises StartError if the schema is not valid or cannot be inferred.
+        """
+        return cls(_schema(records), records.body, records.zone)
+
+    @classmethod
+    def from_registry(cls, records: RawRecords) -> JsonPayload:
+        """Return a decoder for the newest version of the subject `<topic>-value` in a registry. Raises StartError."""
+        *_, latest = records.versions(file=None)
+        try:
+            ddl = json_schema.schema_columns(latest.text, latest.references)
+        except ValueError as error:
+            raise StartError(
+                f'source "{records.spec.name}": schema {latest.id} of the registry cannot be used as a JSON Schema ({error})'
+            ) from None
+        return cls(spark_connect.schema_of_ddl(records.session, ddl), records.body, records.zone, in_frame=True)
+
+    def decode(self, records: DataFrame, meta: Sequence[str]) -> DataFrame:
+        return self._times.convert(super().decode(records, meta))
+
+    def with_payload(self, records: DataFrame) -> DataFrame:
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        schema = StructType([*self._times.reader_schema.fields, StructField(CORRUPT, StringType())])
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT}
+        F = spark_connect.sql_functions(records)  # noqa: N806
+        rest = (
+            F.when(F.expr(f"{self.writer_id} IS NOT NULL"), F.expr(self.body_after_frame))
+            if self.in_frame
+            else F.col(self.body)
+        )
+        return records.withColumn("_p", F.from_json(rest.cast("string"), schema, options))
+
+    @property
+    def _times(self) -> TextTimestampSchema:
+        return TextTimestampSchema(self.schema, "json", self.zone, {})
+
+
+def _schema(records: RawRecords) -> StructType:
+    from pyspark.sql.types import StructType
+
+    session, spec = records.session, records.spec
+    if spec.schema_ is not None:
+        return declared_schema(session, spec.name, spec.schema_)
+    if records.stored_schema is not None:
+        stored = StructType.fromJson(json.loads(records.stored_schema))
+        return StructType([f for f in stored.fields if f.name not in _INJECTED])
+    texts = records.sample()
+    if not texts:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and "{spec.query}" has no records to infer one from; '
+            "declare one"
+        )
+    fields = [f for f in spark_connect.schema_of_json(session, texts).fields if f.name != CORRUPT]
+    if not fields:
+        raise StartError(
+            f'source "{spec.name}": no schema is declared and the first '
+            f"{plural(len(texts), 'record is not a JSON object', 'records are not JSON objects')}; declare one, or "
+            'set payload_format = "raw"'
+        )
+    return StructType(fields)

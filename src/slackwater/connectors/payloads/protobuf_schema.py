@@ -1,0 +1,239 @@
+"""Protobuf schemas of a source: compile .proto files, derive columns, and build the frames that precede records.
+
+    event.proto ──protoc──▶ files, imports first ──▶ a message ──▶ columns, as DDL
+    versions in a registry ──▶ compatible with the newest? ──▶ frames: 00, id, indexes of the message
+
+Errors are ValueErrors that say what is wrong.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from slackwater.config.message_format import suggest_word_or_list
+from slackwater.connectors.payloads.protobuf_builtin_imports import BUILTIN_IMPORTS
+from slackwater.connectors.payloads.protobuf_rows import ProtobufDecoder
+from slackwater.core.spark_sql import quote_identifier
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SECONDS = 60.0
+_MAIN = "schema.slackwater.proto"  # the file name of a registry's text, next to its references
+_PLAIN = {
+    "int32": "INT", "int64": "BIGINT", "float": "FLOAT", "double": "DOUBLE", "bool": "BOOLEAN",
+    "string": "STRING", "binary": "BINARY",
+    "date32[day]": "DATE", "timestamp[us, tz=UTC]": "TIMESTAMP", "duration[us]": "INTERVAL DAY TO SECOND",
+    "decimal128(20, 0)": "DECIMAL(20, 0)",
+}  # fmt: skip
+# Type numbers of descriptors, and for each type the types that read its values without changing their meaning
+_MESSAGE, _GROUP, _REPEATED = 11, 10, 3
+_READ_AS: Mapping[int, Sequence[int]] = {5: [3], 13: [4], 17: [18], 8: [5, 3, 13, 4], 14: [5, 3], 9: [12], 12: [9]}
+
+
+@dataclass(frozen=True)
+class ProtoFiles:
+    """A serialized FileDescriptorSet: a file, preceded by all files that it imports."""
+
+    data: bytes
+
+    def __post_init__(self) -> None:
+        for file in self._set.file:
+            if file.syntax not in ("", "proto2", "proto3"):
+                raise ValueError(
+                    f'"{file.name}" is written in an edition of Protobuf; expected syntax "proto2" or "proto3"'
+                )
+        if not self._set.file:
+            raise ValueError("it holds no file")
+
+    @cached_property
+    def _set(self) -> Any:
+        from google.protobuf import descriptor_pb2
+
+        return descriptor_pb2.FileDescriptorSet.FromString(self.data)
+
+    @cached_property
+    def messages(self) -> Mapping[str, Any]:
+        """All messages, by full name."""
+        return {name: message for file in self._set.file for name, _, message in _messages_in(file)}
+
+    @cached_property
+    def message_indexes(self) -> Mapping[str, tuple[int, ...]]:
+        """The messages of the file itself, with the indexes used in registry frames: one per level of nesting."""
+        return {name: place for name, place, _ in _messages_in(self._set.file[-1])}
+
+    def full_name(self, name: str | None) -> str:
+        """Return the full name of a message, by default of the first one in the file. Raises ValueError."""
+        if name is None:
+            if not self.message_indexes:
+                raise ValueError("it holds no message")
+            return next(iter(self.message_indexes))
+        if name not in self.messages:
+            raise ValueError(f'there is no message "{name}" in it{suggest_word_or_list(name, self.messages)}')
+        return name
+
+    def check(self, name: str, within: Sequence[str] = ()) -> None:
+        """Raise ValueError if a message contains itself, or has two fields of the same name."""
+        if name in within:
+            raise ValueError(
+                f'message "{name}" contains itself ({" > ".join([*within, name])}); no column can hold that'
+            )
+        field_names: dict[str, str] = {}
+        for field in self.messages[name].field:
+            if (other := field_names.setdefault(field.json_name.casefold(), field.name)) != field.name:
+                raise ValueError(
+                    f'message "{name}" has fields "{other}" and "{field.name}", which Spark treats as the same name'
+                )
+            if field.type in (_MESSAGE, _GROUP):
+                self.check(field.type_name.lstrip("."), [*within, name])
+
+    def own_message_name(self, name: str | None) -> str:
+        """Return the full name of a message that registry frames can refer to: one that the file itself defines."""
+        full_name = self.full_name(name)
+        if full_name not in self.message_indexes:
+            raise ValueError(
+                f'message "{full_name}" is in a file that it imports, but records can only have messages of the file '
+                "itself"
+            )
+        return full_name
+
+    def decoder(self, name: str, prefixes: Sequence[bytes] | None, body: str) -> ProtobufDecoder:
+        self.check(name)
+        return ProtobufDecoder(self.data, name, None if prefixes is None else tuple(prefixes), body)
+
+    def is_readable_by(self, newest: ProtoFiles, name: str) -> bool:
+        """Return whether records written with these files keep their meaning when `newest` decodes them."""
+        return name in self.message_indexes and _is_compatible(self, name, newest, name, set())
+
+
+def _messages_in(file: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    def below(
+        messages: Any, before: str, parent_indexes: tuple[int, ...]
+    ) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        number = 0
+        for message in messages:
+            is_map = message.options.map_entry  # generated for a map field; writers do not count it
+            name, indexes = before + message.name, (*parent_indexes, -1 if is_map else number)
+            number += not is_map
+            yield name, indexes, message
+            yield from below(message.nested_type, f"{name}.", indexes)
+
+    yield from below(file.message_type, f"{file.package}." if file.package else "", ())
+
+
+def _is_compatible(old: ProtoFiles, was: str, new: ProtoFiles, name: str, compared: set[tuple[str, str]]) -> bool:
+    """Return whether all fields that both messages have keep their meaning."""
+    if (was, name) in compared:
+        return True
+    compared.add((was, name))
+    fields = {field.number: field for field in new.messages[name].field}
+    for before in old.messages[was].field:
+        after = fields.get(before.number)
+        if after is None:
+            continue
+        if before.label == _REPEATED and after.label != _REPEATED:
+            return False
+        if before.type != after.type and after.type not in _READ_AS.get(before.type, ()):
+            return False
+        both = (before.type_name.lstrip("."), after.type_name.lstrip("."))
+        if after.type in (_MESSAGE, _GROUP) and not _is_compatible(old, both[0], new, both[1], compared):
+            return False
+    return True
+
+
+# -- loading and compiling ---------------------------------------------------------------------------------------------
+
+
+def from_file(path: Path) -> ProtoFiles:
+    """Load a descriptor set, or a .proto file with its imports from the same folder. Raises OSError or ValueError."""
+    if path.suffix == ".proto":
+        path.read_bytes()  # raises a clear error if the file does not exist
+        return ProtoFiles(_compile(path.parent, path.name))
+    from google.protobuf import descriptor_pb2, descriptor_pool
+    from google.protobuf.message import DecodeError
+
+    data, pool = path.read_bytes(), descriptor_pool.DescriptorPool()
+    try:
+        for file in descriptor_pb2.FileDescriptorSet.FromString(data).file:
+            pool.Add(file)
+    except (DecodeError, TypeError) as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}; expected a .proto file, or what protoc --include_imports "
+            "--descriptor_set_out writes"
+        ) from None
+    return ProtoFiles(data)
+
+
+def from_texts(text: str, others: Mapping[str, str]) -> ProtoFiles:
+    """Compile a schema text from a registry.
+
+    `others`: the schemas it references, by the names under which it imports them.
+    """
+    with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as folder:
+        for name, content in {**BUILTIN_IMPORTS, **others, _MAIN: text}.items():
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(f'it refers to "{name}", but no file has this name')
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_text(content)
+        return ProtoFiles(_compile(Path(folder), _MAIN))
+
+
+def _compile(folder: Path, name: str) -> bytes:
+    """Compile a file to a FileDescriptorSet with all its imports, from the same folder or Google's common types."""
+    common = find_spec("google.type")
+    roots = [str(Path(p).parent.parent) for p in (common.submodule_search_locations or ())] if common else []
+    with tempfile.TemporaryDirectory(prefix="slackwater-proto-") as out:
+        path = Path(out) / "set"
+        command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{root}" for root in (".", *roots))]
+        command += ["--include_imports", f"--descriptor_set_out={path}", name]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, cwd=folder)
+        if ran.returncode:
+            lines = [line for line in ran.stderr.splitlines() if "warning:" not in line]
+            raise ValueError(lines[0].removeprefix(f"{_MAIN}:") if lines else "protoc rejects it")
+        return path.read_bytes()
+
+
+# -- columns and frames ------------------------------------------------------------------------------------------------
+
+
+def message_columns(decoder: ProtobufDecoder) -> str:
+    """Return the columns of a message as DDL."""
+    return ", ".join(f"{quote_identifier(field.name)} {_ddl(field.type)}" for field in decoder.type)
+
+
+def _ddl(kind: pa.DataType) -> str:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return "STRUCT<" + ", ".join(f"{quote_identifier(field.name)}: {_ddl(field.type)}" for field in kind) + ">"
+    if pa.types.is_map(kind):
+        return f"MAP<{_ddl(kind.key_type)}, {_ddl(kind.item_type)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_ddl(kind.value_type)}>"
+    return _PLAIN[str(kind)]
+
+
+def record_prefixes(number: int, place: Sequence[int]) -> list[bytes]:
+    """Return the byte prefixes that may precede a message: a zero byte, the schema id, and the message indexes.
+
+    The indexes are zigzag varints, preceded by their count. The first message may be abbreviated to a single zero.
+    """
+    frame = b"\0" + number.to_bytes(4, "big")
+    prefixes = [frame + b"".join(_varint(n << 1) for n in (len(place), *place))]
+    return [frame + b"\0", *prefixes] if tuple(place) == (0,) else prefixes
+
+
+def _varint(number: int) -> bytes:
+    encoded = b""
+    while number > 0x7F:
+        encoded, number = encoded + bytes([number & 0x7F | 0x80]), number >> 7
+    return encoded + bytes([number])

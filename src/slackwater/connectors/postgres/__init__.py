@@ -1,0 +1,1 @@
+"""Postgres tables as targets and for dead letters."""

@@ -1,0 +1,324 @@
+"""Definitions that all sources share: batches for an engine, protocols, and short messages for Spark errors."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from slackwater.config.config_paths import SPARK_CONNECTORS
+from slackwater.config.source import Source
+from slackwater.connectors import spark_connect
+from slackwater.core.offsets import Offsets
+from slackwater.errors import EpochError, SlackwaterError, StartError
+from slackwater.state.commit import BatchId, SourceRecord
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+CORRUPT = "_corrupt_record"
+
+
+class ColumnStats(NamedTuple):
+    """Statistics of one column over the rows of some files.
+
+    Args:
+        rows: The number of rows.
+        nulls: The number of rows in which the column is NULL.
+        unit_us: The unit of the column in microseconds; 0 for a plain number.
+        least: The minimum. None if no row has a value.
+        greatest: The maximum. None if no row has a value.
+        newest_file: The file with the maximum.
+    """
+
+    rows: int
+    nulls: int
+    unit_us: int
+    least: int | None = None
+    greatest: int | None = None
+    newest_file: str | None = None
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """The rows that one source contributes to a batch, the offsets after these rows, and their counts."""
+
+    frame: Any
+    offsets: Offsets | None
+    files: int = 0
+    partitions: Mapping[str, int] = field(default_factory=dict)  # record count per partition, including empty ones
+    lost: int = 0  # records that expired before they were read (on_data_loss = "skip")
+    # for files: returns the files that match a fingerprint; see `connectors.files.source.make_file_namer`
+    name_files: Callable[[int], str | None] | None = None
+    column_stats: Callable[[str], ColumnStats | None] | None = None  # statistics of a column, without reading any row
+
+
+@dataclass(frozen=True)
+class ReplayRecord:
+    """The replayed dead letters of an epoch.
+
+    Args:
+        record: The name of the stored list of applied letters; None if no letter was applied.
+        count: The number of applied letters.
+        tried: The name of the stored list of remaining letters and their attempts; None if there is no such list.
+        late: The number of applied letters that are late rows and therefore correct windows.
+    """
+
+    record: str | None
+    count: int
+    tried: str | None
+    late: int = 0  # how many of the applied dead letters are late rows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch: its id, the offsets after it by source, and its payload for the engine.
+
+    `id` is None if no new input was planned, such as in an epoch without rows.
+    """
+
+    id: BatchId | None
+    offsets: Mapping[str, Offsets | None]
+    payload: Any
+    files: int | None = None
+    partitions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by source, see SourceBatch
+    lost: Mapping[str, int] = field(default_factory=dict)
+    name_files: Mapping[str, Callable[[int], str | None]] = field(default_factory=dict)
+    column_stats: Mapping[str, Callable[[str], ColumnStats | None]] = field(default_factory=dict)
+    stage_names: frozenset[str] = frozenset()  # the stages in `payload`; limits of sources do not apply to them
+    replayed: ReplayRecord | None = None  # set if the batch holds dead letters, which do not advance clocks
+    began: float | None = None  # when planning began, in monotonic seconds; None: with the epoch
+
+
+def combine_batches(id_: BatchId, batches: Mapping[str, SourceBatch], began: float | None = None) -> Batch:
+    """Combine the batches of the sources, by name, into one batch."""
+    return Batch(
+        id_,
+        {name: part.offsets for name, part in batches.items() if part.offsets is not None},
+        {name: part.frame for name, part in batches.items()},
+        sum(part.files for part in batches.values()),
+        {name: part.partitions for name, part in batches.items() if part.partitions},
+        {name: part.lost for name, part in batches.items() if part.lost},
+        {name: part.name_files for name, part in batches.items() if part.name_files},
+        {name: part.column_stats for name, part in batches.items() if part.column_stats},
+        began=began,
+    )
+
+
+class SourceUnavailableError(Exception):
+    """Raised when a source does not respond, so that its unread input is unknown. This does not make the source idle.
+
+    `cause`: the error that says why.
+    """
+
+    def __init__(self, cause: SlackwaterError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass(frozen=True)
+class Seekable(ABC):
+    """A source that can resume from the offsets in the state store, so it does not depend on Spark's checkpoint.
+
+    Its batches are planned by the run (`SelfPlannedSource`) or by a Spark streaming query (`SparkPlannedSource`); some
+    sources support both. Sources that are not seekable can only resume from Spark's checkpoint.
+    """
+
+    spec: Source
+
+    if TYPE_CHECKING:  # a field in some subclasses, a property in others
+
+        @property
+        @abstractmethod
+        def schema(self) -> StructType:
+            """The columns of the source's rows."""
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def latest(self) -> Offsets | None:
+        """Return the offsets just past all current input; None for a source without an order."""
+        return None
+
+    def configured_start(self) -> Offsets | None:
+        """Return the offsets at which the config starts, unless it says "latest"; None for a source without an order."""
+        return None
+
+    def advertise(self, offsets: Offsets) -> None:  # noqa: B027 — most sources do nothing here
+        """Publish the offsets for external tools, such as lag monitors. Nothing in this project reads them back."""
+
+    @abstractmethod
+    def rows_of_letters(self, letters: DataFrame, letter: str, file: str) -> DataFrame:
+        """Convert dead letters back to rows of this source.
+
+        Args:
+            letters: The letters, with the columns of `core.dead_letter_columns`.
+            letter: The name of the column that numbers the letters; the rows keep it.
+            file: For sources that track files, the name of the column with the file of a row.
+        """
+
+
+class PlannedBatch(Protocol):
+    """The input of one source for the next epoch, planned but not read."""
+
+    def read(self, session: SparkSession, store: StateStore, epoch: int, record: SourceRecord) -> SourceBatch | None:
+        """Return the rows, which Spark reads lazily, and the offsets after them; None if there is nothing to read."""
+        ...
+
+
+class Planner(Protocol):
+    """Plans the next input of one source, and tracks the run's position in it.
+
+    Its methods may raise SourceUnavailableError, SlackwaterError and OSError.
+    """
+
+    @property
+    def unplanned_files(self) -> int:
+        """The number of files that were listed but not planned yet."""
+        ...
+
+    def stop_at_current_end(self) -> None:
+        """Stop at the current end of the input. Input that arrives later is not planned."""
+        ...
+
+    def next(self) -> PlannedBatch | None:
+        """Return the next input, within the limits of the source; None if there is nothing new."""
+        ...
+
+
+class SelfPlannedSource(Seekable):
+    """A source that can report its new input without Spark. `kind`: its name in messages."""
+
+    kind: ClassVar[str] = "source"
+
+    @property
+    def plans_itself(self) -> bool:
+        """False if the settings of the source leave planning to Spark."""
+        return True
+
+    def check_connect(self, pipeline: str) -> None:
+        """Raise StartError if this source cannot be read over Spark Connect."""
+
+    @abstractmethod
+    def planner(self, record: SourceRecord, files: Iterable[Any]) -> Planner:
+        """Return a planner that continues after `record`.
+
+        Args:
+            record: The offsets in the state.
+            files: For a file source, the files that are part of the state.
+
+        Raises:
+            SlackwaterError: The source cannot tell where to continue.
+        """
+
+
+class SparkPlannedSource(Seekable):
+    """A source that a Spark streaming query can plan."""
+
+    @abstractmethod
+    def signature(self) -> dict[str, Any]:
+        """Return what identifies the source in a checkpoint. If the signature changes, a new checkpoint is needed."""
+
+    @abstractmethod
+    def plan(self, session: SparkSession) -> DataFrame:
+        """Return the streaming DataFrame that plans batches. Rows are never read through it."""
+
+    @abstractmethod
+    def seek(self, checkpoint: Path, index: int, store: StateStore, record: SourceRecord) -> str:
+        """Prepare a new checkpoint to continue after `record`.
+
+        Return the offset line of the checkpoint's batch 0. The line "-" stands for the start of the input.
+        """
+
+    @abstractmethod
+    def batch(
+        self,
+        session: SparkSession,
+        checkpoint: Path,
+        index: int,
+        number: int,
+        store: StateStore,
+        epoch: int,
+        record: SourceRecord,
+    ) -> SourceBatch | None:
+        """Return this source's rows in a planned batch; None if the batch has no rows of this source."""
+
+
+def declared_schema(session: SparkSession, source: str, text: str) -> StructType:
+    """Return the columns that the config of a source declares. Raises StartError if Spark cannot parse them."""
+    try:
+        return spark_connect.schema_of_ddl(session, text)
+    except Exception as error:
+        raise StartError(
+            f'source "{source}": schema is not valid DDL ({spark_error_reason(error)}); expected "name TYPE, name TYPE, …"'
+        ) from None
+
+
+def checkpoint_line(checkpoint: Path, source: int, batch: int) -> str | None:
+    """Return a source's offset in Spark's checkpoint after a batch; None if the source did not have an offset yet.
+
+    Raises EpochError if the checkpoint file is missing or damaged.
+    """
+    path = checkpoint / "offsets" / str(batch)
+    try:
+        line = path.read_text().splitlines()[2 + source]
+    except (OSError, IndexError) as error:
+        raise EpochError(
+            f"checkpoint file {path} is missing or damaged; delete the directory {checkpoint} and start again"
+        ) from error
+    return None if line == "-" else line
+
+
+# Texts that identify an out-of-memory error. The last cause that Spark reports is only a closed pipe.
+_OUT_OF_MEMORY = {
+    "Python worker exited unexpectedly": "a Python worker of Spark was killed, as the system does when memory runs out; read less per "
+    "epoch (max_files_per_trigger, max_offsets_per_trigger), or use fewer cores at once (spark.master)",
+    "java.lang.OutOfMemoryError": 'Spark ran out of memory; give it more ("spark.driver.memory" in [spark]; the default is 2g) or read '
+    "less per epoch (max_files_per_trigger, max_offsets_per_trigger)",
+}
+
+
+_CLASSES = {"S3AFileSystem": "s3a", "SecureAzureBlobFileSystem": "abfss", "GoogleHadoopFileSystem": "gs"}
+_NOT_PERMITTED = re.compile(r"FileNotFoundException: (?:file:/*(?=/))?(.+?) \(Permission denied\)")
+_NO_CONNECTOR = re.compile(
+    r'(S3AFileSystem|SecureAzureBlobFileSystem|GoogleHadoopFileSystem) not found|No FileSystem for scheme "([\w.+-]+)"'
+)
+
+
+def spark_error_reason(error: BaseException) -> str:
+    """Return the essential line of a Spark error, without plans and stack traces."""
+    for sign, fact in _OUT_OF_MEMORY.items():
+        if sign in str(error):
+            return fact
+    if (absent := _NO_CONNECTOR.search(str(error))) is not None:
+        scheme = _CLASSES.get(absent[1] or "", absent[2])
+        return f"Spark has no connector for {scheme}:// {_connector(scheme)}"
+    if (refused := _NOT_PERMITTED.search(str(error))) is not None:
+        return f'"{refused[1]}" cannot be read (Permission denied); give this user read access'
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if "Python worker" in text or "foreach batch" in text or "Python streaming data source" in text:
+        raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+        text = raised[-1] if raised else text
+    if text.startswith("An error occurred while calling"):
+        causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+        text = causes[-1] if causes else lines[1].removeprefix(": ") if len(lines) > 1 else text
+        text = re.sub(r"^(?:[\w$]+\.)+", "", text)
+    return re.sub(r"\s*SQLSTATE: \w+\s*$", "", text)
+
+
+def _connector(scheme: str) -> str:
+    """Return advice for a missing file system connector."""
+    if scheme in ("s3", "s3n"):
+        return "addresses; write s3a://"
+    package = SPARK_CONNECTORS.get(scheme)
+    return f'addresses; name {package or "one"} in "spark.jars.packages" ([spark])' + (
+        ", of Spark's Hadoop version" if package and "hadoop:" in package else ""
+    )

@@ -1,0 +1,175 @@
+"""The Spark streaming query that plans batches: one query for all sources, regardless of their kind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slackwater.connectors import spark_connect
+from slackwater.connectors.source import Batch, Seekable, SourceBatch, SparkPlannedSource, combine_batches
+from slackwater.errors import StartError
+from slackwater.state.commit import BatchId, Commit
+from slackwater.state.protocol import StateStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+@dataclass(frozen=True)
+class DataFrameSource:
+    """A streaming DataFrame from the caller or a connector. It cannot seek; only Spark's checkpoint can resume it.
+
+    `decode`: converts its rows to the columns of the source.
+    """
+
+    name: str
+    frame: DataFrame
+    decode: Callable[[DataFrame], DataFrame] = field(default=lambda frame: frame)
+
+    @property
+    def schema(self) -> StructType:
+        return self.decode(self.frame).schema
+
+
+AnySource = Seekable | DataFrameSource
+
+
+@dataclass(frozen=True)
+class SourceSet:
+    """All sources of a pipeline, in the order of the config."""
+
+    session: SparkSession
+    sources: Sequence[AnySource]
+    store: StateStore
+
+    def plan(self) -> DataFrame:
+        """Return one streaming DataFrame over all sources.
+
+        It plans the batches of all sources. Only the rows of a `DataFrameSource` are also read through it, as a struct.
+        """
+        if len(self.sources) == 1 and isinstance(self.sources[0], DataFrameSource):
+            return self.sources[0].frame
+        parts = [self._tagged(i, s) for i, s in enumerate(self.sources)]
+        return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+
+    def _tagged(self, index: int, source: AnySource) -> DataFrame:
+        if isinstance(source, DataFrameSource):
+            return source.frame.selectExpr(f"{index} AS __src", f"struct(*) AS __s{index}")
+        return _spark_planned(source).plan(self.session).selectExpr(f"{index} AS __src")
+
+    def signature(self) -> list[dict[str, Any]]:
+        """Return what identifies the sources in a checkpoint.
+
+        If the list of sources changes, a new checkpoint is needed.
+        """
+        return [
+            {"name": s.name} if isinstance(s, DataFrameSource) else _spark_planned(s).signature() for s in self.sources
+        ]
+
+    def checkpoint(self, state: Commit) -> Path:
+        """Return the checkpoint that continues the state, and remove all others.
+
+        If all sources can seek, this is a new checkpoint that begins after the stored offsets. Otherwise, it is the
+        checkpoint of the latest batch. Raises StartError if that checkpoint is lost.
+        """
+        chosen = self._checkpoint(state)
+        for other in chosen.parent.iterdir():
+            if other != chosen:
+                shutil.rmtree(other, ignore_errors=True)
+        return chosen
+
+    def _checkpoint(self, state: Commit) -> Path:
+        home = self.store.checkpoint
+        seekable = [_spark_planned(s) for s in self.sources if not isinstance(s, DataFrameSource)]
+        if len(seekable) < len(self.sources) and state.batch is not None:
+            last = home / state.batch.checkpoint
+            signature = last / "sources.json"
+            if (
+                (last / "offsets").exists()
+                and signature.exists()
+                and json.loads(signature.read_text()) == self.signature()
+            ):
+                return last
+            lost = [s.name for s in self.sources if isinstance(s, DataFrameSource) and state.clocks[s.name].rows]
+            if lost:
+                raise StartError(
+                    f'source "{lost[0]}" cannot seek and resumes only from Spark\'s checkpoint, but the checkpoint '
+                    f"{last} is lost or was made for other sources; restore it, or give"
+                    " the pipeline a new name or state path to start over"
+                )
+            if any(c.rows for c in state.clocks.values()):
+                raise StartError(
+                    "sources were added or removed, but one of the sources cannot seek; restore the previous sources"
+                )
+        fresh = home / uuid.uuid4().hex
+        fresh.mkdir(parents=True)
+        if len(seekable) == len(self.sources) and any(state.sources[s.name].offsets is not None for s in seekable):
+            self._seek(fresh, seekable, state)
+        (fresh / "sources.json").write_text(json.dumps(self.signature()))
+        return fresh
+
+    def _seek(self, checkpoint: Path, sources: Sequence[SparkPlannedSource], state: Commit) -> None:
+        """Create a checkpoint whose batch 0 is finished and ends, for each source, where the state ends."""
+        lines = [s.seek(checkpoint, i, self.store, state.sources[s.name]) for i, s in enumerate(sources)]
+        meta = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
+        for name, content in (
+            ("metadata", json.dumps({"id": str(uuid.uuid4())})),
+            ("offsets/0", "\n".join(["v1", json.dumps(meta), *lines])),
+            ("commits/0", 'v1\n{"nextBatchWatermarkMs":0}'),
+        ):
+            (checkpoint / name).parent.mkdir(exist_ok=True)
+            (checkpoint / name).write_text(content)
+
+    def batch(self, checkpoint: Path, number: int, planned: DataFrame, state: Commit) -> Batch:
+        """Return a batch that Spark planned: a DataFrame for each source that has rows, and the offsets after them."""
+        began = time.monotonic()
+        batches: dict[str, SourceBatch] = {}
+        position = 0
+        for index, source in enumerate(self.sources):
+            if isinstance(source, DataFrameSource):
+                frame = (
+                    planned if len(self.sources) == 1 else planned.where(f"__src = {index}").selectExpr(f"__s{index}.*")
+                )
+                batches[source.name] = SourceBatch(source.decode(rebind_to_session(self.session, frame)), None)
+                position += _streaming_leaves(source.frame)
+                continue
+            record = state.sources[source.name]
+            part = _spark_planned(source).batch(
+                self.session, checkpoint, position, number, self.store, state.epoch + 1, record
+            )
+            position += 1
+            if part is not None:
+                batches[source.name] = part
+        return combine_batches(BatchId(checkpoint=checkpoint.name, batch=number), batches, began)
+
+
+def _spark_planned(source: Seekable) -> SparkPlannedSource:
+    """Return `source`, which Spark can plan: `planner_creation.create_planners` has rejected all other sources."""
+    assert isinstance(source, SparkPlannedSource)
+    return source
+
+
+def _streaming_leaves(frame: DataFrame) -> int:
+    """Return how many of Spark's own sources a DataFrame reads."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    return sum(bool(leaves.apply(i).isStreaming()) for i in range(leaves.size()))
+
+
+def rebind_to_session(session: SparkSession, frame: DataFrame) -> DataFrame:
+    """Rebind a DataFrame to `session`, which has the SQL views. A Connect DataFrame is returned unchanged."""
+    if spark_connect.is_connect(frame):
+        return frame
+    from pyspark.sql import DataFrame
+
+    plan = frame._jdf.queryExecution().analyzed()
+    spark: Any = session._jvm
+    dataset = spark.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    return DataFrame(dataset, session)

@@ -1,0 +1,1 @@
+"""What the sources of versioned tables have in common: Delta and Iceberg."""

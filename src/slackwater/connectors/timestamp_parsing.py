@@ -1,0 +1,180 @@
+"""The rule, as Spark SQL, for which texts are timestamps or dates. It applies equally to text columns, JSON and CSV.
+
+A text is a time if it has a four-digit year, a month and a day, and Spark can cast it. A text without a time zone is in
+the source's zone. Spark's own cast accepts more: "10:15" with today's date, or "2024" as January 1st. Therefore readers
+return columns of a time type as text, and then the rule is applied.
+
+    schema     at TIMESTAMP          read as     at STRING ──▶ rule ──▶ at TIMESTAMP
+               p STRUCT<day: DATE>               p STRUCT<day: STRING>   a text that is not a time: _corrupt_record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slackwater.connectors.source import CORRUPT
+from slackwater.core.spark_sql import quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+UTC = "UTC"
+# a pattern in the reader's options replaces the rule for that type
+_PATTERN = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
+_ZONED = "substring(trim({0}), 11) RLIKE '[0-9. ] *[A-Za-z+-]'"  # a zone after the date and the digits of the time
+_SECONDS_FROM = 9  # a JSON number with this many digits in a TIMESTAMP column is epoch seconds, unlike 2024 or 20240301
+
+
+def has_date_sql(text: str) -> str:
+    """Return SQL that is true if a text begins with a four-digit year, a month and a day, given that Spark can cast it.
+
+    Spark's casts also accept `y`, `y-m` and times without a date. Such texts are short, or have a colon in place of the
+    first dash.
+    """
+    return f"length(trim({text})) >= 8 AND substring(trim({text}), 5, 1) = '-'"
+
+
+def timestamp_sql(text: str, zone: str = UTC) -> str:
+    """Return SQL that converts a text to a TIMESTAMP; NULL if the text is not one."""
+    read = f"try_cast({text} AS TIMESTAMP)"
+    if zone != UTC:
+        read = f"CASE WHEN {_ZONED.format(text)} THEN {read} ELSE {local_time_sql(read, zone)} END"
+    return f"CASE WHEN {has_date_sql(text)} THEN {read} END"
+
+
+def local_time_sql(clock: str, zone: str) -> str:
+    """Return SQL for a TIMESTAMP that was read as UTC but is a local time of `zone`."""
+    return clock if zone == UTC else f"to_utc_timestamp({clock}, '{zone}')"
+
+
+def date_sql(text: str) -> str:
+    return f"CASE WHEN {has_date_sql(text)} THEN try_cast({text} AS DATE) END"
+
+
+def _ntz_sql(text: str) -> str:
+    return f"CASE WHEN {has_date_sql(text)} AND NOT {_ZONED.format(text)} THEN try_cast({text} AS TIMESTAMP_NTZ) END"
+
+
+def _json_timestamp(text: str, zone: str) -> str:
+    number = f"CASE WHEN length({text}) >= {_SECONDS_FROM} THEN try_cast({text} AS BIGINT) END"
+    seconds = f"timestamp_micros(try_multiply({number}, 1000000L))"
+    return f"coalesce({timestamp_sql(text, zone)}, {seconds})"
+
+
+@dataclass(frozen=True)
+class TextTimestampSchema:
+    """A schema whose times are read as text.
+
+    Args:
+        schema: The schema of the result.
+        form: "json" or "csv".
+        zone: The time zone for timestamps that do not state one.
+        options: The options of the reader.
+    """
+
+    schema: StructType
+    form: str
+    zone: str
+    options: Mapping[str, str]
+
+    @property
+    def reader_schema(self) -> StructType:
+        """The schema to pass to the reader."""
+        return self._as_text(self.schema)
+
+    def convert(self, rows: DataFrame) -> DataFrame:
+        """Convert the texts in rows from the reader to times. Other columns are unchanged.
+
+        A text that is not a time makes its row corrupt. In rows without the column `_corrupt_record` (lookups), it
+        becomes NULL.
+        """
+        text_columns = {f.name: f.dataType for f in self.schema.fields if self._has_text(f.dataType)}
+        if not text_columns:
+            return rows
+        invalid = " OR ".join(self._invalid_sql(quote_identifier(name), kind) for name, kind in text_columns.items())
+        columns = ", ".join(quote_identifier(f.name) for f in self.schema.fields)
+        sep = next((v for k, v in self.options.items() if k.lower() in ("sep", "delimiter")), None)
+        with_sep = f", map('sep', '{_escaped(sep)}')" if sep is not None and self.form == "csv" else ""
+        written = f"to_{self.form}(struct({columns}){with_sep})"
+        exprs = {
+            name: f"{self._value_sql(quote_identifier(name), kind)} AS {quote_identifier(name)}"
+            for name, kind in text_columns.items()
+        }
+        exprs[CORRUPT] = (
+            f"CASE WHEN {CORRUPT} IS NOT NULL THEN {CORRUPT} WHEN {invalid} THEN {written} END AS {CORRUPT}"
+        )
+        return rows.selectExpr(*(exprs.get(c, quote_identifier(c)) for c in rows.columns))
+
+    # -- conversions that recurse into nested types ----------------------------------------------------------------
+
+    def _is_text(self, kind: DataType) -> bool:
+        pattern = _PATTERN.get(kind.simpleString())
+        return pattern is not None and pattern.lower() not in map(str.lower, self.options)
+
+    def _has_text(self, kind: DataType) -> bool:
+        return self._as_text(kind) != kind
+
+    def _as_text(self, kind: Any) -> Any:
+        from pyspark.sql.types import ArrayType, MapType, StringType, StructField, StructType
+
+        if isinstance(kind, StructType):
+            return StructType(
+                [StructField(f.name, self._as_text(f.dataType), f.nullable, f.metadata) for f in kind.fields]
+            )
+        if isinstance(kind, ArrayType):
+            return ArrayType(self._as_text(kind.elementType), kind.containsNull)
+        if isinstance(kind, MapType):
+            return MapType(kind.keyType, self._as_text(kind.valueType), kind.valueContainsNull)
+        return StringType() if self._is_text(kind) else kind
+
+    def _value_sql(self, text: str, kind: Any) -> str:
+        from pyspark.sql.types import ArrayType, MapType, StructType
+
+        if not self._has_text(kind):
+            return text
+        if isinstance(kind, StructType):
+            fields = (
+                f"'{_escaped(f.name)}', {self._value_sql(f'{text}.{quote_identifier(f.name)}', f.dataType)}"
+                for f in kind.fields
+            )
+            return f"CASE WHEN {text} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
+        item = f"x{text.count('->')}_"
+        if isinstance(kind, ArrayType):
+            return f"transform({text}, {item} -> {self._value_sql(item, kind.elementType)})"
+        if isinstance(kind, MapType):
+            return f"transform_values({text}, (k{item}, {item}) -> {self._value_sql(item, kind.valueType)})"
+        name = kind.simpleString()
+        if name == "date":
+            return date_sql(text)
+        if name == "timestamp_ntz":
+            return _ntz_sql(text)
+        return _json_timestamp(text, self.zone) if self.form == "json" else timestamp_sql(text, self.zone)
+
+    def _invalid_sql(self, text: str, kind: Any) -> str:
+        """Return SQL that is true if any text is not a time."""
+        from pyspark.sql.types import ArrayType, MapType, StructType
+
+        if isinstance(kind, StructType):
+            fields = [
+                (f"{text}.{quote_identifier(f.name)}", f.dataType) for f in kind.fields if self._has_text(f.dataType)
+            ]
+            return f"({' OR '.join(self._invalid_sql(name, inner) for name, inner in fields)})"
+        item = "x_"
+        if isinstance(kind, ArrayType):
+            return f"coalesce(exists({text}, {item} -> {self._invalid_sql(item, kind.elementType)}), false)"
+        if isinstance(kind, MapType):
+            return f"coalesce(exists(map_values({text}), {item} -> {self._invalid_sql(item, kind.valueType)}), false)"
+        return f"({text} IS NOT NULL AND ({self._value_sql(text, kind)}) IS NULL)"
+
+
+def find_time_zone(options: Mapping[str, str], zone: str | None) -> str:
+    """Return the time zone for texts: the reader's own option, or that of the window or join, or UTC."""
+    reader_zone = next((v for k, v in options.items() if k.lower() == "timezone"), None)
+    return reader_zone or zone or UTC
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")

@@ -1,0 +1,136 @@
+"""Correct windows that left the state: merge late rows with the results that the target stores.
+
+This runs in this process, shard by shard, since the rows are few compared to those of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import singledispatch
+
+import polars as pl
+
+from slackwater.connectors.target import ReadableTarget
+from slackwater.core.hashing import key_hash, shard_of
+from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.operators.base import Operator, ShardTask
+from slackwater.operators.reports import EmitReport
+from slackwater.operators.window_base import WindowOperator
+from slackwater.state.commit import OutputMeta
+from slackwater.windows import closed_window_corrections as windows
+from slackwater.windows.aggregations import accumulator_restoration, normalize_columns
+from slackwater.windows.compiled_window import CompiledWindow
+
+
+class Corrections:
+    """The corrections that late rows cause, by shard.
+
+    `refused`: `__group` and the reason, for rows that cannot be applied.
+    """
+
+    def __init__(self, logic: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> None:
+        state = driver.state
+        self.logic, self.store = logic, driver.store
+        stored = _stored_windows(self.logic, target, windows.touched_ranges(self.logic, rows))
+        lost = _unmergeable_reason(self.logic)
+        owner, other = (shard_of(f["__kh"].to_numpy(), state.shards) for f in (rows, stored))
+        refused: list[pl.DataFrame] = []
+        self.repairs: dict[int, tuple[windows.LateCorrection, pl.DataFrame]] = {}
+        for shard, metas in enumerate(state.stages[0].segments):
+            shard_rows = rows.filter(pl.Series(owner == shard))
+            if shard_rows.is_empty():
+                continue
+            reader = self.store.shard(shard, state.shards, state.epoch + 1, metas).reader(self.logic)
+            units = reader.units(windows.touched_units(self.logic, shard_rows))
+            done = windows.correct_closed_windows(
+                self.logic, shard_rows, units, stored.filter(pl.Series(other == shard)), state.watermark_us, lost
+            )
+            self.repairs[shard] = (done, units)
+            refused.append(shard_rows.select("__group", done.refused).filter(pl.col("refused").is_not_null()))
+        empty = pl.DataFrame(schema={"__group": pl.Int64, "refused": pl.String})
+        self.refused = pl.concat([empty, *refused])
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Return the number of windows to write and to supersede, by reason."""
+        totals: Counter[str] = Counter()
+        for repair, _ in self.repairs.values():
+            totals.update(_reasons(repair))
+        return totals
+
+    def stage_reports(self, tasks: Sequence[ShardTask]) -> list[EmitReport]:
+        """Stage the output and the state of each shard that changes, and return its report."""
+        reports = []
+        for task in tasks:
+            if task.shard not in self.repairs:
+                continue
+            repair, units = self.repairs[task.shard]
+            done = repair.done
+            outputs: tuple[OutputMeta, ...] = ()
+            if task.hit:
+                task.hit("stage.before")
+            if done.rows.height or done.superseded.height:
+                outputs = (task.state.write_output(self.logic.output_frame(done)),)
+            segments = task.state.metas
+            if done.state.height:
+                segments = task.state.stage(self.logic, done.state, units, task.since)
+            if task.hit:
+                task.hit("stage.after")
+            reports.append(
+                EmitReport(
+                    shard=task.shard,
+                    segments=segments,
+                    outputs=outputs,
+                    reasons=_reasons(repair),
+                    groups=done.groups,
+                    windows=done.windows,
+                )
+            )
+        return reports
+
+
+def _reasons(repair: windows.LateCorrection) -> dict[str, int]:
+    counts = Counter(dict(repair.done.rows["__reason"].value_counts().iter_rows()))
+    counts.update(supersede=repair.done.superseded.height)
+    return {why: n for why, n in counts.items() if n}
+
+
+@singledispatch
+def compute_corrections(
+    operator: Operator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame
+) -> Corrections:
+    """Compute the corrections that late rows cause."""
+    raise_unregistered(operator, "slackwater.dead_letters.corrections")
+
+
+@compute_corrections.register(WindowOperator)
+def _(operator: WindowOperator, driver: EpochDriver, target: ReadableTarget, rows: pl.DataFrame) -> Corrections:
+    return Corrections(operator, driver, target, rows)
+
+
+def _unmergeable_reason(operator: WindowOperator) -> str | None:
+    """Return why stored windows cannot be merged with more rows; None if they can."""
+    if operator.ends:
+        return "its session left the state, and the last event of a session with a gap per row is not stored"
+    lost = accumulator_restoration.find_unrestorable_aggregations(operator.aggs)
+    if not lost:
+        return None
+    return f"its window left the state, and the accumulators of {', '.join(lost)} are not stored"
+
+
+def _stored_windows(logic: CompiledWindow, target: ReadableTarget, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Read the target's rows in these ranges, in the form that `closed_window_corrections.correct_closed_windows` expects."""
+    window = logic.window
+    rows = target.read_ranges(ranges.drop("__kh"), window.window_start_column)
+    rows = normalize_columns(rows, list(logic.keys))
+    start, end = (pl.col(c).dt.timestamp("us") for c in (window.window_start_column, window.window_end_column))
+    times = rows.select(
+        start.alias("__start"),
+        end.alias("__end"),
+        (pl.col("_revision") if window.emit_metadata else pl.lit(1, pl.Int64)).alias("__rev"),
+    )
+    parts = [rows.select(logic.key_names), times, accumulator_restoration.restore_accumulators(logic.aggs, rows)]
+    frame = pl.concat([p for p in parts if p.width], how="horizontal")
+    return frame.select(key_hash(frame, logic.keys), pl.all())

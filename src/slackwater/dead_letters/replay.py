@@ -1,0 +1,395 @@
+"""Replay dead letters through the pipeline.
+
+    letters ─ not applied yet ─┬─ bad rows ──▶ event time ─▶ SQL ─▶ an ordinary epoch of the rows that are now usable
+                               └─ late rows ─▶ event time ─▶ SQL ─▶ corrections ─▶ an epoch of corrections
+                                                 target: stored windows ─┘
+
+Both kinds of epoch are ordinary commits with staged output, and they list the dead letters that they apply. After a
+crash, the next start publishes the output, and no dead letter is applied twice. Dead letters never move a watermark. If
+a dead letter cannot be applied, it stays pending, and the commit counts the attempt (see `dead_letters.attempt_ledger`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slackwater.connectors.source import Batch, ReplayRecord
+from slackwater.connectors.target import ReadableTarget, TargetWriter
+from slackwater.core.singledispatch_fallback import raise_unregistered
+from slackwater.dead_letters.attempt_ledger import AttemptLedger, format_applied_lines
+from slackwater.dead_letters.corrections import compute_corrections
+from slackwater.engine.epoch_driver import EpochDriver
+from slackwater.errors import StartError
+from slackwater.operators import storability
+from slackwater.operators.base import Operator
+from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
+from slackwater.operators.immediate import ImmediateOperator
+from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.panes import PaneOperator
+from slackwater.operators.sessions import SessionOperator
+
+Payload = Callable[[pl.DataFrame], Mapping[str, Any]]  # dead letters with `__letter` -> rows by source, for the engine
+
+_ORIGIN = [f.name for f in ORIGIN_FIELDS]
+
+GONE = "the SQL no longer returns a row with its event time"
+NO_ROW = "its source returns no row for it"
+DROPPED = 'it is late now, and late_data = "drop" would drop it; set late_data = "dlq" and replay again'
+NO_GAP = "rows without a usable gap are found only after the SQL, which may have turned one row into several; send them again"
+UNFIT = "rows that the target or the state cannot hold are found only after the SQL; correct them and send them again"
+RESULT = "results that their target did not accept, skipped by outbox skip; they are not rows of a source"
+_NOT_REPLAYABLE = {BAD_GAP: NO_GAP, **dict.fromkeys(storability.REASONS, UNFIT), UNPUBLISHED: RESULT}
+UNCLEAR = "the SQL turns it into several rows, and it is unknown which of these were late"
+
+
+@dataclass
+class ReplayResult:
+    """The result of a replay: how many dead letters were applied or remain, by reason, and what was emitted."""
+
+    applied: int = 0
+    remaining: Counter[str] = field(default_factory=Counter)
+    before: int = 0  # dead letters that an earlier replay applied
+    reasons: Counter[str] = field(default_factory=Counter)  # emitted results by reason: late, supersede, …
+    renewed: Counter[str] = field(default_factory=Counter)  # new dead letters that replace applied ones, by reason
+    refused: int = 0  # rows of applied dead letters that were refused because of a limit
+
+
+# -- which letters ---------------------------------------------------------------------------------------------------
+
+
+def _pending_letters(letters: pl.DataFrame, ledger: AttemptLedger) -> tuple[pl.DataFrame, int]:
+    """Return the dead letters that no commit lists as applied, with `__id`, and the number of others.
+
+    The frame has the columns of LETTER. Letters with the fewest attempts come first, and among these the oldest, so
+    that unreadable letters do not block others.
+    """
+    judged = ledger.with_attempts(letters)
+    todo = judged.filter(~pl.col("__applied")).drop("__applied")
+    todo = todo.sort("__tries", "epoch", "event_time", "__id", nulls_last=False, maintain_order=True)
+    return todo, judged.height - todo.height
+
+
+def _take_oldest(letters: pl.DataFrame, limit: int | None) -> pl.DataFrame:
+    """Return the first pending dead letters, about `limit` of them; equal letters stay together."""
+    if limit is None:
+        return letters
+    same = ["epoch", "__id"]
+    return letters.join(letters.head(limit).select(same).unique(), on=same, how="semi", maintain_order="left")
+
+
+def count_replayable_late_letters(letters: pl.DataFrame, ledger: AttemptLedger, limit: int | None) -> int:
+    """Return how many dead letters of late rows a replay would process."""
+    return _take_oldest(_pending_letters(letters, ledger)[0], limit).filter(pl.col("reason") == LATE).height
+
+
+def _ledger(driver: EpochDriver) -> AttemptLedger:
+    return AttemptLedger.from_commit(driver.state, driver.store.read_list)
+
+
+def _write_attempts(
+    driver: EpochDriver, applied: pl.DataFrame, remaining: pl.DataFrame, late: bool = False
+) -> ReplayRecord:
+    """Write the list of dead letters that the next epoch applies, and the list of those that could not be applied.
+
+    The epoch's commit references them.
+    """
+    epoch, store = driver.state.epoch + 1, driver.store
+    tries = _ledger(driver).update_attempts(remaining, [applied])
+    record = store.write_list(epoch, format_applied_lines(applied)) if applied.height else None
+    return ReplayRecord(
+        record, applied.height, store.write_list(epoch, tries) if tries else None, applied.height if late else 0
+    )
+
+
+# -- bad rows --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _SplitLetters:
+    """Letters of bad rows, split into those that are usable now and those that are not, with `__why`."""
+
+    good: pl.DataFrame
+    bad: pl.DataFrame
+
+
+def _bad_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+    """Replay bad rows as an ordinary epoch. Rows that fail again remain dead letters, with one more attempt."""
+    if letters.is_empty():
+        return ReplayResult()
+    judged = _split_letters(driver, letters, payload)
+    if judged.good.height and not _keeps_late_rows(driver):
+        judged = _separate_late(driver, judged, payload)
+    result = ReplayResult(
+        applied=judged.good.height, remaining=Counter(dict(judged.bad["__why"].value_counts().iter_rows()))
+    )
+    tried = judged.bad.drop("__why")
+    if judged.good.is_empty():
+        if not dry:
+            driver.record_attempts(_write_attempts(driver, judged.good, tried))
+        return result
+    if dry:
+        outcome = driver.dry_run(_batch(judged.good, payload))
+        result.renewed = sum((Counter(s.reasons) for s in outcome.letters), Counter())
+        result.refused = sum(r.refused for r in outcome.reports)
+        return result
+    former = driver.state.stages[0].counters
+    driver.run_batch(_batch(judged.good, payload, _write_attempts(driver, judged.good, tried)), 0)
+    counters = driver.state.stages[0].counters
+    result.renewed = Counter(counters.get("letters", {})) - Counter(former.get("letters", {}))
+    result.refused = counters.get("rows_refused", 0) - former.get("rows_refused", 0)
+    return result
+
+
+def _batch(letters: pl.DataFrame, payload: Payload, replayed: ReplayRecord | None = None) -> Batch:
+    rows = payload(_number_letters(letters)[0])
+    return Batch(None, {}, {name: frame.drop("__letter") for name, frame in rows.items()}, replayed=replayed)
+
+
+def _number_letters(letters: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the dead letters to read, with `__letter`, and the number of every letter.
+
+    A record of a topic is read once, no matter how many letters it has.
+    """
+    once = pl.col("offset").is_null() | pl.struct("epoch", "__id").is_first_distinct()
+    read = letters.filter(once).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__letter"))
+    return read, read.select("epoch", "__id", "__letter")
+
+
+def _split_letters(driver: EpochDriver, letters: pl.DataFrame, payload: Payload) -> _SplitLetters:
+    """Read the dead letters again, as an epoch would, and separate those that are still bad rows.
+
+    Equal letters have the same outcome.
+    """
+    read, numbers = _number_letters(letters)
+    rows = driver.stage.engine.validate_letters(payload(read), driver.hooks.clock_us())
+    verdict = rows.group_by("__letter").agg(
+        pl.col("__bad").drop_nulls().first().alias("__bad"), pl.len().alias("__rows")
+    )
+    why = (
+        pl.when(pl.col("__rows").is_null())
+        .then(pl.lit(NO_ROW))
+        .when(pl.col("__bad").is_not_null())
+        .then(pl.format("bad again: {}", "__bad"))
+        .alias("__why")
+    )
+    judged = numbers.join(verdict, on="__letter", how="left").select("epoch", "__id", why)
+    judged = judged.group_by("epoch", "__id").agg(pl.col("__why").drop_nulls().first())
+    with_reason = letters.join(judged, on=["epoch", "__id"], how="left", maintain_order="left")
+    return _SplitLetters(
+        with_reason.filter(pl.col("__why").is_null()).drop("__why"), with_reason.filter(pl.col("__why").is_not_null())
+    )
+
+
+def _keeps_late_rows(driver: EpochDriver) -> bool:
+    """Return whether a late row becomes a dead letter or a separate result, rather than being dropped."""
+    return driver.pipeline.keeps_late_rows or driver.pipeline.transform.step.late_data == "standalone"
+
+
+def _separate_late(driver: EpochDriver, judged: _SplitLetters, payload: Payload) -> _SplitLetters:
+    """Keep the dead letters whose rows `late_data = "drop"` would drop as late.
+
+    A row behind the watermark might still join an open session. Therefore, if any row would be dropped, all letters
+    before the watermark are kept.
+    """
+    if not sum(r.late for r in driver.dry_run(_batch(judged.good, payload)).reports):
+        return judged
+    before = driver.stage.operator.late_before(driver.state.watermark_us)
+    read, numbers = _number_letters(judged.good)
+    rows = driver.stage.engine.replay_rows(payload(read), driver.hooks.clock_us(), driver.stage.capacity)
+    late = numbers.join(rows.filter(pl.col("__ts") < before).select("__letter").unique(), on="__letter", how="semi")
+    late, identity = late.select("epoch", "__id").unique(), ["epoch", "__id"]
+    dropped = judged.good.join(late, on=identity, how="semi", maintain_order="left").with_columns(
+        pl.lit(DROPPED).alias("__why")
+    )
+    good = judged.good.join(late, on=identity, how="anti", maintain_order="left")
+    return _SplitLetters(good, pl.concat([judged.bad, dropped]))
+
+
+# -- late rows -------------------------------------------------------------------------------------------------------
+
+
+def _check_late(driver: EpochDriver) -> None:
+    """Raise StartError if late rows cannot be applied, before anything is applied."""
+    _all_late_together(driver.stage.operator)
+    if not driver.pipeline.keeps_late_rows:
+        raise StartError(
+            f"{driver.pipeline.name}: there are dead letters of late rows, but late_data = "
+            f'"{driver.pipeline.transform.step.late_data}" does not track the origin of a row; set late_data back to '
+            '"dlq" or "reopen", or select others with --reason'
+        )
+    targets, window = driver.targets.values(), driver.pipeline.transform.window
+    marked = window is not None and window.emit_metadata  # a row that is written again shows its revision
+    adds = [] if marked and len(targets) > 1 else [t for t in targets if not t.upserts]
+    if adds or not any(_is_readable(t) for t in targets):
+        first = next(iter(adds or targets))
+        raise StartError(
+            f"{driver.pipeline.name}: late rows correct windows in the target, but {first.description} "
+            f"{'cannot be read back' if first.upserts else 'is append-only'}; expected a Postgres table, or a Delta "
+            'or Iceberg table with mode = "merge"; nothing was replayed'
+        )
+
+
+def _is_readable(target: TargetWriter) -> bool:
+    """Return whether windows that have left the state can be read back from the target."""
+    return target.upserts and isinstance(target, ReadableTarget)
+
+
+def _late_rows(driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool) -> ReplayResult:
+    """Replay late rows as corrections of windows; call `_check_late` first."""
+    result = ReplayResult()
+    if letters.is_empty():
+        return result
+    target = next(t for t in driver.targets.values() if _is_readable(t))
+    assert isinstance(target, ReadableTarget)
+    every = letters
+    rows, letters = _match_rows(driver, letters, payload, result.remaining)
+    while True:  # repeat while rows are refused, since a dead letter is applied completely or not at all
+        work = compute_corrections(driver.stage.operator, driver, target, rows)
+        if work.refused.is_empty():
+            break
+        whole = letters.filter(pl.col("__group").is_in(work.refused["__group"].implode()))
+        why = work.refused.unique("__group", keep="first")
+        result.remaining.update(dict(whole.join(why, on="__group")["refused"].value_counts().iter_rows()))
+        rows = rows.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+        letters = letters.filter(~pl.col("__group").is_in(whole["__group"].implode()))
+    result.applied = letters.height
+    result.reasons = work.reasons
+    if letters.height and not dry:
+        remaining = every.join(letters.select("epoch", "__id").unique(), on=["epoch", "__id"], how="anti")
+        driver.commit_corrections(work.stage_reports, _write_attempts(driver, letters, remaining, late=True))
+    elif not dry:
+        driver.record_attempts(_write_attempts(driver, letters, every))
+    return result
+
+
+def _match_rows(
+    driver: EpochDriver, letters: pl.DataFrame, payload: Payload, remaining: Counter[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows of dead letters, and the letters that have rows.
+
+    `__group` numbers the pairs of origin and event time. The SQL may turn one source row into several late rows, each
+    with its own letter. Therefore each origin passes through the SQL once, and the resulting rows are matched with the
+    letters by event time.
+    """
+    origin_columns = ["epoch", *_ORIGIN]
+    letters = letters.with_columns(
+        _number_distinct(letters, origin_columns),
+        pl.col("event_time").dt.timestamp("us").alias("__ts"),
+    )
+    groups = letters.group_by("__letter", "__ts", maintain_order=True).agg(
+        pl.len().alias("__letters"),
+        pl.col("offset").first().is_not_null().alias("__once"),
+        pl.col("windows_missed").first().fill_null(1).cast(pl.Int64).alias("__missed"),
+    )
+    groups = groups.with_row_index("__group").with_columns(pl.col("__group").cast(pl.Int64))
+    once = payload(letters.unique("__letter", keep="first"))
+    again = driver.stage.engine.replay_rows(once, driver.hooks.clock_us(), driver.stage.capacity)
+    rows = again.join(groups, on=["__letter", "__ts"])
+    seen = rows.group_by("__group").agg(pl.len().alias("__rows"), pl.col("__kh").n_unique().alias("__keys"))
+    groups = groups.join(seen, on="__group", how="left").with_columns(pl.col("__rows", "__keys").fill_null(0))
+    groups = groups.with_columns(_count_copies(_all_late_together(driver.stage.operator)).alias("__copies"))
+    letters = letters.join(groups.select("__letter", "__ts", "__group", "__rows", "__copies"), on=["__letter", "__ts"])
+    for why, is_left in ((GONE, pl.col("__rows") == 0), (UNCLEAR, (pl.col("__rows") > 0) & (pl.col("__copies") == 0))):
+        count = letters.filter(is_left).height
+        remaining.update({why: count} if count else {})
+    rows = rows.join(groups.select("__group", "__copies"), on="__group").filter(pl.col("__copies") > 0)
+    return _repeat_rows(rows), letters.filter(pl.col("__copies") > 0)
+
+
+def _number_distinct(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """Number the distinct rows from 0."""
+    numbers = frame.select(columns).unique(maintain_order=True).with_row_index("__letter")
+    numbered = frame.select(columns).join(
+        numbers, on=list(columns), how="left", nulls_equal=True, maintain_order="left"
+    )
+    return numbered["__letter"].cast(pl.Int64)
+
+
+@singledispatch
+def _all_late_together(operator: Operator) -> pl.Expr:
+    """Return whether either all rows of a group were late, or none.
+
+    Raises StartError if late rows can never be applied.
+    """
+    raise_unregistered(operator, "slackwater.dead_letters.replay._late_rows")
+
+
+@_all_late_together.register
+def _(operator: PaneOperator) -> pl.Expr:
+    return pl.lit(True)  # all of them have the same time
+
+
+@_all_late_together.register
+def _(operator: SessionOperator) -> pl.Expr:
+    return pl.col("__keys") == 1
+
+
+@_all_late_together.register
+def _(operator: IntervalJoinOperator) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: late rows of a join cannot be replayed: their partners have left the state; send the rows "
+        "again, or select others with --reason"
+    )
+
+
+@_all_late_together.register
+def _(operator: ImmediateOperator) -> pl.Expr:
+    raise StartError(
+        f"{operator.pipeline}: a pipeline without windows or joins has no late rows, so these dead letters belong to another "
+        "pipeline; select others with --reason"
+    )
+
+
+def _count_copies(all_late: pl.Expr) -> pl.Expr:
+    """Return how often each row of a group was late; 0 if unknown. `all_late`: see `_all_late_together`.
+
+    Equal rows of a file have equal dead letters. A record of a topic is read once, no matter how many letters it has.
+    """
+    letters, rows, once = pl.col("__letters"), pl.col("__rows"), pl.col("__once")
+    even = (rows > 0) & (letters % rows.clip(1) == 0)
+    return (
+        pl.when((rows == 1) | (all_late & even))
+        .then(pl.when(once).then(1).otherwise(letters // rows.clip(1)))
+        .when(once & (letters == rows))
+        .then(1)
+        .otherwise(0)
+        .cast(pl.Int64)
+    )
+
+
+def _repeat_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    times = rows["__copies"].to_numpy()
+    return rows[np.repeat(np.arange(rows.height), times)].drop("__copies")
+
+
+def replay_letters(
+    driver: EpochDriver, letters: pl.DataFrame, payload: Payload, dry: bool = False, limit: int | None = None
+) -> ReplayResult:
+    """Apply pending dead letters, at most `limit`, in the order of `_pending_letters`. `dry`: only report."""
+    todo, before = _pending_letters(letters, _ledger(driver))
+    todo = _take_oldest(todo, limit)
+    is_late, fixed_reason = pl.col("reason") == LATE, pl.col("reason").replace_strict(_NOT_REPLAYABLE, default=None)
+    if not todo.filter(is_late).is_empty():
+        _check_late(driver)
+    bad = _bad_rows(driver, todo.filter(~is_late & fixed_reason.is_null()), payload, dry)
+    late = _late_rows(driver, todo.filter(is_late), payload, dry)
+    unclear = todo.filter(fixed_reason.is_not_null())
+    skipped = Counter(unclear.select(fixed_reason.alias("why"))["why"].to_list())
+    if unclear.height and not dry:
+        driver.record_attempts(_write_attempts(driver, unclear.clear(), unclear))
+    remaining = bad.remaining + late.remaining + skipped
+    return replace(
+        late,
+        applied=bad.applied + late.applied,
+        remaining=remaining,
+        before=before,
+        renewed=bad.renewed,
+        refused=bad.refused,
+    )

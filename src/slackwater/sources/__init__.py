@@ -1,1 +1,0 @@
-"""Sources: list, read and decode the input of a pipeline."""

@@ -1,0 +1,202 @@
+"""The protocol for storing a state's files. The files store accesses files only through it.
+
+                   directory (`local_storage.py`)           prefix of an object store (`object_storage.py`)
+file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
+commit             hard link: fails if it exists        put if absent
+marker             replaced by a rename                 put if unchanged since it was read
+lock               flock (`lock.py`)                    a lease (`object_store_lease.py`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import polars as pl
+import pyarrow as pa
+
+from slackwater.core.humanize import plural
+from slackwater.errors import StateError
+from slackwater.storage import arrow_files
+
+NAMED = ("segments", "outputs", "offsets")  # folders of files that commits reference
+
+
+class FileRef(NamedTuple):
+    """A file that a commit refers to. `bytes` and `rows` are None if the commit does not record them."""
+
+    file: str
+    checksum: str
+    bytes: int | None = None
+    rows: int | None = None
+
+
+class StoredFile(Protocol):
+    """What a commit records of a file."""
+
+    @property
+    def file(self) -> str: ...
+
+    @property
+    def checksum(self) -> str: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+
+def file_ref(meta: StoredFile) -> FileRef:
+    return FileRef(meta.file, meta.checksum, meta.bytes, meta.rows)
+
+
+class VersionedContent(NamedTuple):
+    """The content of a small file, and its version in an object store."""
+
+    content: bytes
+    version: str = ""
+
+
+class StorageLock(Protocol):
+    """The lock of a runner. `token` identifies the runner; it is empty if the storage does not need one."""
+
+    @property
+    def token(self) -> str: ...
+
+    def confirm(self, doing: str) -> None:
+        """Raise FencedError if another runner holds the lock. `doing` describes the forbidden action in the message."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """The files of one pipeline's state, by relative name such as "segments/x.arrow". Can be pickled for workers.
+
+    Read and write errors are OSError or errors of this project. A missing file raises FileNotFoundError.
+    """
+
+    @property
+    def root(self) -> str:
+        """Return the location of the state, for messages."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Return the name of the pipeline."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether every access is a request to an object store."""
+        ...
+
+    def full_name(self, file: str) -> str:
+        """Return the full name of a file, for messages."""
+        ...
+
+    def sibling(self, name: str) -> Storage:
+        """Return the storage of another pipeline in the same location."""
+        ...
+
+    def names(self) -> list[str]:
+        """Return the pipelines with a state in the same location, including this one."""
+        ...
+
+    # -- immutable files with unique names
+
+    def write(self, file: str, frame: pl.DataFrame) -> tuple[int, str]:
+        """Write a frame as an Arrow file; return its size in bytes and its checksum. Raises EpochError."""
+        ...
+
+    def put(self, file: str, content: bytes) -> None:
+        """Write a file. Raises EpochError."""
+        ...
+
+    def local_path(self, file: FileRef) -> Path:
+        """Return a local file with this content. It remains readable while it is open. Raises StateError."""
+        ...
+
+    def fetch(self, files: Sequence[FileRef]) -> None:
+        """Fetch files to this machine in parallel, if they are not on a file system."""
+        ...
+
+    def find_damage(self, file: FileRef) -> str:
+        """Describe how a file is damaged: missing, truncated or changed. Empty if it is intact."""
+        ...
+
+    def check(self, files: Sequence[FileRef]) -> None:
+        """Raise StateError if one of the files is missing or damaged, as far as a start verifies this."""
+        ...
+
+    # -- commits and markers
+
+    def read(self, file: str) -> VersionedContent: ...
+
+    def create(self, file: str, content: bytes) -> bool:
+        """Write a file durably if it does not exist. Return False if it exists."""
+        ...
+
+    def replace(self, file: str, content: bytes, version: str | None) -> str:
+        """Replace version `version` of a file (None: the file must not exist), and return the new version.
+
+        Raises FencedError if the file has another version.
+        """
+        ...
+
+    def sizes(self, folder: str) -> Mapping[str, int]:
+        """Return the files in a folder, by name, with their sizes in bytes."""
+        ...
+
+    def has(self, file: str) -> bool: ...
+
+    def delete(self, files: Collection[str]) -> None: ...
+
+    # -- the whole state
+
+    def prepare(self) -> None:
+        """Create the folders. Raises StateError."""
+        ...
+
+    def lock(self) -> StorageLock:
+        """Take the lock. Raises LockHeldError or StateError."""
+        ...
+
+    def holder(self) -> str | None: ...
+
+    def is_fresh(self) -> bool:
+        """Return whether the location contains nothing at all."""
+        ...
+
+    def copy_from(self, origin: Storage, file: str) -> None:
+        """Copy a file from another state. Raises FileNotFoundError, whose `filename` is the missing file."""
+        ...
+
+    def put_aside(self, name: str) -> str:
+        """Rename the state to an unused name, and return the new location.
+
+        The caller holds the lock. Raises StateError.
+        """
+        ...
+
+    def remove(self) -> None:
+        """Delete the whole state, as far as possible."""
+        ...
+
+
+def open_file(storage: Storage, file: FileRef) -> pa.Table:
+    """Open a file and check its number of rows against the commit. Raises StateError."""
+    table = arrow_files.open_arrow(storage.local_path(file), storage.full_name(file.file))
+    if table.num_rows != file.rows:
+        raise StateError(
+            f"state file {storage.full_name(file.file)} holds {plural(table.num_rows, 'row')}, but the commit says {file.rows or 0:,}; "
+            "restore both from a copy of the state directory"
+        )
+    return table
+
+
+def verify_file(storage: Storage, file: FileRef) -> None:
+    """Raise StateError if a file is missing, truncated or changed."""
+    arrow_files.verify_file(storage.local_path(file), file.checksum, file.bytes, storage.full_name(file.file))

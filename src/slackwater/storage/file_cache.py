@@ -1,0 +1,127 @@
+"""Local copies of immutable objects: each object is fetched at most once and can be memory-mapped.
+
+A missing copy is fetched again. A copy is trusted once this process has written it or verified its checksum.
+`SLACKWATER_CACHE_DIR` sets the directory, by default below the temporary directory. `SLACKWATER_CACHE_BYTES` limits its
+size.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from slackwater.errors import ExhaustedError, StateError
+from slackwater.storage.arrow_files import find_damage
+
+BYTES = 20 << 30
+TRIM_EVERY = 64  # files that a process adds between checks of the total size
+
+_added = 0
+
+
+class FileCache:
+    """The cached files of one state. `name`: a name that no other state has."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._sound: set[str] = set()
+
+    @cached_property
+    def home(self) -> Path:
+        """Return the cache directory, and create it on first use. Raises StateError."""
+        return _cache_directory()
+
+    def path(self, file: str) -> Path:
+        return self.home / self._name / file
+
+    def has_copy(self, file: str, digest: str) -> bool:
+        """Return whether a copy with this checksum exists, and mark it as recently used."""
+        path = self.path(file)
+        if file not in self._sound:
+            if not path.exists() or find_damage(path, digest):
+                return False
+            self._sound.add(file)
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            self._sound.discard(file)
+            return False
+        return True
+
+    def add(self, file: str, content: Any) -> None:
+        """Store a copy of a file whose bytes are verified. Raises StateError."""
+        global _added
+        path = self.path(file)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+        try:
+            _make_directory(path.parent)
+            temporary.write_bytes(content)
+            temporary.replace(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise ExhaustedError.from_error(error) or StateError(
+                f"state files cannot be cached in {self.home} ({error.strerror}); free some space there, or set "
+                "SLACKWATER_CACHE_DIR to a directory with more space"
+            ) from None
+        self._sound.add(file)
+        _added += 1
+        if _added % TRIM_EVERY == 0:
+            trim_cache(self.home)
+
+    def discard(self, files: Iterable[str]) -> None:
+        """Delete the copies of these files."""
+        for file in files:
+            if ".." in Path(file).parts:  # names come from a listing of the store and cannot be trusted
+                continue
+            self._sound.discard(file)
+            self.path(file).unlink(missing_ok=True)
+
+
+def trim_cache(home: Path) -> None:
+    """Delete the least recently used copies until the cache fits its limit. Mapped files stay readable."""
+    most = int(os.environ.get("SLACKWATER_CACHE_BYTES") or BYTES)
+    files = []
+    for path in home.rglob("*"):
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files, key=lambda f: f[0]):
+        if total <= most:
+            return
+        with suppress(OSError):
+            path.unlink()
+        total -= size
+
+
+def _cache_directory() -> Path:
+    """Return a directory that only this user can write, because its files are mapped as state. Raises StateError."""
+    configured = os.environ.get("SLACKWATER_CACHE_DIR")
+    home = Path(configured) if configured else Path(tempfile.gettempdir()) / f"slackwater-cache-{os.getuid()}"
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = home.lstat()
+    except OSError as error:
+        raise StateError(
+            f"the cache of state files {home} cannot be created ({error.strerror}); set SLACKWATER_CACHE_DIR to a "
+            "directory that can be written"
+        ) from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise StateError(
+            f"the cache of state files {home} belongs to another user, or another user can write to it; remove it, or "
+            "set SLACKWATER_CACHE_DIR to a directory of your own"
+        )
+    return home
+
+
+def _make_directory(directory: Path) -> None:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,0 +1,242 @@
+"""The lease of a pipeline whose state is in an object store: an object that its runner replaces regularly.
+
+    runner   put if absent ── replace if unchanged ── replace ── … ── released
+    another  reads the lease. It takes over if the lease was released, its process is gone, it expired
+             LEASE_S + SKEW_S ago by the local clock, or it did not change for that long while being watched
+             ──▶ replace if unchanged
+
+If two runners try at the same time, the store decides. A runner that stalled for longer than its lease renews it before
+it commits, and again after a commit that took longer. It stops if it finds another runner's lease. Clocks only affect
+how long a start waits. Commits are safe whatever the clocks show, because an epoch is one object that is put if absent.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slackwater.core.humanize import format_iso
+from slackwater.errors import FencedError, LockHeldError, SlackwaterError
+from slackwater.storage.object_client import ObjectClient
+
+LEASE_S = 30.0  # how long a lease is valid after its last renewal
+RENEW_S = 10.0
+ANSWER_S = 5.0  # timeout of a request: several must fit into the remaining time of a lease
+SKEW_S = 5.0  # largest clock difference with which no start takes over early; beyond it, the store decides
+RELEASE_S = 5.0  # how long `close` waits for the release
+LOOK_S = 1.0  # how often a waiting start reads the lease
+
+log = logging.getLogger("slackwater")
+_held: set[str] = set()  # tokens of the leases that this process holds
+
+
+class ObjectStoreLease:
+    """A `StorageLock` that `take` acquires. A thread renews the lease until it is closed or garbage-collected."""
+
+    def __init__(self, client: ObjectClient, file: str) -> None:
+        self._client, self._file = client, file
+        self.token = uuid.uuid4().hex
+        self._version = ""
+        self._until = 0.0  # on the monotonic clock of this process
+        self._lost = ""
+        self._renewing = threading.Lock()
+        self._ended = threading.Event()
+        _held.add(self.token)
+        weakref.finalize(self, _end_lease, self._ended, self.token)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self._client.url}/{self._file}"
+
+    def take(self) -> None:
+        """Take the lease, and wait for an old lease to expire. Raises LockHeldError, StateError or EpochError."""
+        watched, since = None, time.monotonic()
+        while True:
+            began = time.monotonic()
+            current = self._read()
+            if current is None:
+                version = self._client.create(self._file, self._encode(True))
+            else:
+                content, version = current
+                if version != watched:
+                    if watched is not None or _is_alive(content):
+                        raise _held_error(content, self.full_name)
+                    watched, since = version, time.monotonic()
+                lapsed = began - since > LEASE_S + SKEW_S
+                if not (lapsed or _is_over(content)):
+                    time.sleep(LOOK_S)
+                    continue
+                version = self._client.replace(self._file, self._encode(True), version)
+            if version is not None:
+                self._version, self._until = version, began + LEASE_S
+                thread = threading.Thread(target=_renew_on, args=(weakref.ref(self), self._ended), daemon=True)
+                thread.start()
+                return
+            watched = None  # another process was faster
+
+    def _read(self) -> tuple[dict[str, Any], str] | None:
+        try:
+            stored = self._client.get(self._file)
+        except FileNotFoundError:
+            return None
+        return parse_lease(bytes(stored.content)), stored.version
+
+    def _encode(self, held: bool) -> bytes:
+        """Return the content of the lease. Every call returns different bytes."""
+        until = time.time_ns() // 1000 + int(LEASE_S * 1e6)
+        fields = {
+            "token": self.token,
+            "held": held,
+            "holder": _process_name(),
+            "until_us": until,
+            "turn": uuid.uuid4().hex,
+        }
+        return json.dumps(fields | _machine()).encode()
+
+    def renew(self) -> None:
+        """Renew the lease, or record that another runner holds it.
+
+        Raises the client's error if the outcome is unknown.
+        """
+        with self._renewing:
+            if self._lost or self._ended.is_set():
+                return
+            began = time.monotonic()
+            version = self._client.rewrite(self._file, self._encode(True), self._version)
+            if version is None:
+                current = self._read()
+                self._lost = (
+                    _holder_name(current[0]) if current else "another runner, or someone who removed the lease,"
+                )
+                return
+            self._version, self._until = version, began + LEASE_S
+
+    def confirm(self, doing: str) -> None:
+        if not self._lost and time.monotonic() > self._until:
+            self.renew()
+        if self._lost:
+            raise FencedError(
+                f"this runner must not {doing}: {self._lost} took over ({self.full_name}) after this one had not "
+                f"renewed its lease for {LEASE_S:g} seconds; this one stops, and the other continues from the last "
+                "commit"
+            )
+
+    def close(self) -> None:
+        """Release the lease, and wait at most RELEASE_S seconds for this. If it fails, the lease expires by itself."""
+        self._ended.set()
+        release = threading.Thread(target=self._release, daemon=True)
+        release.start()
+        release.join(RELEASE_S)
+        _held.discard(self.token)
+
+    def _release(self) -> None:
+        with self._renewing, suppress(SlackwaterError):
+            if self._version and not self._lost:
+                self._client.rewrite(self._file, self._encode(False), self._version)
+
+
+def _end_lease(ended: threading.Event, token: str) -> None:
+    ended.set()
+    _held.discard(token)
+
+
+def _renew_on(lease: weakref.ref[ObjectStoreLease], ended: threading.Event) -> None:
+    """Renew a lease until it is closed or garbage-collected."""
+    while not ended.wait(RENEW_S):
+        held = lease()
+        if held is None:
+            return
+        try:
+            held.renew()
+        except SlackwaterError as error:
+            log.warning("%s; the lease will be renewed later", error)
+        del held
+
+
+def lease_holder(client: ObjectClient, file: str) -> str | None:
+    """Return the process that holds the lease; None if nobody does. Raises StateError."""
+    try:
+        content = parse_lease(bytes(client.get(file).content))
+    except FileNotFoundError:
+        return None
+    return None if _is_over(content) else _holder_name(content)
+
+
+def parse_lease(content: bytes) -> dict[str, Any]:
+    """Parse a lease. A damaged lease counts as held, and expires if it does not change."""
+    try:
+        lease = json.loads(content)
+    except ValueError:
+        lease = None
+    return lease if isinstance(lease, dict) else {"held": True, "until_us": 1 << 62}
+
+
+def _is_over(content: dict[str, Any]) -> bool:
+    if not content.get("held") or _is_gone(content):
+        return True
+    until = content.get("until_us")
+    return isinstance(until, int) and time.time_ns() // 1000 > until + int(SKEW_S * 1e6)
+
+
+def _same_machine(content: dict[str, Any]) -> bool:
+    """Return whether the process of a lease runs, or ran, where this process can see it."""
+    here = _machine()
+    return bool(here["boot"]) and all(content.get(k) == here[k] for k in ("boot", "processes"))
+
+
+def _is_gone(content: dict[str, Any]) -> bool:
+    if not _same_machine(content):
+        return False
+    pid, began = content.get("pid"), content.get("began")
+    if pid == os.getpid() and began == _process_start(os.getpid()):
+        return content.get("token") not in _held
+    return not isinstance(pid, int) or _process_start(pid) != began
+
+
+def _is_alive(content: dict[str, Any]) -> bool:
+    return bool(content.get("held")) and _same_machine(content) and not _is_gone(content)
+
+
+def _machine() -> dict[str, Any]:
+    """Return what identifies this process across machines, as far as the system provides it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        processes = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        boot = processes = ""
+    return {"boot": boot, "processes": processes, "pid": os.getpid(), "began": _process_start(os.getpid())}
+
+
+def _process_start(pid: int) -> str:
+    """Return the start time of a process as the kernel counts it; empty if the process has ended or is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+def _process_name() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _holder_name(content: dict[str, Any]) -> str:
+    return str(content.get("holder") or "another process")[:200]
+
+
+def _held_error(content: dict[str, Any], shown: str) -> LockHeldError:
+    until = content.get("until_us")
+    when = f" until {format_iso(until)} at least" if isinstance(until, int) and until < 1 << 52 else ""
+    return LockHeldError(
+        f"pipeline is already running: {_holder_name(content)} holds {shown}{when}; stop that process first: a "
+        "pipeline has one runner at a time"
+    )

@@ -1,1 +1,0 @@
-"""Targets: write the results of each epoch, together with a marker that names the epoch. Independent of Spark."""
