@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 from tests.support.avro_records import avro_record
 from tests.support.case_selection import exhaustive, select_cases
+from tests.support.registry_answers import entries, serve_answers
 from tests.support.runner import Runner
-from tests.support.schema_registry import entries, serve_answers
 from tests.support.topics import (
     START_MS,
     Make,

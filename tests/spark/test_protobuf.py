@@ -20,8 +20,8 @@ from tests.support.protobuf_records import (
     encode_second,
     record_header,
 )
+from tests.support.registry_answers import entries, serve_answers
 from tests.support.runner import Runner
-from tests.support.schema_registry import entries, serve_answers
 from tests.support.topics import Make, Topic, count_rows, minutes
 
 import slackwater as sw

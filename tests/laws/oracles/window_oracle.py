@@ -1,4 +1,6 @@
-"""The naive oracle: simple loops over rows, obviously correct and slow. Every engine must agree with it.
+"""The results of a `Window` of a config in simple loops over rows: obviously correct and slow. Every engine must agree.
+
+`naive_oracle.py` also shares no class with Slackwater.
 
 Rows are dicts with `ts` (int microseconds), key and value columns. Results are lists of dicts with `window_start` and
 `window_end` in microseconds.

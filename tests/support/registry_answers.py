@@ -1,4 +1,4 @@
-"""The part of a schema registry that readers ask, on loopback."""
+"""Fixed answers of a schema registry to the requests of readers, on loopback."""
 
 from __future__ import annotations
 
