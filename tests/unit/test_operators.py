@@ -255,7 +255,7 @@ def test_every_package_handles_every_operator_or_refuses_it_by_name() -> None:
         "evolution",
         "maintenance",
         "query",
-        "replay",
+        "dead_letters",
         "runner",
         "spark",
         "state",

@@ -1,10 +1,10 @@
 """The protocol for storing a state's files. The files store accesses files only through it.
 
-                   directory (`local_storage.py`)           prefix of an object store (`object_storage.py`)
+                   directory (`local.py`)                   prefix of an object store (`object_store.py`)
 file with a name   written, synced, memory-mapped       put; mapped from a copy in a local cache
 commit             hard link: fails if it exists        put if absent
 marker             replaced by a rename                 put if unchanged since it was read
-lock               flock (`lock.py`)                    a lease (`object_store_lease.py`)
+lock               flock (`file_lock.py`)               a lease (`object_store_lease.py`)
 """
 
 from __future__ import annotations
