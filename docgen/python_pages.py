@@ -25,6 +25,7 @@ _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {  # page: title, names
             "Window",
             "Aggregation",
             "Join",
+            "Dedup",
             "Lookup",
             "Target",
             "StateStore",

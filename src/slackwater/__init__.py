@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slackwater.config.connection import PubSubConnection as PubSubConnection
     from slackwater.config.connection import RabbitMQConnection as RabbitMQConnection
     from slackwater.config.custom_aggregator import Aggregator as Aggregator
+    from slackwater.config.dedup import Dedup as Dedup
     from slackwater.config.join import Join as Join
     from slackwater.config.pipeline import Pipeline as Pipeline
     from slackwater.config.source import Lookup as Lookup
@@ -57,6 +58,7 @@ _HOMES = {
     "Aggregator": "config.custom_aggregator",
     "ConfigError": "errors",
     "ConsoleConnection": "config.connection",
+    "Dedup": "config.dedup",
     "DeltaConnection": "config.connection",
     "batch": "runner.batch",
     "batch_join": "runner.batch",

@@ -105,8 +105,8 @@ def _step_stages(pipeline: Pipeline) -> tuple[ExplainedStage, ...]:
 
 def _hand_over(upstream: str, upstream_pipeline: Pipeline, name: str) -> ExplainedStage:
     """Describe how the output of a stage becomes the input of the next one within an epoch."""
-    watermark_text = f"its watermark is {format_ms(upstream_pipeline.watermark_delay_ms)} behind, because the join may emit rows that far back"
-    if upstream_pipeline.transform.join is None:
+    watermark_text = f"its watermark is {format_ms(upstream_pipeline.watermark_delay_ms)} behind, because the {upstream_pipeline.transform.step.table} may emit rows that far back"
+    if upstream_pipeline.transform.join is None and not upstream_pipeline.watermark_delay_ms:
         watermark_text = "_event_ts is the event time of each row; the watermark is that of the previous stage"
     if upstream_pipeline.transform.window is not None:
         watermark_text = "_event_ts = the last instant of each window; the watermark is that of the previous stage"

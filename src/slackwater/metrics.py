@@ -212,6 +212,7 @@ def _stages(statuses: Sequence[Status]) -> Iterator[Metric]:
         ("late_rows", "Rows that were late for a stage.", lambda c: c.rows_late),
         ("bad_rows", "Rows that a stage could not use.", lambda c: c.rows_bad),
         ("refused_rows", "Rows that a stage refused because of max_groups_per_window.", lambda c: c.rows_refused),
+        ("duplicate_rows", "Rows that a stage dropped as duplicates.", lambda c: c.rows_duplicate),
         ("rows_emitted", "Rows that a stage emitted.", lambda c: c.rows_emitted),
     )
     for name, about, count in counters:
@@ -265,6 +266,7 @@ def _counters(statuses: Iterable[Status]) -> Iterator[Metric]:
         ("late_windows", "(row, window) pairs whose window was closed.", lambda c: c.late_windows),
         ("bad_rows", "Rows that cannot be decoded or have no usable event time.", lambda c: c.rows_bad),
         ("refused_rows", "Rows that were refused because of max_groups_per_window.", lambda c: c.rows_refused),
+        ("duplicate_rows", "Used rows that were dropped as duplicates.", lambda c: c.rows_duplicate),
         (
             "lost_rows",
             "Records that the source lost before they were read, or that were skipped (on_rewrite).",

@@ -21,6 +21,7 @@ from slackwater.evolution.operator_from_state import restore_operator, restore_w
 from slackwater.maintenance.compact import compact_state
 from slackwater.maintenance.hot_keys import find_hot_keys
 from slackwater.maintenance.verify import verify_state
+from slackwater.operators.stored_keyed import StoredKeyedOperator
 from slackwater.query import pipeline_from_state
 from slackwater.query.why_report_builder import build_why_report
 from slackwater.state.files.store import FilesStore
@@ -28,7 +29,7 @@ from slackwater.state.postgres.store import PostgresStore
 
 NAME = "law"
 SCHEMA = {"user": "string", "page": "string"}
-BY_USER = Nth(every=2, key=["user"])
+BY_USER = Nth(every=2, keys=["user"])
 Make = Callable[[], Any]
 
 
@@ -60,7 +61,7 @@ def counts_by_user(make: Make) -> dict[Any, int]:
     """Return the stored count of each user."""
     with make().peek() as snapshot:
         step = restore_operator(snapshot.commit)
-        assert isinstance(step, NthOfKey)
+        assert isinstance(step, StoredKeyedOperator)
         scans = [snapshot.reader(shard, step).scan() for shard in range(snapshot.commit.shards)]
         return {user: n for f in scans for user, n in f.select("user", "__seen").iter_rows()}
 
@@ -116,12 +117,12 @@ def test_what_a_changed_config_means_for_it(make: Make) -> None:
             return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, **more).changes]
 
         assert changed(BY_USER) == []
-        assert changed(Nth(every=3, key=["user"])) == [("every", COMPATIBLE)]
-        assert changed(Nth(every=2, key=["page"])) == [("key", REBUILD)]
+        assert changed(Nth(every=3, keys=["user"])) == [("every", COMPATIBLE)]
+        assert changed(Nth(every=2, keys=["page"])) == [("keys", REBUILD)]
         other = NthOfKey(NAME, (Field("user", "bigint"),), (Field("user", "bigint"),), 2)
         assert changed(BY_USER, steps=[other]) == [("keys", REBUILD)], "its type is another"
-    with pytest.raises(StateError, match=r"written for another nth \(key: state has user, config has page"):
-        run(make, RowsInput({"a": [row("x")]}), step=Nth(every=2, key=["page"]))
+    with pytest.raises(StateError, match=r"written for another nth \(keys: state has user, config has page"):
+        run(make, RowsInput({"a": [row("x")]}), step=Nth(every=2, keys=["page"]))
 
 
 def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,8 +138,7 @@ def test_why_says_that_nothing_waits(make: Make, monkeypatch: pytest.MonkeyPatch
         assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == BY_USER, (
             "the state alone tells it"
         )
-    with pytest.raises(
-        StartError,
-        match="--key: no rows are waiting, because rows are emitted in the epoch that reads them; omit --key",
-    ):
-        build_why_report(pipeline, make(), 1, ["user=x"])
+    report = build_why_report(pipeline, make(), 1, ["user=x"])
+    assert "key user=x: no timer is set" in list(format_report(report, "x.toml"))
+    with pytest.raises(StartError, match='--key: "nobody" is not a key of this window; expected one of user'):
+        build_why_report(pipeline, make(), 1, ["nobody=x"])

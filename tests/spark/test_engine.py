@@ -309,7 +309,7 @@ def test_an_operator_by_key_counts_whole_rows_over_epochs_and_restarts(runner: R
             sources=[runner.source(schema, max_files_per_trigger=1)],
             transform=WithNth(
                 sql="SELECT user, d, i, more, _event_ts FROM source WHERE i >= 0",
-                nth=Nth(every=every, key=["user", "d"], event_time_column="ts"),
+                nth=Nth(every=every, keys=["user", "d"], event_time_column="ts"),
             ),
             target=sw.Target(connection=sw.FilesConnection(), path=str(runner.home / "out"), format="parquet"),
             state_store=store[shards],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -17,13 +17,13 @@ from slackwater.config.step_base import StepBase, StepSummary
 from slackwater.config.value_parsers import ValueParser, integer_parser, parse_text
 from slackwater.core.schema import Field
 from slackwater.operators.compile import bind_keyed_step
-from slackwater.operators.keyed import KEY, KeyedOperator
+from slackwater.operators.keyed import KEY, TIMER, KeyedOperator, KeyedResult
 from slackwater.operators.registry import OPERATOR_TYPES, Columns, OperatorType
-from slackwater.state.commit import StageState
+from slackwater.operators.stored_keyed import StoredKeyedOperator
 
 
 class Nth(KeyedStep):
-    """Every n-th row of each key: `Nth(every=3, key=["user"])`."""
+    """Every n-th row of each key: `Nth(every=3, keys=["user"])`."""
 
     kind: str = "nth"
     every: int
@@ -35,7 +35,7 @@ class Nth(KeyedStep):
         "number_column": parse_text,
         **KeyedStep.PARSERS,
     }
-    REQUIRED: ClassVar[tuple[str, ...]] = ("every", "key")
+    REQUIRED: ClassVar[tuple[str, ...]] = ("every", "keys")
     TEXTS: ClassVar[Mapping[str, str]] = {
         "every": "Which rows of a key come out: 3 lets the third, the sixth, … through.",
         "number_column": "A column more: the how manieth of its key a row is.",
@@ -67,18 +67,23 @@ class NthOfKey(KeyedOperator):
     number: tuple[Field, ...] = ()
 
     KIND: ClassVar[str] = "nth"
+    TAKES_LATE_ROWS: ClassVar[bool] = True
 
     @property
-    def added(self) -> Mapping[str, Field]:
-        return dict(zip(("__seen",), self.number, strict=False))
+    def added(self) -> Sequence[Field]:
+        return self.number
 
     @property
-    def accumulators(self) -> Mapping[str, pl.DataType]:
-        return {"__seen": pl.Int64()}
+    def state_fields(self) -> Sequence[Field]:
+        return (Field("__seen", "bigint"),)
 
-    def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        seen = rows.with_columns(pl.col("__seen").fill_null(0) + pl.int_range(1, pl.len() + 1).over(KEY))
-        return seen.filter(pl.col("__seen") % self.every == 0), seen.group_by(KEY).agg(pl.col("__seen").max())
+    def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
+        before = rows.join(state.select(KEY, "__seen"), on=KEY, how="left", maintain_order="left")
+        seen = before.with_columns(pl.col("__seen").fill_null(0) + pl.int_range(1, pl.len() + 1).over(KEY))
+        chosen = seen.filter(pl.col("__seen") % self.every == 0)
+        numbers = (pl.col("__seen").alias(f.name) for f in self.number)
+        counts = seen.group_by(KEY).agg(pl.col("__seen").max(), pl.lit(None, pl.Int64).alias(TIMER))
+        return KeyedResult(chosen.with_columns(*numbers), counts)
 
     @classmethod
     def compiled(cls, pipeline: Pipeline, columns: Columns) -> Self:
@@ -90,15 +95,13 @@ class NthOfKey(KeyedOperator):
             tuple(Field(*a) for a in step.added_columns.items()),
         )
 
-    @classmethod
-    def from_state(cls, pipeline: str, state: StageState) -> Self:
-        return cls(pipeline, *cls.columns_from_state(state), int(state.described["step"]["every"]))
-
 
 @contextmanager
 def register_operator() -> Iterator[None]:
     """As if it were one of those that slackwater has."""
-    OPERATOR_TYPES.append(OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, NthOfKey.from_state))
+    OPERATOR_TYPES.append(
+        OperatorType("nth", ("nth",), Nth, (NthOfKey,), NthOfKey.compiled, StoredKeyedOperator.from_state)
+    )
     try:
         yield
     finally:

@@ -101,8 +101,8 @@ def test_counters_continue_after_a_restart() -> None:
     assert (before[name], after[name]) == (1000, 1100)
     totals = [s for s in before if s.split("{")[0].endswith("_total") and "state_groups" not in s]
     assert (
-        len(totals) == 19 + 9 + 22
-    )  # nine series of stages and targets; the other shows by how much late rows exceeded the lateness
+        len(totals) == 20 + 10 + 22
+    )  # ten series of stages and targets; the other shows by how much late rows exceeded the lateness
     assert all(after[s] >= before[s] for s in totals)
 
 

@@ -12,6 +12,7 @@ from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 from pyspark import cloudpickle
 from tests.support.nth_row_operator import NthOfKey
@@ -27,11 +28,13 @@ from slackwater.errors import CapExceededError
 from slackwater.joins.compiled_join import CompiledJoin
 from slackwater.operators.base import Operator, ShardTask, StageCounts
 from slackwater.operators.compile import compile_join, compile_stateless, compile_window
+from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
-from slackwater.operators.registry import OPERATOR_TYPES, find_type_by_kind
+from slackwater.operators.registry import OPERATOR_TYPES, compile_step, find_type_by_kind
 from slackwater.operators.reports import EmitReport, IngestReport, SideReport
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
@@ -61,6 +64,13 @@ def join() -> IntervalJoinOperator:
     return compile_join(build_pipeline(spec, ["a", "b"]), (FIELDS, FIELDS))
 
 
+def dedup(keep: str = "first") -> DedupOperator:
+    step = sw.Dedup(keys=["u"], keep=keep, within="10s")
+    operator = compile_step(build_pipeline(step, ["a"]), {"a": FIELDS | {"v": Field("v", "bigint")}})
+    assert isinstance(operator, DedupOperator)
+    return operator
+
+
 def rows() -> StatelessOperator:
     described = sw.Pipeline(
         name="p",
@@ -77,6 +87,7 @@ EVERY: dict[str, tuple[Callable[[], Operator], type]] = {
     "session": (lambda: window("session"), SessionOperator),
     "join": (join, IntervalJoinOperator),
     "rows": (rows, StatelessOperator),
+    "dedup": (dedup, DedupOperator),
 }
 
 
@@ -306,17 +317,43 @@ def test_a_keyed_operator_is_handled_wherever_all_operators_are() -> None:
 
 
 def test_immediate_operators_have_no_late_rows_and_no_due_rows() -> None:
+    none, immediate = StageCounts((2, 3), (0, 0)), rows()
+    task = ShardTask(immediate, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
+    assert not immediate.may_be_due((), 0, 1 << 60, True)
+    assert not immediate.is_due(task)
+    assert immediate.emit(task) == EmitReport(shard=0, segments=())
+    assert immediate.late_before(1 << 60) < -(1 << 60)
+    assert immediate.counts_after_emit(none, [], 5) == none
+    assert (immediate.state_text(none), immediate.open_counts(none)) == ("no state", (0, 0))
+
+
+def test_a_keyed_operator_without_timers_is_never_due_and_takes_late_rows() -> None:
     operator = NthOfKey("p", tuple(FIELDS.values()), tuple(FIELDS.values()), 2)
-    none = StageCounts((2, 3), (0, 0))
-    for immediate in (operator, rows()):
-        task = ShardTask(immediate, SimpleNamespace(metas=()), 0, watermark=9, since=0)  # type: ignore[arg-type]
-        assert not immediate.may_be_due((), 0, 1 << 60, True)
-        assert not immediate.is_due(task)
-        assert immediate.emit(task) == EmitReport(shard=0, segments=())
-        assert immediate.late_before(1 << 60) < -(1 << 60)
-        assert immediate.counts_after_emit(none, [], 5) == none
-    assert (operator.state_text(none), operator.open_counts(none)) == ("5 keys kept", (0, 5))
-    assert (rows().state_text(none), rows().open_counts(none)) == ("no state", (0, 0))
+    counts = StageCounts((2, 3), (2, 3))
+    assert (operator.state_text(counts), operator.open_counts(counts)) == ("5 keys kept", (0, 5))
+    assert operator.late_before(1 << 60) < -(1 << 60)
+    untimed = pl.DataFrame({"__kind": [0], "__due": [NO_TIMER]}, schema_overrides={"__kind": pl.Int8})
+    stats = operator.stats(untimed)
+    segment = SegmentMeta(file="segments/a", rows=1, bytes=1, **stats._asdict())
+    assert not operator.may_be_due((segment,), -(1 << 62), 1 << 61, early=True)
+    assert stats.dead > 1 << 61, "a row without a timer stays"
+
+
+def test_a_timed_row_of_state_is_due_in_one_advance_of_the_watermark() -> None:
+    """timers 5 and 9, and none
+
+    watermark    0 ─── 4 ─── 5 ─── 9 ─── 1 << 61
+    due             no    5     9     nothing more
+    """
+    operator = dedup("last")
+    rows_of_state = pl.DataFrame({"__kind": [0, 0], "__due": [5, 9]}, schema_overrides={"__kind": pl.Int8})
+    stats = operator.stats(rows_of_state)
+    assert stats == (5, 9, 9, 9)
+    segment = SegmentMeta(file="segments/a", rows=2, bytes=1, **stats._asdict())
+    steps = [(0, 4), (4, 5), (5, 9), (9, 1 << 61)]
+    assert [operator.may_be_due((segment,), *step, early=False) for step in steps] == [False, True, True, False]
+    assert (operator.hold_us(50_000_000, ()), dedup("first").hold_us(50_000_000, ())) == (40_000_000, 50_000_000)
+    assert operator.hold_us(-(1 << 62), ()) == -(1 << 62)
 
 
 @pytest.mark.parametrize("kind", EVERY)
@@ -325,9 +362,7 @@ def test_an_operator_is_rebuilt_from_its_state(kind: str) -> None:
     operator_type = find_type_by_kind(operator.fingerprint["kind"])
     assert operator_type is not None
     assert type(operator) in operator_type.operators
-    if operator_type.from_state is None or isinstance(
-        operator, KeyedOperator
-    ):  # keyed operators also need their step: see test_keyed_state
+    if operator_type.from_state is None:
         return
     description = {
         "fingerprint": operator.fingerprint,

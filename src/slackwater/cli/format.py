@@ -46,7 +46,7 @@ def format_run_summary(status: Status | None, pipeline: str, where: str) -> str:
     keyless = sum(side.get("keyless", 0) for side in c.sides.values())
     lines = [
         f"{pipeline}: epoch {status.epoch}, {plural(c.rows_in, 'row')} in",
-        f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+        f"  {c.used_text}, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
         + (f", {keyless:,} without a key" if keyless else "")
         + (
             f", {c.rows_in - c.rows_bad - c.rows_sql:,} filtered by the SQL"

@@ -254,7 +254,7 @@ def _summary_lines(outcome: BackfillResult, span: str, where: str, durable: bool
         return
     c = status.counters
     yield f"{outcome.pipeline}: {span}, {plural(c.rows_in, 'row')} read"
-    yield f"  {c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
+    yield f"  {c.used_text}, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad"
     since = "" if outcome.after is None else f", resumed after epoch {outcome.after}"
     yield f"  {plural(written.windows, 'window')} written to {where}{since}"
     left_out = [

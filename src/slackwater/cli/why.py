@@ -115,7 +115,9 @@ def _clocks(w: WhyReport) -> list[ClockReport]:
 
 
 def _open_lines(s: StageReport, head: str) -> Iterator[str]:
-    if s.kept is not None:
+    if s.kept is not None and s.next:
+        yield from _timer_lines(s, head)
+    elif s.kept is not None:
         yield f"{head}{s.kept}: nothing waits: rows are emitted in the epoch that reads them"
     elif s.kind == "join":
         yield from _join_lines(s, head)
@@ -192,6 +194,39 @@ def _join_lines(w: StageReport, head: str) -> Iterator[str]:
         yield f"a row of the {outer_sides} side without a partner is emitted when it leaves the state"
 
 
+def _timer_lines(w: StageReport, head: str) -> Iterator[str]:
+    """Yield lines about the timers of a keyed stage that are due next."""
+    yield f"{head}{w.kept}; the next timers:"
+    yield from align_rows(
+        [
+            ["", *(w.next[0].key or {}), "last event", "due at watermark", "due after"],
+            *(
+                [
+                    "",
+                    *(_key_value_text(v) for v in (o.key or {}).values()),
+                    "" if o.last_us is None else format_iso(o.last_us),
+                    format_iso(o.closes_us),
+                    _closing_text(w, o),
+                ]
+                for o in w.next
+            ),
+        ]
+    )
+
+
+def _key_timer_lines(w: StageReport, k: KeyReport, head: str, name: str) -> Iterator[str]:
+    """Yield lines about the timers of a key."""
+    yield f"{head}key {name}: {plural(len(k.open), 'timer') if k.open else 'no timer is set'}"
+    for o in k.open:
+        last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"
+        yield f"  due at watermark {format_iso(o.closes_us)}{last}"
+        yield f"    due after {_closing_text(w, o)}"
+    if k.late_before_us is not None:
+        yield f"  rows before {format_iso(k.late_before_us)} are late"
+    if w.read_by and k.open:
+        yield f"  its result goes to stage {' and '.join(map(quote_stage, w.read_by))}"
+
+
 def _window_lines(w: StageReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
     keys_text = f" of {plural(w.open_keys, 'key')}" if w.open_keys is not None else ""
@@ -222,6 +257,9 @@ def _window_lines(w: StageReport, head: str) -> Iterator[str]:
 def _key_lines(w: StageReport, k: KeyReport, head: str) -> Iterator[str]:
     noun = "session" if w.kind == "session" else "window"
     name = ", ".join(f"{n}={_key_value_text(v)}" for n, v in k.key.items())
+    if w.kept is not None:
+        yield from _key_timer_lines(w, k, head, name)
+        return
     yield f"{head}key {name}: " + (plural(len(k.open), f"open {noun}") if k.open else f"no {noun} is open")
     for o in k.open:
         last = "" if o.last_us is None else f", last event {format_iso(o.last_us)}"

@@ -92,6 +92,7 @@ TEXTS: Mapping[type[Spec], Mapping[str, str]] = {
         "on_error": "What to do with bad rows: stop the pipeline, drop and count them, or send them to [dead_letter].",
         "window": "A window over the rows.",
         "join": "A join of two sources, instead of a window.",
+        "dedup": "One row of each key instead of a window; its duplicates are dropped.",
         "lookups": "Small tables that the SQL may join, by name: [transform.lookups.<name>].",
         "formerly": "The previous name of a renamed stage. The stage continues with the open windows stored under that name.",
     },

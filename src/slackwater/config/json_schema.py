@@ -19,6 +19,7 @@ from slackwater.config.config_key_docs import describe_config_key, doc_link
 from slackwater.config.connection import CONNECTIONS, Connection
 from slackwater.config.custom_aggregator import PATH
 from slackwater.config.join import Join
+from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import LONGEST_NAME, NAME, Pipeline
 from slackwater.config.source import FRAMED, OF_PAYLOADS, Source
 from slackwater.config.spec_base import Spec, find_duration_keys
@@ -307,21 +308,27 @@ def _aggregation_rules() -> list[Schema]:
     return rules
 
 
+_KEYED = [name for name, step in Transform.STEPS.items() if issubclass(step, KeyedStep)]
+
+
 def _pipeline_rules() -> list[Schema]:
     def has(step: str, key: str, value: str) -> Schema:
         inner = {"required": [step], "properties": {step: {"required": [key], "properties": {key: {"const": value}}}}}
         return {"required": ["transform"], "properties": {"transform": inner}}
 
-    joins = {"required": ["transform"], "properties": {"transform": {"required": ["join"]}}}
+    def with_table(name: str) -> Schema:
+        return {"required": ["transform"], "properties": {"transform": {"required": [name]}}}
+
+    joins, keyed = with_table("join"), [with_table(name) for name in _KEYED]
     keeps = {"required": ["transform"], "properties": {"transform": {"required": ["on_error"]}}}
     keeps["properties"]["transform"]["properties"] = {"on_error": {"const": "dlq"}}  # type: ignore[index]
-    sends_letters = {"anyOf": [keeps, has("window", "late_data", "dlq"), has("join", "late_data", "dlq")]}
+    sends_letters = {"anyOf": [keeps, *(has(name, "late_data", "dlq") for name in Transform.STEPS)]}
     two_sides = {"properties": {"sources": {"minItems": 2, "maxItems": 2}}}
     return [
         {"properties": {"sources": {"minItems": 1}, "stages": {"minItems": 2, "maxItems": MOST_STAGES}}},
         {"oneOf": [{"required": ["transform"]}, {"required": ["stages"]}]},
         {"oneOf": [{"required": ["target"]}, {"required": ["targets"], "properties": {"targets": {"minItems": 1}}}]},
-        {"if": {"anyOf": [joins, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
+        {"if": {"anyOf": [joins, *keyed, has("window", "kind", "session")]}, "then": {"required": ["state_store"]}},
         {"if": joins, "then": two_sides},
         {"if": sends_letters, "then": {"required": ["dead_letter"]}},
     ]

@@ -7,7 +7,9 @@ from typing import ClassVar
 
 from slackwater.config.spec_base import Problem, Values
 from slackwater.config.step_base import RECOVERY, TIMES, StepBase
-from slackwater.config.value_parsers import ValueParser, parse_texts
+from slackwater.config.value_parsers import ValueParser, choice_parser, parse_texts
+
+LATE_ROWS = choice_parser("drop", "dlq")  # for steps that refuse rows behind the watermark
 
 
 class KeyedStep(StepBase):
@@ -16,12 +18,16 @@ class KeyedStep(StepBase):
     A subclass defines its `kind` (its table in a config), CONFIG_PATH, its own keys and `summary`.
     """
 
-    key: tuple[str, ...]
+    keys: tuple[str, ...]
 
-    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"key": parse_texts, **TIMES, "crash_recovery": RECOVERY}
-    REQUIRED: ClassVar[tuple[str, ...]] = ("key",)
-    STATE_KEYS: ClassVar[tuple[str, ...]] = ("key",)
-    TEXTS: ClassVar[Mapping[str, str]] = {"key": "The columns by which rows belong together."}
+    PARSERS: ClassVar[Mapping[str, ValueParser]] = {"keys": parse_texts, **TIMES, "crash_recovery": RECOVERY}
+    REQUIRED: ClassVar[tuple[str, ...]] = ("keys",)
+    STATE_KEYS: ClassVar[tuple[str, ...]] = ("keys",)
+    SUGGESTIONS: ClassVar[Mapping[str, str]] = dict.fromkeys(("key", "key_columns", "group_by", "by"), "keys")
+    TEXTS: ClassVar[Mapping[str, str]] = {
+        "keys": "The key columns, from the result of the SQL. Rows with equal values in them belong together.",
+        "late_data": "What happens to late rows: drop and count them, or write dead letters.",
+    }
     DOC_LINK: ClassVar[str] = "docs/configuration.md#transform"
 
     @property
@@ -31,10 +37,15 @@ class KeyedStep(StepBase):
 
     @classmethod
     def missing_hint(cls, key: str) -> str:
-        return 'name columns, as in ["user"]' if key == "key" else "give it"
+        return 'name columns, as in ["user"]' if key == "keys" else "give it"
 
     @classmethod
     def check(cls, values: Values, wrong: set[str]) -> Iterator[Problem]:
         yield from super().check(values, wrong)
-        if "key" in values and not values["key"]:
-            yield "key", 'empty; expected at least one column that groups the rows, as in ["user"]'
+        names = values.get("keys", ())
+        if "keys" in values and not names:
+            yield "keys", 'empty; expected at least one column that groups the rows, as in ["user"]'
+        if any(name.casefold() == "_event_ts" for name in names):
+            yield "keys", '"_event_ts" is the event time; it cannot be a key'
+        for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+            yield "keys", f'contains column "{name}" more than once; name each column once'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.pipeline import Pipeline, resolve_connection
 from slackwater.config.window import Window
 
@@ -19,6 +20,8 @@ def find_replay_obstacle(pipeline: Pipeline) -> str | None:
     step = pipeline.transform.step
     if pipeline.transform.join is not None:
         return "the rows of a join are final; expected a window"
+    if isinstance(step, KeyedStep):
+        return f"the state that late rows of a {step.kind} stage belong to is gone; expected a window"
     if not isinstance(step, Window):
         return None
     targets = [(stage_pipeline.target, _kind(stage_pipeline)) for stage_pipeline in pipeline.per_target.values()]

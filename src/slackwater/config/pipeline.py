@@ -253,7 +253,7 @@ class Pipeline(Spec, NotebookRepr):
 
         The stages that read these results are delayed by this time.
         """
-        return 0 if self.transform.join is None else self.transform.join.watermark_delay_ms
+        return self.transform.step.watermark_delay_ms
 
     def derived(self) -> Values:
         transform = {"transform": self.running_stages[0]} if self.stages else {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slackwater.config.connection import CONNECTIONS, Connection, KafkaConnection
 from slackwater.config.connector_metadata import CONNECTORS
+from slackwater.config.keyed_step import KeyedStep
 from slackwater.config.message_format import format_value, suggest_word_or_list
 from slackwater.config.source import FRAMED, SCHEMA_FILES, Lookup, Source, parse_declared_columns
 from slackwater.config.spec_base import Problem, Values
@@ -224,12 +225,14 @@ def check_standalone_results(values: Values) -> Iterator[Problem]:
 
 
 def check_state_store(values: Values, wrong: set[str]) -> Iterator[Problem]:
-    """Yield a problem if sessions or joins lack a state store, or if a guarantee needs a durable one."""
+    """Yield a problem if sessions, joins or keyed steps lack a state store, or if a guarantee needs a durable one."""
     step = _draft_step(values)
     if step is None or "state_store" in wrong:
         return
     store: StateStore | None = values.get("state_store")
     step_text = "a join" if step is values["transform"].join else "a session window" if step.kind == "session" else None
+    if isinstance(step, KeyedStep):
+        step_text = f"a {step.kind} stage"
     if store is None and step_text is not None:
         yield (
             "state_store",

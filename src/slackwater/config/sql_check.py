@@ -309,14 +309,14 @@ class _StepCheck:
         """Check that the key columns exist. The step emits all columns unchanged."""
         for source, out in outputs.items():
             prefix = f"source {format_value(source)}: " if len(outputs) > 1 else ""
-            for name in step.key if out.is_complete else ():
+            for name in step.keys if out.is_complete else ():
                 type_ = out.types.get(name)
                 if name not in out.types:
                     line = f"column {format_value(name)} does not come out of the SQL{suggest_word_or_list(name, out.types)}"
-                    self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
+                    self.result.add(f"{self.path}.{self._kind}.keys", prefix + line)
                 elif type_ is not None and strip_type_parameters(type_) in NO_KEYS:
                     line = f"column {format_value(name)} has type {type_}; expected a scalar type; cast it in the SQL"
-                    self.result.add(f"{self.path}.{self._kind}.key", prefix + line)
+                    self.result.add(f"{self.path}.{self._kind}.keys", prefix + line)
             for name in step.added_columns:
                 if name in out.types:
                     line = f"the SQL selects a column {format_value(name)}, which this step adds itself; rename the column in the SQL"

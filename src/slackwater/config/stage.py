@@ -1,4 +1,4 @@
-"""The specs of a transform and of a stage: lookups, SQL, and the window or join. A stage also names its inputs."""
+"""The specs of a transform and of a stage: lookups, SQL, and the window, join or keyed step. A stage also names its inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from slackwater.config.dedup import Dedup
 from slackwater.config.join import Join
 from slackwater.config.message_format import format_key, format_value, value_mismatch
 from slackwater.config.source import Lookup
@@ -25,7 +26,11 @@ from slackwater.config.value_parsers import (
 )
 from slackwater.config.window import Window
 
-STEPS: Mapping[str, type[StepBase]] = {"window": Window, "join": Join}  # a config has at most one of these tables
+STEPS: Mapping[str, type[StepBase]] = {
+    "window": Window,
+    "join": Join,
+    "dedup": Dedup,
+}  # a config has at most one of these tables
 STEP = f"describe {', or '.join(f'the {key} in [transform.{key}]' for key in STEPS)}, or only sql in [transform]"
 
 
@@ -53,7 +58,7 @@ def _lookups(value: Any) -> dict[str, Lookup]:
 
 
 class Transform(Spec):
-    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the window or the join.
+    """The SQL before the step (row-wise, over the view `source`), the policy for bad rows, and the step: a window, a join or dedup.
 
     With SQL alone, the stage has no state and emits what the SQL selects. `formerly`: the previous name of a renamed
     stage, under which its state is stored.
@@ -63,6 +68,7 @@ class Transform(Spec):
     on_error: str = "fail"
     window: Window | None = None
     join: Join | None = None
+    dedup: Dedup | None = None
     lookups: Mapping[str, Lookup] = Field(default_factory=dict)
     formerly: str | None = None
 
@@ -75,6 +81,7 @@ class Transform(Spec):
             on_error: str = "fail",
             window: Window | None = None,
             join: Join | None = None,
+            dedup: Dedup | None = None,
             lookups: Mapping[str, Lookup] = ...,
             formerly: str | None = None,
         ) -> None: ...
@@ -135,7 +142,7 @@ class Transform(Spec):
 
 
 class Stage(Transform):
-    """One of several steps: a window, a join, or SQL alone.
+    """One of several steps: a window, a join, dedup, or SQL alone.
 
     `name`: the name of its results where other stages read them. `from_`: its inputs, which are sources or stages
     above. By default, a join reads both its sides, the first stage reads all sources, and any other stage reads the one
@@ -156,6 +163,7 @@ class Stage(Transform):
             on_error: str = "fail",
             window: Window | None = None,
             join: Join | None = None,
+            dedup: Dedup | None = None,
             lookups: Mapping[str, Lookup] = ...,
             formerly: str | None = None,
         ) -> None: ...

@@ -86,6 +86,11 @@ class StepBase(Spec):
         raise NotImplementedError
 
     @property
+    def watermark_delay_ms(self) -> int:
+        """How far (ms) behind its watermark the step may still emit."""
+        return 0
+
+    @property
     def table(self) -> str:
         """The name of the config table that describes the step, such as "window" or "join"."""
         return self.CONFIG_PATH.rpartition(".")[2]

@@ -32,6 +32,7 @@ from slackwater.operators.base import Operator
 from slackwater.operators.dead_letters import BAD_GAP, LATE, ORIGIN_FIELDS, UNPUBLISHED
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 
@@ -331,11 +332,12 @@ def _(operator: SessionOperator) -> pl.Expr:
     return pl.col("__keys") == 1
 
 
-@_all_late_together.register
-def _(operator: IntervalJoinOperator) -> pl.Expr:
+@_all_late_together.register(IntervalJoinOperator)
+@_all_late_together.register(KeyedOperator)
+def _(operator: Operator) -> pl.Expr:
     raise StartError(
-        f"{operator.pipeline}: late rows of a join cannot be replayed: their partners have left the state; send the rows "
-        "again, or select others with --reason"
+        f"{operator.pipeline}: late rows of a {operator.fingerprint['kind']} stage cannot be replayed: the rows that they "
+        "belong to have left the state; send the rows again, or select others with --reason"
     )
 
 

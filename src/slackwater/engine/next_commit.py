@@ -148,6 +148,8 @@ def apply_ingest(
             rows_bad=r.bad, rows_sql=r.rows, rows_used=r.used, rows_refused=r.refused, late_windows=r.late_windows
         )
         totals.update(rows_partly_late=r.partly_late)
+        if r.duplicates:
+            totals.update(rows_duplicate=r.duplicates)
         if r.overflows.count:
             totals.update(overflows=r.overflows.count)
     for stats in outcome.sources.values():

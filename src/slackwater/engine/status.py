@@ -36,6 +36,9 @@ class Counters:
     `flush`), and `letters` (dead letters) by reason (`late`, `undecodable`, `future`, `no event time`). The number of
     `late` letters is `rows_late + rows_partly_late`.
 
+    `rows_duplicate` is a part of `rows_used`. In a dedup stage, `rows_used` is the sum of `rows_duplicate`, the results,
+    and with `keep = "last"` the rows that wait in the state.
+
     For a join, the reasons in `emitted` are `match` and `unmatched`. `sides` has counters for "left" and "right":
     `buffered` (rows added to the state), `late`, `null_keys`, `keyless` (rows with a NULL key that are neither emitted
     nor used), `matched` (rows that got their first partner), `unmatched` (rows emitted without a partner) and `evicted`
@@ -47,6 +50,7 @@ class Counters:
     rows_used: int = 0
     rows_bad: int = 0
     rows_refused: int = 0
+    rows_duplicate: int = 0  # used rows that were dropped as duplicates
     rows_lost: int = 0  # deleted from the source before they were read (on_data_loss = "skip")
     files_changed: int = 0  # files that changed after they were read; a file is read once
     late_windows: int = 0
@@ -67,6 +71,12 @@ class Counters:
     spent_us: Mapping[str, int] = field(
         default_factory=dict, compare=False
     )  # µs by phase of an epoch, see `next_commit.add_phase_times`
+
+    @property
+    def used_text(self) -> str:
+        """The number of used rows, and how many of them are duplicates."""
+        duplicates = f" ({self.rows_duplicate:,} of them duplicates)" if self.rows_duplicate else ""
+        return f"{self.rows_used:,} used{duplicates}"
 
     @property
     def rows_late(self) -> int:

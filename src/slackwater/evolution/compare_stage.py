@@ -255,7 +255,12 @@ class StageComparison:
                 yield self.change(key, before, after, COMPATIBLE, how)
         now = {} if self.operator is None else self.operator.fingerprint
         for key in now if not changed_keys & {*new.STATE_KEYS} else ():
-            if now[key] != self.state.fingerprint.get(key):
+            was = self.state.fingerprint.get(key)
+            if key == "state" and was is not None and not {*was} - {*now[key]}:
+                if new_columns := [column for column in now[key] if column not in was]:
+                    how = f"{plural(self.rows, 'state row')} get NULL in new columns"
+                    yield self.change("state", was, new_columns, MIGRATED, how)
+            elif now[key] != was:
                 why = f"{rows} cannot be read by the new one"
                 yield self.change(key, self.state.fingerprint.get(key), now[key], REBUILD, why)
 

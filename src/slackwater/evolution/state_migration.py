@@ -30,6 +30,7 @@ from slackwater.operators.non_window import NonWindowOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.stored_keyed import StoredKeyedOperator
 from slackwater.operators.window_base import WindowOperator
 from slackwater.state.commit import SegmentMeta, StageState
 from slackwater.state.protocol import StateStore
@@ -171,12 +172,16 @@ def _(operator: IntervalJoinOperator, migration: StageMigration, store: StateSto
 
 @_write_rows.register
 def _(operator: KeyedOperator, migration: StageMigration, store: StateStore, shards: int) -> dict[str, Any]:
-    owner, metas, groups = shard_of(migration.rows["__kh"].to_numpy(), shards), [], []
+    owner, owned = (shard_of(f["__kh"].to_numpy(), shards) for f in (migration.rows, migration.before))
+    metas, counts = [], []
     for shard in range(shards):
         rows = migration.rows.filter(pl.Series(owner == shard))
-        metas.append(store.shard(shard, shards, migration.epoch, (), migration.number).replace_rows(operator, rows))
-        groups.append(rows.height)
-    return {"segments": tuple(metas), "groups": tuple(groups), "windows": (0,) * shards, "holds": ((),) * shards}
+        before = migration.before.filter(pl.Series(owned == shard)) if migration.rewritten else None
+        new_shard = store.shard(shard, shards, migration.epoch, (), migration.number)
+        metas.append(new_shard.replace_rows(operator, rows, before))
+        counts.append(operator.count_state(rows, migration.state.watermark_us))
+    groups, windows = (tuple(count[n] for count in counts) for n in (0, 1))
+    return {"segments": tuple(metas), "groups": groups, "windows": windows, "holds": ((),) * shards}
 
 
 @_write_rows.register
@@ -271,12 +276,17 @@ def _(operator: WindowOperator, store: StateStore, state: StageState, epoch: int
 
 @read_stage.register
 def _(operator: KeyedOperator, store: StateStore, state: StageState, epoch: int, number: int) -> StageMigration:
+    """Read the rows with the columns that the state has. Columns of state that were added are NULL in them."""
+    former = StoredKeyedOperator.from_state(operator.pipeline, state)
     parts = [
-        store.shard(shard, state.shards, epoch, metas, number).reader(operator).scan()
+        store.shard(shard, state.shards, epoch, metas, number).reader(former).scan()
         for shard, metas in enumerate(state.segments)
     ]
-    rows = pl.concat(parts).sort("__h", maintain_order=True)
-    return StageMigration(operator, number, epoch, state, rows, rows, rewritten=False)
+    stored = pl.concat(parts).sort("__h", maintain_order=True)
+    added = {name: dtype for name, dtype in operator.state_schema.items() if name not in stored.columns}
+    rows = stored.with_columns(pl.lit(None, dtype).alias(name) for name, dtype in added.items())
+    rows = rows.select(list(operator.state_schema))
+    return StageMigration(operator, number, epoch, state, rows, rows, rewritten=bool(added))
 
 
 @read_stage.register(IntervalJoinOperator)

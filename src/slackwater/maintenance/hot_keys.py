@@ -95,10 +95,11 @@ def _(
 def _(
     logic: KeyedOperator, store: StateStore, snapshot: Snapshot, number: int, shard: int, count: int
 ) -> Iterator[HotKey]:
-    """Yield the keys with the latest rows, because each key has exactly one state row."""
-    rows = snapshot.reader(shard, logic, number).scan()
-    for row in rows.top_k(count, by="__last").iter_rows(named=True):
-        yield HotKey(number, "", to_plain_key(row, logic.key_names), 1, None)
+    """Yield the keys with the most rows of state; of equal ones, those with the latest rows."""
+    rows = logic.drop_expired(snapshot.reader(shard, logic, number).scan(), snapshot.commit.stages[number].watermark_us)
+    grouped = rows.group_by(logic.key_names).agg(pl.len().alias("__rows"), pl.col("__last").max())
+    for row in grouped.top_k(count, by=["__rows", "__last"]).iter_rows(named=True):
+        yield HotKey(number, "", to_plain_key(row, logic.key_names), row["__rows"], None)
 
 
 @_shard_keys.register

@@ -163,12 +163,17 @@ def _(
     yield from _check_hashes(rows, operator.keys, operator.keys, shard, shards)
     yield from _count_problem(h != kh, "in the unit of another key")
     yield from _count_problem(h[1:] < h[:-1], "not in the order of their units")
+    kinds, start, last = (rows[c].to_numpy() for c in ("__kind", "__start", "__last"))
+    yield from _count_problem(~np.isin(kinds, (WHOLE, TOMBSTONE)), "of an unknown kind")
+    yield from _count_problem(start > last, "that end before they start")
 
 
 @check_row_counts.register
 def _(operator: KeyedOperator, rows: pl.DataFrame, state: StageState, shard: int) -> Iterator[str]:
-    if rows.height != state.groups[shard]:
-        yield f"{plural(rows.height, 'key')}, but the commit says {state.groups[shard]:,}"
+    counts, recorded = operator.count_state(rows, state.watermark_us), (state.groups[shard], state.windows[shard])
+    if counts != recorded:
+        stored = f"{plural(counts[0], 'key')} in {plural(counts[1], 'row')}"
+        yield f"{stored}, but the commit says {recorded[0]:,} in {recorded[1]:,}"
 
 
 @check_segment_rows.register

@@ -32,7 +32,13 @@ FAMILIES: Sequence[MessageFamily] = (
         START,
         "The chosen dead letters cannot be applied to this target or with this config. Nothing was changed.",
         "Select other dead letters with `--reason` and `--epoch`: [what can be replayed](how-replay.md).",
-        ("letters", r"\[dead_letter\]", "nothing was replayed", "late rows correct windows"),
+        (
+            "letters",
+            r"\[dead_letter\]",
+            "nothing was replayed",
+            "late rows correct windows",
+            "stage cannot be replayed",
+        ),
     ),
     MessageFamily(
         "The backfill is not possible",

@@ -3,7 +3,8 @@
     PaneOperator(CompiledPaneWindow, WindowOperator)        operators/panes.py           tumbling and hopping windows
     SessionOperator(CompiledSessionWindow, WindowOperator)  operators/sessions.py        session windows
     IntervalJoinOperator(CompiledJoin, NonWindowOperator)   operators/interval_join.py   stream-stream joins
-    KeyedOperator(KeyedStateLayout, ImmediateOperator)      operators/keyed.py           base of operators with a row per key
+    KeyedOperator(TimedStateLayout, NonWindowOperator)      operators/keyed.py           base of operators with timers per key
+    DedupOperator(KeyedOperator)                            operators/dedup.py           one row of each key
     StatelessOperator(NoState, ImmediateOperator)           operators/stateless.py       SQL alone
 
 A window or join operator combines pure logic from `windows` or `joins` with its execution on a shard. What only one

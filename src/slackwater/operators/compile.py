@@ -144,14 +144,14 @@ def bind_keyed_step(
     step, first = pipeline.transform.step, next(iter(columns.values()))
     assert isinstance(step, KeyedStep)
     where, problems = f"{pipeline.name}: {step.CONFIG_PATH}", list[str]()
-    for name in step.key:
+    for name in step.keys:
         if name not in first:
             problems.append(
-                f'{where}.key: column "{name}" does not come out of the SQL{suggest_word_or_list(name, first)}'
+                f'{where}.keys: column "{name}" does not come out of the SQL{suggest_word_or_list(name, first)}'
             )
         elif not first[name].is_scalar:
             problems.append(
-                f'{where}.key: column "{name}" has type {first[name].type}; expected a scalar type; cast it in the SQL'
+                f'{where}.keys: column "{name}" has type {first[name].type}; expected a scalar type; cast it in the SQL'
             )
     fields = tuple(f for f in first.values() if f.name != EVENT_TIME)
     for field in fields:
@@ -169,7 +169,7 @@ def bind_keyed_step(
             )
     if problems:
         raise StartError("\n".join(problems))
-    return tuple(first[k] for k in step.key), fields
+    return tuple(first[k] for k in step.keys), fields
 
 
 def compile_stateless(pipeline: Pipeline, columns: Sequence[Field]) -> StatelessOperator:

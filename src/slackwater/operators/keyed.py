@@ -1,44 +1,49 @@
-"""Base class of operators that store values per key and emit rows in the epoch that reads them.
+"""Base class of operators that store rows of state per key, with timers in event time.
 
 rows of a shard, by key and time ─┐                    ┌─▶ emitted rows: output
                                   ├─▶ advance (pure) ──┤
-stored values of these keys ──────┘                    └─▶ new stored values: the keys' units
+rows of state of these keys ──────┘                    └─▶ new rows of state, each with a timer
+
+                                  ┌─▶ emitted rows: output
+rows of state that are due ─▶ expire (pure)
+                                  └─▶ rows of state with later timers
 
 Stores, Spark, the in-process engine, migrations, verification, hot keys and `why` support `KeyedOperator`. A subclass
-only defines `advance`, the stored values, and how it is restored from a commit (`from_state`). Keys never expire.
+only defines its columns of state, `advance`, and `expire` if its timers emit rows.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
 
 from slackwater.core.humanize import plural
-from slackwater.core.schema import Field, parse_field
+from slackwater.core.lateness_histogram import build_lateness_histogram
+from slackwater.core.schema import Field
 from slackwater.core.sorted_arrays import distinct_values
-from slackwater.core.value_limits import YEARS
-from slackwater.operators.base import ShardTask, StageCounts
-from slackwater.operators.immediate import ImmediateOperator
-from slackwater.operators.reports import IngestReport
-from slackwater.state.commit import SegmentMeta, StageState
-from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
-from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, WHOLE, DueRowFilter, KeyedStateLayout
+from slackwater.errors import EpochError
+from slackwater.operators.base import ShardTask, StageCounts, flag_idle_sources, is_segment_expired
+from slackwater.operators.dead_letters import LATE, ORIGIN, build_late_letters
+from slackwater.operators.keyed_state import KEY, TIME, TIMER, KeyedResult, TimedStateLayout, limit_timer
+from slackwater.operators.non_window import NonWindowOperator
+from slackwater.operators.reports import EmitReport, IngestReport, LetterFile, to_report_value
+from slackwater.state.commit import Hold, OutputMeta, SegmentMeta
+from slackwater.watermark import NO_WATERMARK
 
 EVENT_TIME = "_event_ts"
-KEY = "__key"  # hidden column: the number of a row's key within the epoch
+_SAMPLE = 3
 
 
 @dataclass(frozen=True)
-class KeyedOperator(KeyedStateLayout, ImmediateOperator):
-    """Base class of operators that store values per key.
+class KeyedOperator(TimedStateLayout, NonWindowOperator):
+    """Base class of operators that store rows of state per key.
 
-    `fields`: the output columns, including the keys. The event time follows them and is not part of `fields`.
+    `fields`: the columns of the rows that it reads, without the event time.
     """
 
     pipeline: str
@@ -46,35 +51,66 @@ class KeyedOperator(KeyedStateLayout, ImmediateOperator):
     fields: tuple[Field, ...]
 
     KIND: ClassVar[str]  # kind in the fingerprint; also the reason for which rows are emitted
+    TAKES_LATE_ROWS: ClassVar[bool] = False  # rows behind the watermark are used, not late
+    EXPIRES_ROWS_ALONE: ClassVar[bool] = False  # `expire` gets rows of one key with different timers in one call
+
+    @abstractmethod
+    def advance(self, rows: pl.DataFrame, state: pl.DataFrame, watermark: int) -> KeyedResult:
+        """Return the emitted rows and the new state of the keys of an epoch's rows.
+
+        The function must be pure: equal arguments give equal results.
+
+        Args:
+            rows: Sorted by key, then by event time, then by their values. Columns: `KEY`, `TIME` and `fields`.
+            state: The rows of state of these keys, sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
+            watermark: The watermark (µs) of the previous epoch. No timer in `state` is at or before it.
+        """
+
+    def expire(self, due: pl.DataFrame, watermark: int) -> KeyedResult:
+        """Return the emitted rows for rows of state whose timers are due, and rows of state to add for their keys.
+
+        A row of state is passed exactly once, and has left the state. All rows of one call and key have the same timer,
+        unless `EXPIRES_ROWS_ALONE`. The function must be pure.
+
+        Args:
+            due: Sorted by key. Columns: `KEY`, `TIMER`, the keys, `state_fields`.
+            watermark: The watermark (µs) that makes them due.
+        """
+        return KeyedResult()
 
     @property
-    @abstractmethod
-    def accumulators(self) -> Mapping[str, pl.DataType]:
-        """Return the columns stored for each key."""
+    def lag_us(self) -> int:
+        """Return how far (µs) the event time of an emitted row may be behind the watermark."""
+        return 0
 
-    @abstractmethod
-    def advance(self, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Return the emitted rows with all their columns, and the new stored values per key: `KEY`, `accumulators`.
-
-        `rows` are sorted by key, then by `__ts`, then by their values. They have `KEY`, `__ts`, the columns under their
-        `slot`, and the stored values of their key, NULL for a new key. The function must be pure: equal rows give equal
-        results.
-        """
+    @property
+    def reach_us(self) -> int:
+        """Return how far (µs) a timer may be after the event time of a row."""
+        return 0
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
     @property
-    def added(self) -> Mapping[str, Field]:
-        """Return the columns that are added after those of the rows, by the name under which `advance` returns them."""
-        return {}
+    def kind(self) -> str:
+        return self.KIND
+
+    @property
+    def added(self) -> Sequence[Field]:
+        """Return the columns that are added after those of the rows."""
+        return ()
+
+    @property
+    def output_fields(self) -> Sequence[Field]:
+        """Return the columns of the emitted rows, without the event time."""
+        return [*self.fields, *self.added]
 
     @property
     def output(self) -> list[Field]:
-        return [*self.fields, *self.added.values(), Field(EVENT_TIME, "timestamp")]
+        return [*self.output_fields, Field(EVENT_TIME, "timestamp")]
 
     @property
     def reasons(self) -> Sequence[str]:
-        return (self.KIND,)
+        return (self.kind,)
 
     def slot(self, position: int) -> str:
         """Return the name of a column while it is sent to a shard; normalized keys are sent separately."""
@@ -86,115 +122,223 @@ class KeyedOperator(KeyedStateLayout, ImmediateOperator):
 
     def sorted_output(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Sort by event time, then by the comparable values; NULL first, NaN last."""
-        by = [EVENT_TIME, *(f.name for f in self.fields if f.is_scalar)]
+        by = [EVENT_TIME, *(f.name for f in self.output_fields if f.is_scalar)]
         return frame.sort(by, nulls_last=False, maintain_order=True)
 
-    # -- state: one row per key ----------------------------------------------------------------------------------
+    @property
+    def emits_late_rows(self) -> bool:
+        return self.TAKES_LATE_ROWS
 
-    @cached_property
-    def state_schema(self) -> dict[str, pl.DataType]:
-        return {**HIDDEN, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+    def late_before(self, watermark: int) -> int:
+        return NO_WATERMARK if self.TAKES_LATE_ROWS else watermark
 
-    def stats(self, state: pl.DataFrame) -> SegmentStats:
-        return SegmentStats(FAR, NEVER, NEVER, FAR)
+    def hold_us(self, watermark: int, holds: Iterable[Hold]) -> int:
+        return watermark if watermark <= NO_WATERMARK else watermark - self.lag_us
 
-    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
-        return DueRowFilter((), (), (), NEVER, NEVER)
+    def input_index(self, source: str) -> int:
+        return 0
 
-    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
-        return ExpiryBounds(NEVER, NEVER)
-
-    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
-        return state
-
-    # -- on a shard ----------------------------------------------------------------------------------------------
+    # -- on a shard: rows ------------------------------------------------------------------------------------------
 
     def ingest(self, task: ShardTask, rows: pl.DataFrame, origins: pl.Series | None = None) -> IngestReport:
         """Advance the keys of `rows`, which has `__kh`, `__ts`, the keys, and the columns under their `slot`."""
         if rows.is_empty():
             return IngestReport(shard=task.shard, segments=task.state.metas)
-        by = ["__kh", *self.key_names]
+        total, rows = rows.height, flag_idle_sources(task, rows)
+        if origins is not None:
+            rows = rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("__row"))
+        is_late = pl.col(TIME) < self.late_before(task.watermark)
+        late, rows = rows.filter(is_late), rows.filter(~is_late)
         before = task.state.reader(self).units(distinct_values(np.sort(rows["__kh"].to_numpy())))
-        of_key = (pl.col("__ts").min().alias("__from"), pl.col("__ts").max().alias("__upto"))
-        keys = (
-            rows.group_by(by, maintain_order=True)
-            .agg(*of_key)
-            .with_row_index(KEY)
-            .join(before.select(*by, "__start", "__last", *self.accumulators), on=by, how="left", nulls_equal=True)
+        by = ["__kh", *self.key_names]
+        keys = self._number_keys(rows, by)
+        live = self.drop_expired(before, task.watermark).join(
+            keys.select(*by, KEY), on=by, how="left", nulls_equal=True, maintain_order="left"
         )
-        rows_with_state = rows.join(keys.select(*by, KEY, *self.accumulators), on=by, how="left", nulls_equal=True)
-        order = [KEY, "__ts", *(name for name, f in self.slots.items() if f.is_scalar)]
-        chosen, now = self.advance(rows_with_state.sort(order, nulls_last=False, maintain_order=True))
-        after = self._units(keys, now, before)
+        result = self.advance(
+            self._rows_by_key(rows.join(keys.select(*by, KEY), on=by, how="left", nulls_equal=True)),
+            self.state_frame(live.drop_nulls(KEY)),
+            task.watermark,
+        )
+        change = self.replace_state(keys, live, result, task.watermark)
         task.staging("before")
-        segments = task.state.stage(self, after, before, task.since)
-        outputs = (task.state.write_output(self._output(chosen)),) if chosen.height else ()
+        segments = task.state.stage(self, change.rows, before, task.since)
+        outputs = self._write_output(task, [result.rows])
+        letters = self._stage_letters(task, late, origins)
         task.staging("after")
+        emitted = sum(o.rows for o in outputs)
         return IngestReport(
             shard=task.shard,
             segments=segments,
-            rows=rows.height,
+            rows=total,
             used=rows.height,
-            groups=after.height - before.height,
+            late=late.height,
+            late_idle=int(late["__idle"].sum()) if "__idle" in late.columns else 0,
+            late_by=build_lateness_histogram(task.watermark - late[TIME].to_numpy()) if late.height else {},
+            late_sample=self._sample(late),
+            duplicates=result.duplicates,
+            groups=change.groups,
+            windows=change.windows,
             outputs=outputs,
-            reasons={self.KIND: chosen.height} if chosen.height else {},
+            letters=letters,
+            reasons={self.kind: emitted} if emitted else {},
         )
 
-    def _units(self, keys: pl.DataFrame, now: pl.DataFrame, before: pl.DataFrame) -> pl.DataFrame:
-        """Return the new state of the touched units; other keys with the same hash are kept unchanged."""
-        new = (
-            keys.drop(self.accumulators.keys())
-            .join(now.select(pl.col(KEY).cast(keys.schema[KEY]), *self.accumulators), on=KEY)
-            .select(
-                pl.col("__kh").alias("__h"),
-                "__kh",
-                pl.lit(WHOLE).alias("__kind"),
-                pl.min_horizontal("__start", "__from").alias("__start"),
-                pl.max_horizontal("__last", "__upto").alias("__last"),
-                pl.lit(YEARS[1]).alias("__due"),  # never due; Postgres stores it as a time
-                *self.key_names,
-                *self.accumulators,
+    def _number_keys(self, rows: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+        """Return the keys of an epoch's rows, numbered, with their first and last event time."""
+        times = (pl.col(TIME).min().alias("__from"), pl.col(TIME).max().alias("__upto"))
+        return rows.group_by(by, maintain_order=True).agg(*times).with_row_index(KEY)
+
+    def _rows_by_key(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return rows as `advance` expects them: in order, with the names of their columns."""
+        order = [KEY, TIME, *(name for name, f in self.slots.items() if f.is_scalar)]
+        named = (pl.col(slot).alias(f.name) for slot, f in self.slots.items())
+        return rows.sort(order, nulls_last=False, maintain_order=True).select(KEY, TIME, *named)
+
+    def _sample(self, late: pl.DataFrame) -> tuple[dict[str, Any], ...]:
+        some = late.head(_SAMPLE).select(pl.col(TIME).alias("event_us"), *self.key_names)
+        return tuple({k: to_report_value(v) for k, v in row.items()} for row in some.iter_rows(named=True))
+
+    def _stage_letters(self, task: ShardTask, late: pl.DataFrame, origins: pl.Series | None) -> LetterFile | None:
+        if task.late is None or origins is None or late.is_empty():
+            return None
+        times = (pl.col(TIME).alias("__start"), pl.col("^__idle$"))
+        letters = self.late_letters(task, late.select(*times, *self.key_names, origins[late["__row"]].alias(ORIGIN)))
+        return LetterFile(output=task.state.write_output(letters), reasons={LATE: letters.height})
+
+    def late_letters(self, task: ShardTask, rows: pl.DataFrame) -> pl.DataFrame:
+        return build_late_letters(task, rows, keys=self.keys)
+
+    def _write_output(self, task: ShardTask, frames: Sequence[pl.DataFrame | None]) -> tuple[OutputMeta, ...]:
+        """Stage the emitted rows with the columns of the output."""
+        named = [self._output(frame) for frame in frames if frame is not None and frame.height]
+        return (task.state.write_output(pl.concat(named)),) if named else ()
+
+    def _output(self, rows: pl.DataFrame) -> pl.DataFrame:
+        columns = [rows[f.name].cast(f.polars) for f in self.output_fields]
+        time = rows[TIME].cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
+        return pl.DataFrame([*columns, time, pl.Series("__reason", [self.kind]).new_from_index(0, rows.height)])
+
+    # -- on a shard: timers ----------------------------------------------------------------------------------------
+
+    def may_be_due(self, metas: Sequence[SegmentMeta], since: int, watermark: int, early: bool) -> bool:
+        due = self.due_between(since, watermark)
+        return any(due.may_select(m.first_due, m.last_due) for m in metas)
+
+    def is_due(self, task: ShardTask) -> bool:
+        return not self._due_units(task).is_empty()
+
+    def _due_units(self, task: ShardTask) -> pl.DataFrame:
+        """Return all rows of the units with a timer between the two watermarks of a task."""
+        return task.state.reader(self).due(self.due_between(task.since, task.watermark))
+
+    def emit(self, task: ShardTask) -> EmitReport:
+        """Expire the rows of state that are due between two watermarks."""
+        units = self._due_units(task)
+        if units.is_empty():
+            return EmitReport(shard=task.shard, segments=task.state.metas)
+        live, rest = self.drop_expired(units, task.since), self.drop_expired(units, task.watermark)
+        due = live.filter(pl.col("__due") <= limit_timer(task.watermark))
+        frames, added = self._expire(due, task.watermark)
+        rest = pl.concat([rest, added])
+        state = rest.join(added.select("__h").unique(), on="__h", how="semi", maintain_order="left")
+        segments = task.state.metas
+        if state.height:
+            segments = task.state.stage(
+                self, state.sort("__h", *self.key_names, maintain_order=True), units, task.since
             )
-            .cast(self.state_schema)  # type: ignore[arg-type]
+        outputs = self._write_output(task, frames)
+        emitted, counts = sum(o.rows for o in outputs), zip(self.count_rows(rest), self.count_rows(live), strict=True)
+        groups, windows = (after - before for after, before in counts)
+        return EmitReport(
+            shard=task.shard,
+            segments=segments,
+            outputs=outputs,
+            reasons={self.kind: emitted} if emitted else {},
+            groups=groups,
+            windows=windows,
+            last_end_us=int(due["__due"].max()) if emitted else None,  # type: ignore[arg-type]
         )
-        others = before.join(new, on=["__h", *self.key_names], how="anti", nulls_equal=True)
-        return pl.concat([others, new]).sort("__h", *self.key_names, maintain_order=True)
 
-    def _output(self, chosen: pl.DataFrame) -> pl.DataFrame:
-        named = {**self.slots, **self.added}
-        columns = [chosen[c].cast(f.polars).alias(f.name) for c, f in named.items()]
-        time = chosen["__ts"].cast(pl.Datetime("us", "UTC")).alias(EVENT_TIME)
-        return pl.DataFrame([*columns, time, pl.Series("__reason", [self.KIND]).new_from_index(0, chosen.height)])
+    def _expire(self, due: pl.DataFrame, watermark: int) -> tuple[list[pl.DataFrame | None], pl.DataFrame]:
+        """Call `expire` until no timer is due; return the emitted frames, and the rows of state that remain.
+
+        Each round takes the earliest timer of each key, so that the rounds do not depend on the watermarks between
+        them.
+
+            timers of a key   5    9            watermark 10: round 1 expires 5, which adds 7;
+                                                round 2 expires 7, round 3 expires 9
+        """
+        by, frames, added = ["__kh", *self.key_names], list[pl.DataFrame | None](), [self.empty_state()]
+        spans = due.group_by(by, maintain_order=True).agg(
+            pl.col("__start").min().alias("__from"), pl.col("__last").max().alias("__upto")
+        )
+        keys = spans.with_row_index(KEY)
+        while due.height:
+            earliest = pl.lit(True) if self.EXPIRES_ROWS_ALONE else pl.col("__due") == pl.col("__due").min().over(by)
+            now, due = due.filter(earliest), due.filter(~earliest)
+            numbered = now.join(keys.select(*by, KEY), on=by, nulls_equal=True, maintain_order="left")
+            result = self.expire(self.state_frame(numbered), watermark)
+            frames.append(result.rows)
+            if result.state is None or result.state.is_empty():
+                continue
+            self._check_timers(numbered, result.state)
+            new = self.state_rows(keys, result.state, NO_WATERMARK)
+            is_due = pl.col("__due") <= limit_timer(watermark)
+            due = pl.concat([due, new.filter(is_due)])
+            added.append(new.filter(~is_due))
+        return frames, pl.concat(added)
+
+    def _check_timers(self, fired: pl.DataFrame, state: pl.DataFrame) -> None:
+        """Raise EpochError unless every timer that `expire` sets is after the one that it handled."""
+        earliest = fired.group_by(KEY).agg(pl.col("__due").min())
+        timers = state.select(pl.col(KEY).cast(fired.schema[KEY]), TIMER).join(earliest, on=KEY, how="left")
+        if (wrong := timers.filter(pl.col("__due").is_null() | (pl.col(TIMER) <= pl.col("__due")))).height:
+            new_timer, handled = wrong.row(0)[1:]
+            raise EpochError(
+                f"{self.pipeline}: expire of {self.kind} set a timer that cannot be reached. Found {new_timer} µs for a timer "
+                f"at {handled} µs, expected a later time of a key that is due. Correct expire."
+            )
 
     # -- in the commit -------------------------------------------------------------------------------------------
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         return {
-            "kind": self.KIND,
-            "keys": [f"{k.name} {k.type}" for k in self.keys],
-        }  # in this order, since the hash depends on it
+            "kind": self.kind,
+            "keys": [f"{k.name} {k.type}" for k in self.keys],  # in this order, since the hash depends on it
+            "state": [f"{f.name} {f.type}" for f in self.state_fields],
+        }
 
     def description(self, data: Mapping[str, Any]) -> dict[str, Any]:
         return {"step": dict(data), "columns": {f.name: f.type for f in self.fields}}
 
-    @staticmethod
-    def columns_from_state(state: StageState) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """Return the keys and columns that a state describes, for use in `from_state`."""
-        fields = (Field(n, t) for n, t in state.described["columns"].items())
-        return tuple(parse_field(k) for k in state.fingerprint["keys"]), tuple(fields)
-
     def counts_after_ingest(self, before: StageCounts, reports: Sequence[IngestReport]) -> StageCounts:
-        groups = list(before.groups)
-        for r in reports:
-            groups[r.shard] += r.groups
-        return replace(before, groups=tuple(groups))
+        return _add_counts(before, reports)
+
+    def counts_after_emit(self, before: StageCounts, reports: Sequence[EmitReport], watermark: int) -> StageCounts:
+        return _add_counts(before, reports)
 
     def open_counts(self, counts: StageCounts) -> tuple[int, int]:
         return 0, sum(counts.groups)
 
     def live_segments(self, metas: tuple[SegmentMeta, ...], since: int) -> tuple[SegmentMeta, ...]:
-        return metas
+        """Drop expired segments, oldest first. Dropping a newer one would uncover older versions of its units."""
+        count = next((n for n, meta in enumerate(metas) if not is_segment_expired(meta, since)), len(metas))
+        return metas[count:]
 
     def state_text(self, counts: StageCounts) -> str:
-        return f"{plural(sum(counts.groups), 'key')} kept"
+        """Describe the stored state in a short phrase, for users."""
+        keys, rows = sum(counts.groups), sum(counts.windows)
+        return f"{plural(keys, 'key')} kept" + (f" in {plural(rows, 'row')}" if rows != keys else "")
+
+
+def _add_counts(before: StageCounts, reports: Sequence[IngestReport | EmitReport]) -> StageCounts:
+    groups, windows = list(before.groups), list(before.windows)
+    for r in reports:
+        groups[r.shard] += r.groups
+        windows[r.shard] += r.windows
+    return replace(before, groups=tuple(groups), windows=tuple(windows))
+
+
+__all__ = ["EVENT_TIME", "KEY", "TIME", "TIMER", "KeyedOperator", "KeyedResult"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from slackwater.config.dedup import Dedup
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
 from slackwater.config.stateless_step import StatelessStep as RowsSpec
@@ -17,10 +18,12 @@ from slackwater.core.schema import Field
 from slackwater.core.singledispatch_fallback import raise_unregistered
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_join, compile_stateless, compile_window
+from slackwater.operators.dedup import DedupOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.stateless import StatelessOperator
+from slackwater.operators.stored_keyed import StoredKeyedOperator
 from slackwater.state.commit import StageState
 
 Columns = Mapping[str, Mapping[str, Field]]  # the output columns of each source's SQL, in order
@@ -59,6 +62,9 @@ OPERATOR_TYPES: list[OperatorType] = [
     OperatorType("window", KINDS_OF_WINDOW, Window, (PaneOperator, SessionOperator), _window),
     OperatorType("join", ("join",), Join, (IntervalJoinOperator,), _join, IntervalJoinOperator.from_state),
     OperatorType("stage without state", ("rows",), RowsSpec, (StatelessOperator,), _rows, StatelessOperator.from_state),
+    OperatorType(
+        "dedup", ("dedup",), Dedup, (DedupOperator,), DedupOperator.from_config, StoredKeyedOperator.from_state
+    ),
 ]
 
 

@@ -66,6 +66,7 @@ class IngestReport(CommitModel):
     late_by: Mapping[str, int] = Field(default_factory=dict)  # late rows by step, see `core.lateness_histogram`
     partly_late: int = 0  # rows late for some of their windows, but not for all
     refused: int = 0
+    duplicates: int = 0  # used rows that were dropped because another row of their key stands for them
     groups: int = 0
     windows: int = 0
     new_groups: Mapping[int, int] = Field(default_factory=dict)

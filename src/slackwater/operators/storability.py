@@ -133,7 +133,7 @@ def _(operator: IntervalJoinOperator, which: int, capacity: ValueLimits) -> _Sto
 
 @_stored_fields.register
 def _(operator: KeyedOperator, which: int, capacity: ValueLimits) -> _StoredFields:
-    return _StoredFields(operator.fields, (), 0)
+    return _StoredFields(operator.fields, (), operator.reach_us)
 
 
 @_stored_fields.register
@@ -155,6 +155,11 @@ def _(operator: PaneOperator) -> tuple[int, int]:
 @usable_times.register
 def _(operator: SessionOperator) -> tuple[int, int]:
     return YEARS[0], YEARS[1] - operator.cap_us - operator.reach_us - operator.allowed_us
+
+
+@usable_times.register
+def _(operator: KeyedOperator) -> tuple[int, int]:
+    return YEARS[0], YEARS[1] - operator.reach_us - (1 if operator.reach_us else 0)
 
 
 @usable_times.register(NonWindowOperator)

@@ -17,6 +17,7 @@ from slackwater.errors import StartError
 from slackwater.operators.base import Operator
 from slackwater.operators.immediate import ImmediateOperator
 from slackwater.operators.interval_join import IntervalJoinOperator
+from slackwater.operators.keyed import KeyedOperator
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
@@ -81,7 +82,7 @@ class StageInspector:
 
     @property
     def key_names(self) -> list[str]:
-        return self.operator.key_names if isinstance(self.operator, WindowOperator) else []
+        return self.operator.key_names if isinstance(self.operator, WindowOperator | KeyedOperator) else []
 
     def report(self) -> StageReport:
         """Return the report on this stage, as of the commit. `read_by` and `key` are left empty."""
@@ -201,6 +202,13 @@ class StageInspector:
         return OpenState("join", sides=tuple(sides))
 
     @_open_state.register
+    def _(self, operator: KeyedOperator) -> OpenState:
+        counts = next_commit.read_stage_counts(self.state)
+        rows = state_inspection.find_next_sessions(self.snapshot, operator, NEXT).head(NEXT)
+        next_timers = self._timers(operator, rows)
+        return OpenState(operator.kind, 0, sum(counts.groups), next_timers, contents=operator.state_text(counts))
+
+    @_open_state.register
     def _(self, operator: ImmediateOperator) -> OpenState:
         counts = next_commit.read_stage_counts(self.state)
         contents, keys = operator.state_text(counts), operator.open_counts(counts)[1] or None
@@ -243,6 +251,17 @@ class StageInspector:
         )
 
     @_key_report.register
+    def _(self, operator: KeyedOperator, texts: state_inspection.Texts) -> KeyReport:
+        watermark, key = self.state.watermark_us, state_inspection.parse_key(operator, texts, "--key")
+        rows = state_inspection.read_key_rows(self.snapshot, operator, key)
+        timers = self._timers(operator, state_inspection.list_open_windows(operator, rows, watermark))
+        refuses_late_rows = "late_data" in self.pipeline.transform.step.PARSERS
+        before = watermark if refuses_late_rows and watermark > NO_WATERMARK else None
+        return KeyReport(
+            state_inspection.to_plain_key(key.row(0, named=True), operator.key_names), timers, None, before
+        )
+
+    @_key_report.register
     def _(self, operator: IntervalJoinOperator, texts: state_inspection.Texts) -> KeyReport:
         raise StartError(f"{self.pipeline.name}: --key: rows of a join have no window; omit --key")
 
@@ -258,6 +277,21 @@ class StageInspector:
     ) -> tuple[OpenWindow, ...]:
         """Convert open sessions to reports. `state`: all state rows of the key, if the sessions have a single key."""
         return self._windows_of(logic, sessions, lambda row: self._last_event_us(logic, row, state))
+
+    def _timers(self, operator: KeyedOperator, rows: pl.DataFrame) -> tuple[OpenWindow, ...]:
+        """Convert rows of state that wait for a timer to reports."""
+        return tuple(
+            self._open_window(
+                state_inspection.to_plain_key(row, operator.key_names),
+                row["__start"],
+                row["__last"],
+                row["__closes"],
+                row["__reason"],
+                None,
+                None,
+            )
+            for row in rows.iter_rows(named=True)
+        )
 
     def _windows_of(
         self, logic: WindowOperator, rows: pl.DataFrame, last: Callable[[Mapping[str, Any]], int | None] | None = None

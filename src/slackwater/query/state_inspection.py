@@ -25,6 +25,8 @@ from slackwater.evolution import commit_from_config
 from slackwater.evolution.operator_from_state import restore_operator
 from slackwater.operators.base import Operator
 from slackwater.operators.compile import compile_window
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.keyed_state import NO_TIMER
 from slackwater.operators.panes import PaneOperator
 from slackwater.operators.sessions import SessionOperator
 from slackwater.operators.window_base import WindowOperator
@@ -32,8 +34,17 @@ from slackwater.state.commit import Commit, StageState
 from slackwater.state.protocol import Snapshot
 from slackwater.windows import pane_emission, session_emission
 from slackwater.windows.aggregations import normalize_columns
-from slackwater.windows.compiled_window import CompiledWindow
-from slackwater.windows.state_rows import CLEAN, DIRTY, EMITTED, EMITTED_FRAGMENT, FAR, FRAGMENT, WHOLE, DueRowFilter
+from slackwater.windows.state_rows import (
+    CLEAN,
+    DIRTY,
+    EMITTED,
+    EMITTED_FRAGMENT,
+    FAR,
+    FRAGMENT,
+    WHOLE,
+    DueRowFilter,
+    KeyedStateLayout,
+)
 
 
 def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
@@ -61,11 +72,11 @@ def rebuild_operator(pipeline: Pipeline, commit: Commit) -> Operator:
 Texts = Sequence[str] | Mapping[str, str | None]
 
 
-def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.DataFrame:
+def parse_key(logic: KeyedStateLayout, texts: Texts, option: str = "key") -> pl.DataFrame:
     """Parse a key into a one-row frame with the key columns.
 
     Args:
-        logic: The window with the keys.
+        logic: The operator with the keys.
         texts: Strings `name=value`, each with one or more columns separated by commas; a name alone means NULL. Or
             a mapping from names to strings, which may contain any character.
         option: The name of the argument in messages.
@@ -102,7 +113,7 @@ def parse_key(logic: CompiledWindow, texts: Texts, option: str = "key") -> pl.Da
     return key_frame(logic, {k.name: _parse_key_value(logic, k, values[k.name]) for k in logic.keys})
 
 
-def key_frame(logic: CompiledWindow, key: Mapping[str, Any]) -> pl.DataFrame:
+def key_frame(logic: KeyedStateLayout, key: Mapping[str, Any]) -> pl.DataFrame:
     """Return a one-row frame with the key columns, from their values. Raises StartError for a value of the wrong type."""
     columns = []
     for k in logic.keys:
@@ -154,7 +165,7 @@ def _polars_key_value(field: Field, value: Any) -> Any:
     return exact.quantize(number, decimal.Decimal(1).scaleb(-scale))
 
 
-def _parse_key_value(logic: CompiledWindow, field: Field, text: str | None) -> Any:
+def _parse_key_value(logic: KeyedStateLayout, field: Field, text: str | None) -> Any:
     """Parse the text of a key value. Times are ISO 8601 (UTC if there is no offset), binary values hexadecimal."""
     if text is None:
         return None
@@ -183,7 +194,9 @@ def _parse_key_value(logic: CompiledWindow, field: Field, text: str | None) -> A
     return text
 
 
-def read_key_rows(snapshot: Snapshot, logic: WindowOperator, key: pl.DataFrame, stage: int = 0) -> pl.DataFrame:
+def read_key_rows(
+    snapshot: Snapshot, logic: WindowOperator | KeyedOperator, key: pl.DataFrame, stage: int = 0
+) -> pl.DataFrame:
     """Return all state rows of one key.
 
     Args:
@@ -213,8 +226,9 @@ def _(operator: PaneOperator, key: Int64s, state: StageState) -> Int64s:
     return distinct_values(mix_bits(np.repeat(key, len(starts)), starts))
 
 
-@_unit_hashes.register
-def _(operator: SessionOperator, key: Int64s, state: StageState) -> Int64s:
+@_unit_hashes.register(SessionOperator)
+@_unit_hashes.register(KeyedOperator)
+def _(operator: Operator, key: Int64s, state: StageState) -> Int64s:
     return key
 
 
@@ -250,17 +264,27 @@ def _(operator: SessionOperator, rows: pl.DataFrame, watermark: int) -> pl.DataF
     )
 
 
+@list_open_windows.register
+def _(operator: KeyedOperator, rows: pl.DataFrame, watermark: int) -> pl.DataFrame:
+    """Return the rows of state that wait for a timer."""
+    waiting = operator.drop_expired(rows, watermark).filter(pl.col("__due") < NO_TIMER)
+    windows = waiting.with_columns(pl.col("__due").alias("__end"), pl.lit("timer").alias("__reason"))
+    return _sort_by_close(operator, windows, pl.col("__due"))
+
+
 def _as_not_emitted(rows: pl.DataFrame, kinds: Mapping[int, int]) -> pl.DataFrame:
     """Mark state rows as not emitted yet."""
     return rows.with_columns(pl.col("__kind").replace(kinds))
 
 
-def _sort_by_close(logic: CompiledWindow, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
+def _sort_by_close(logic: KeyedStateLayout, windows: pl.DataFrame, closes: pl.Expr) -> pl.DataFrame:
     return windows.with_columns(closes.alias("__closes")).sort("__closes", "__start", *logic.key_names)
 
 
-def find_next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -> pl.DataFrame:
-    """Return the open sessions that close first, in the form of `list_open_windows`: at least `count` if enough exist.
+def find_next_sessions(snapshot: Snapshot, logic: SessionOperator | KeyedOperator, count: int) -> pl.DataFrame:
+    """Return the open sessions that close first, or the timers that are due first: at least `count` if enough exist.
+
+    They have the form of `list_open_windows`.
 
     The range of close times that is read grows until it contains `count` sessions. Therefore, the cost depends on
     `count` rather than on the whole state. If a store knows when rows are due, the range grows by a number of rows,
@@ -289,7 +313,7 @@ def find_next_sessions(snapshot: Snapshot, logic: SessionOperator, count: int) -
         step, row_count = step * 16, row_count * 16
 
 
-def _closing_between(logic: SessionOperator, since: int, upto: int) -> DueRowFilter:
+def _closing_between(logic: SessionOperator | KeyedOperator, since: int, upto: int) -> DueRowFilter:
     """Return the filter for the rows of sessions that close within a range of watermarks (µs).
 
     It includes sessions that were emitted early, and all fragments that may be cut by then.

@@ -65,7 +65,7 @@ class OpenWindow:
         start_us: The start of the window.
         last_us: The last event of a session, if known.
         closes_us: The watermark that closes the window.
-        reason: `close`, or `cap` for a session that is cut there.
+        reason: `close`, `cap` for a session that is cut there, or `timer` for a row of state of a keyed stage.
         rows: The number of rows, if the window has a count(*).
         groups: The maximum possible number of keys, for a window of all keys.
         needs: The events that would close the window.
@@ -188,11 +188,11 @@ class StageReport:
         open_windows: The number of open windows; 0 for a join. With many sessions, pieces that the cap may still
             separate are counted separately.
         open_keys: The number of keys with open windows, if the commit records it.
-        next: The windows that close first.
+        next: The windows that close first, or the timers of a keyed stage that are due first.
         key: The report of a key, if one was requested.
         sides: The sides of a join.
         lateness: Statistics of how late rows were.
-        kept: What the state contains, for a stage whose rows never wait.
+        kept: What the state contains, for a keyed stage and for a stage without state.
         held_back_us: How far the nearest stage in `through` holds the output watermark back, because sessions may
             still be cut.
     """

@@ -124,7 +124,7 @@ def end_line(pipeline: Pipeline, status: Status | None, seconds: float) -> str:
     between = f"; {describe_late_results(status)}" if status.stages[1:] else ""
     return (
         f"{pipeline.name}: ended after {seconds:.0f} s at epoch {status.epoch}; rows in all: {c.rows_in:,} in, "
-        f"{c.rows_used:,} used, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
+        f"{c.used_text}, {c.rows_late:,} late, {c.rows_refused:,} refused, {c.rows_bad:,} bad; "
         f"{came}{between}; results in {explain.describe_result_location(pipeline)}"
     )
 

@@ -124,6 +124,7 @@ class CounterTable(TypedDict, total=False):
     rows_used: Amount
     rows_bad: Amount
     rows_refused: Amount
+    rows_duplicate: Amount
     rows_lost: Amount
     files_changed: Amount
     late_windows: Amount

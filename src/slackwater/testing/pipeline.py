@@ -14,7 +14,7 @@ import polars as pl
 
 from slackwater.config.join import Join
 from slackwater.config.pipeline import Pipeline
-from slackwater.config.window import Window
+from slackwater.config.step_base import StepBase
 from slackwater.connectors.source import Batch
 from slackwater.core.dead_letter_columns import LETTER
 from slackwater.core.schema import Field
@@ -50,7 +50,7 @@ class LocalPipeline:
     """A pipeline whose input, time and crashes a test controls. Use it as a context manager, or call `close`.
 
     Args:
-        described: A Pipeline, or a single Window or Join over rows with the event time `ts`.
+        described: A Pipeline, or a single step (a Window, a Join, a Dedup) over rows with the event time `ts`.
         schema: The columns of the rows and their Spark types, for sources that do not declare them.
         session: The Spark session that runs event time and SQL. If it is missing, SQL raises StartError.
         shards: The number of shards.
@@ -77,7 +77,7 @@ class LocalPipeline:
 
     def __init__(  # noqa: PLR0913 -- the public class has one argument per option
         self,
-        described: Pipeline | Window | Join,
+        described: Pipeline | StepBase,
         schema: Mapping[str, str] | None = None,
         *,
         session: SparkSession | None = None,
@@ -106,7 +106,7 @@ class LocalPipeline:
 
     def _prepare(
         self,
-        described: Pipeline | Window | Join,
+        described: Pipeline | StepBase,
         clock_us: int,
         shards: int,
         letters: Sequence[Mapping[str, Any]],
@@ -218,7 +218,7 @@ class LocalPipeline:
         self._faults.step, self._faults.nth, self._reshard = step, nth, shards
 
     def restart(
-        self, described: Pipeline | Window | Join | None = None, *, shards: int | None = None, target: str | None = None
+        self, described: Pipeline | StepBase | None = None, *, shards: int | None = None, target: str | None = None
     ) -> None:
         """Stop and start again with the same state, but another config, other shards, or another target (any name).
 
@@ -306,10 +306,10 @@ class LocalPipeline:
 
     # -- parts ---------------------------------------------------------------------------------------------------
 
-    def _describe(self, described: Pipeline | Window | Join) -> None:
+    def _describe(self, described: Pipeline | StepBase) -> None:
         if not isinstance(described, Pipeline):
             if self._schema is None:
-                raise StartError('a window or join without a pipeline needs schema={"column": "type"} of its rows')
+                raise StartError('a step without a pipeline needs schema={"column": "type"} of its rows')
             described = build_pipeline(described, ("a", "b") if isinstance(described, Join) else ("a",))
         described = watch_stages(described, self._extra_stages)
         self.pipeline = pipeline = capture_dropped_rows(described) if self._capture_losses else described

@@ -18,7 +18,7 @@ SCHEMA = {"user": "string", "f": "double", "id": "bigint"}
 def plan_run(seed: int) -> tuple[Nth, list[Any], int]:
     rng = random.Random(seed)
     keys = rng.choice([["user"], ["f"], ["user", "f"], ["id"]])
-    step = Nth(every=rng.choice([1, 2, 3, 3, 7]), key=keys, number_column=rng.choice([None, "nth of key"]))
+    step = Nth(every=rng.choice([1, 2, 3, 3, 7]), keys=keys, number_column=rng.choice([None, "nth of key"]))
     script: list[Any] = []
     for _ in range(rng.randint(1, 12)):
         if rng.random() < 0.5:
@@ -46,7 +46,7 @@ def expected(step: Nth, script: Sequence[Any]) -> Counter[str]:
         if isinstance(item, Restart) and isinstance(item.step, Nth):
             step = item.step
         for row in sorted(item.rows["a"], key=_order) if isinstance(item, RowsInput) else ():
-            key = tuple(_same(row[k]) for k in step.key)
+            key = tuple(_same(row[k]) for k in step.keys)
             seen[key] += 1
             if seen[key] % step.every == 0:
                 line_counts[_line({**row, step.number_column: seen[key]} if step.number_column else row)] += 1

@@ -25,7 +25,7 @@ from slackwater.runner import backfill_plan
 
 
 def pipeline(schema: str = "user STRING, tags ARRAY<STRING>, ts TIMESTAMP", sql: str | None = None, **more: Any) -> Any:
-    step = Nth(every=3, key=["user"], event_time_column="ts", **more)
+    step = Nth(every=3, keys=["user"], event_time_column="ts", **more)
     return sw.Pipeline(
         name="p",
         sources=[sw.Source(name="a", connection=sw.FilesConnection(), query="a", format="json", schema=schema)],
@@ -44,15 +44,15 @@ def draft_problems(**tables: Any) -> list[str]:
 def test_mistakes_of_a_keyed_step_name_their_key() -> None:
     assert draft_problems(nth={"every": 0}) == [
         ".nth.every: found 0, expected a whole number of at least 1",
-        '.nth.key: missing; name columns, as in ["user"]',
+        '.nth.keys: missing; name columns, as in ["user"]',
     ]
-    assert draft_problems(nth={"every": 1, "key": []})[0].startswith(
-        ".nth.key: empty; expected at least one column that groups the rows"
+    assert draft_problems(nth={"every": 1, "keys": []})[0].startswith(
+        ".nth.keys: empty; expected at least one column that groups the rows"
     )
-    assert draft_problems(nth={"every": 1, "key": ["u"], "evry": 2}) == [
+    assert draft_problems(nth={"every": 1, "keys": ["u"], "evry": 2}) == [
         '.nth.evry: unknown key; did you mean "every"?'
     ]
-    beside = draft_problems(nth={"every": 1, "key": ["u"]}, window={"kind": "tumbling"})
+    beside = draft_problems(nth={"every": 1, "keys": ["u"]}, window={"kind": "tumbling"})
     assert ".nth: cannot be combined with [transform.window]; a stage is one or the other: remove one of them" in beside
     assert draft_problems(on_error="drop")[0].startswith(
         ".window: missing; describe the window in [transform.window], or the join"
@@ -63,9 +63,9 @@ def test_the_key_must_be_a_column_of_the_sql() -> None:
     assert sql_check.check_sql(pipeline()).problems == []
     problems = sql_check.check_sql(pipeline(sql="SELECT tags, _event_ts FROM source")).problems
     assert len(problems) == 1
-    assert problems[0].startswith('transform.nth.key: column "user" does not come out of the SQL')
+    assert problems[0].startswith('transform.nth.keys: column "user" does not come out of the SQL')
     (line,) = sql_check.check_sql(pipeline(schema="user ARRAY<STRING>, ts TIMESTAMP")).problems
-    assert line.startswith('transform.nth.key: column "user" has type array<string>; expected a scalar type')
+    assert line.startswith('transform.nth.keys: column "user" has type array<string>; expected a scalar type')
 
 
 def test_an_added_column_needs_a_new_name_and_later_stages_see_it() -> None:
@@ -98,7 +98,7 @@ def test_a_start_reports_every_mistake_in_the_columns() -> None:
         compile_step(pipeline(), {"a": columns})
     lines = str(caught.value).splitlines()
     assert [line.partition(";")[0] for line in lines] == [
-        'p: transform.nth.key: column "user" does not come out of the SQL',
+        'p: transform.nth.keys: column "user" does not come out of the SQL',
         'p: transform.nth: column "__h" has a name that Slackwater reserves',
     ]
 
@@ -127,7 +127,7 @@ def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
         sw.Pipeline(
             name="p",
             sources=[sw.Source(name="a", dataframe=object())],
-            transform=WithNth(nth=Nth(every=3, key=["user"])),
+            transform=WithNth(nth=Nth(every=3, keys=["user"])),
             target=sw.Target(connection=sw.DeltaConnection(), path="out", mode="merge"),
         )
     with pytest.raises(StartError, match=r"expected only \[transform.window\], found a nth"):
@@ -137,7 +137,7 @@ def test_rows_of_a_keyed_step_replace_nothing_and_have_no_backfill() -> None:
 def test_the_schema_describes_the_table_and_every_key_of_a_keyed_step() -> None:
     schema = build_schema(WithNth, "a transform")
     assert {"required": ["nth"]} in schema["allOf"][0]["anyOf"]
-    for both in (["window", "join"], ["window", "nth"], ["join", "nth"]):
+    for both in (["window", "join"], ["window", "nth"], ["join", "nth"], ["dedup", "nth"]):
         assert {"not": {"required": both}} in schema["allOf"]
     assert schema["properties"]["nth"]["description"].startswith("Every n-th row of each key")
     table = schema["$defs"]["nth"]

@@ -1,0 +1,153 @@
+"""Rows of state of keyed operators: any number per key, each with a timer in event time.
+
+A timer is a time in event time: the row of state is due when the watermark reaches it. The watermark alone decides
+that, so nothing has to be written when a row of state expires:
+
+     stored          due: `expire` gets it, exactly once
+    ────────────────┬──────────────────────────────────▶ watermark
+                  timer
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import polars as pl
+
+from slackwater.core.schema import Field
+from slackwater.core.value_limits import YEARS
+from slackwater.watermark import NO_WATERMARK
+from slackwater.windows.epoch_results import ExpiryBounds, SegmentStats
+from slackwater.windows.state_rows import FAR, HIDDEN, NEVER, TOMBSTONE, WHOLE, DueRowFilter, KeyedStateLayout
+
+KEY = "__key"  # hidden column: the number of a row's key within the epoch
+TIME = "__ts"  # hidden column: the event time of a row, in µs
+TIMER = "__timer"  # hidden column: the watermark (µs) at which a row of state is due; NULL: never
+NO_TIMER = YEARS[1]  # `__due` of a row of state without a timer; Postgres stores it as a time
+
+
+class KeyedResult(NamedTuple):
+    """What `advance` and `expire` of a keyed operator return.
+
+    Args:
+        rows: The emitted rows: the columns of the output, and `TIME`.
+        state: Rows of state: `KEY`, `TIMER` and the columns of state.
+        changed: Only for `advance`: the numbers of the keys whose rows of state are replaced by `state`. By default,
+            these are all keys of the epoch.
+        duplicates: The number of rows that were dropped as duplicates.
+    """
+
+    rows: pl.DataFrame | None = None
+    state: pl.DataFrame | None = None
+    changed: pl.Series | None = None
+    duplicates: int = 0
+
+
+class StateChange(NamedTuple):
+    """The new rows of changed units, and the changes in the numbers of keys and of rows of state."""
+
+    rows: pl.DataFrame
+    groups: int
+    windows: int
+
+
+class TimedStateLayout(KeyedStateLayout):
+    """The rows of state of a keyed operator."""
+
+    @property
+    @abstractmethod
+    def state_fields(self) -> Sequence[Field]:
+        """Return the columns of a row of state, without the keys and the timer."""
+
+    @cached_property
+    def accumulators(self) -> Mapping[str, pl.DataType]:
+        return {f.name: f.polars for f in self.state_fields}
+
+    @cached_property
+    def state_schema(self) -> dict[str, pl.DataType]:
+        return {**HIDDEN, **{k.name: k.polars for k in self.keys}, **self.accumulators}
+
+    def stats(self, state: pl.DataFrame) -> SegmentStats:
+        due = state["__due"].to_numpy()[state["__kind"].to_numpy() != TOMBSTONE]
+        timed = due[due < NO_TIMER]
+        last = int(timed.max(initial=NO_WATERMARK))
+        return SegmentStats(int(timed.min(initial=FAR)), last, last, last if len(timed) == len(due) else FAR)
+
+    def due_between(self, since: int, watermark: int, early: bool = False) -> DueRowFilter:
+        span = (limit_timer(since), limit_timer(watermark))
+        return DueRowFilter((span,), (span,), (), NEVER, FAR)
+
+    def expiry_bounds(self, watermark: int) -> ExpiryBounds:
+        return ExpiryBounds(whole_upto=limit_timer(watermark), floor_upto=NEVER)
+
+    def drop_expired(self, state: pl.DataFrame, watermark: int) -> pl.DataFrame:
+        """Drop the rows of state that are due at this watermark."""
+        return state.filter(pl.col("__due") > limit_timer(watermark))
+
+    def count_state(self, state: pl.DataFrame, watermark: int) -> tuple[int, int]:
+        """Return the number of keys in the state at this watermark, and of their rows of state."""
+        return self.count_rows(self.drop_expired(state, watermark))
+
+    def count_rows(self, rows: pl.DataFrame) -> tuple[int, int]:
+        """Return the number of keys of rows of state, and of the rows."""
+        return rows.select("__kh", *self.key_names).n_unique() if rows.height else 0, rows.height
+
+    def state_frame(self, state: pl.DataFrame) -> pl.DataFrame:
+        """Return rows of state as `advance` and `expire` expect them."""
+        timer = pl.when(pl.col("__due") < NO_TIMER).then("__due").alias(TIMER)
+        return state.sort(KEY, maintain_order=True).select(KEY, timer, *self.key_names, *self.accumulators)
+
+    def replace_state(self, keys: pl.DataFrame, live: pl.DataFrame, result: KeyedResult, watermark: int) -> StateChange:
+        """Return the new rows of the units that contain a changed key.
+
+        `keys`: see `state_rows`. `live`: the rows of all touched units with `KEY`, which is NULL for other keys.
+        """
+        changed = keys if result.changed is None else keys.filter(pl.col(KEY).is_in(result.changed.unique().implode()))
+        new = self.state_rows(changed, result.state, watermark)
+        units = live.join(changed.select("__kh").unique(), on="__kh", how="semi", maintain_order="left")
+        replaced = units.join(changed.select(KEY), on=KEY, how="semi")
+        unchanged = units.join(changed.select(KEY), on=KEY, how="anti", maintain_order="left")
+        columns = list(self.state_schema)
+        rows = pl.concat([unchanged.select(columns), new])
+        rows = pl.concat([rows, _tombstones(units.select(columns), rows)])
+        (keys_after, rows_after), (keys_before, rows_before) = self.count_rows(new), self.count_rows(replaced)
+        rows = rows.sort("__h", *self.key_names, maintain_order=True)
+        return StateChange(rows, keys_after - keys_before, rows_after - rows_before)
+
+    def state_rows(self, keys: pl.DataFrame, state: pl.DataFrame | None, watermark: int) -> pl.DataFrame:
+        """Return rows of state as stores keep them. A timer that the watermark has passed is due at its next advance.
+
+        `keys`: `KEY`, `__kh`, the keys, and their first and last event time (`__from`, `__upto`).
+        """
+        if state is None or state.is_empty():
+            return self.empty_state()
+        timer = pl.col(TIMER).cast(pl.Int64).clip(max(watermark + 1, YEARS[0]), NO_TIMER - 1).fill_null(NO_TIMER)
+        columns = [pl.col(KEY).cast(keys.schema[KEY]), timer.alias("__due"), *self.accumulators]
+        rows = keys.join(state.select(columns), on=KEY, maintain_order="right")
+        return rows.select(
+            pl.col("__kh").alias("__h"),
+            "__kh",
+            pl.lit(WHOLE).alias("__kind"),
+            pl.col("__from").alias("__start"),
+            pl.col("__upto").alias("__last"),
+            "__due",
+            *self.key_names,
+            *self.accumulators,
+        ).cast(self.state_schema)  # type: ignore[arg-type]
+
+
+def limit_timer(watermark: int) -> int:
+    """Return the largest timer that is due at a watermark. A row without a timer is never due."""
+    return min(watermark, NO_TIMER - 1)
+
+
+def _tombstones(before: pl.DataFrame, after: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that delete the units of `before` without rows in `after`."""
+    emptied = before.join(after, on="__h", how="anti").unique("__h", keep="first")
+    return emptied.with_columns(pl.lit(TOMBSTONE, pl.Int8).alias("__kind"))
+
+
+__all__ = ["KEY", "NO_TIMER", "TIME", "TIMER", "KeyedResult", "StateChange", "TimedStateLayout", "limit_timer"]

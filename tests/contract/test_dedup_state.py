@@ -1,0 +1,210 @@
+"""Dedup in both stores, and in every command that reads a state.
+
+within 10 s, keep = "last"     0 s     5 s        20 s       31 s
+rows of x                      ●       ●──────────│
+                                       └─ 15 s ───┘ emitted
+rows of y                                         ●──────────│
+                                                  └─ 30 s ───┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.laws.generators import dedup
+from tests.support.script import Crash, Quiet, Restart, RowsInput, build_pipeline, run_local
+
+import slackwater as sw
+from slackwater.cli.why import format_report
+from slackwater.config.config_difference import COMPATIBLE, MIGRATED, REBUILD
+from slackwater.core.schema import Field
+from slackwater.errors import StateError
+from slackwater.evolution.compare import compare_config
+from slackwater.evolution.operator_from_state import restore_operator
+from slackwater.maintenance.compact import compact_state
+from slackwater.maintenance.hot_keys import find_hot_keys
+from slackwater.maintenance.verify import verify_state
+from slackwater.operators.dedup import DedupOperator
+from slackwater.operators.keyed import KeyedOperator
+from slackwater.operators.registry import compile_step
+from slackwater.query import pipeline_from_state
+from slackwater.query.why_report_builder import build_why_report
+from slackwater.state.files.store import FilesStore
+from slackwater.state.postgres.store import PostgresStore
+
+NAME = "law"
+SCHEMA = {"user": "string", "page": "string"}
+S = 1_000_000
+FIRST = sw.Dedup(keys=["user"], within="10s")
+LAST = sw.Dedup(keys=["user"], keep="last", within="10s")
+Make = Callable[[], Any]
+
+
+@pytest.fixture(params=["files", "postgres"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    if request.param == "files":
+        return lambda: FilesStore(tmp_path / "state", NAME)
+    url = request.getfixturevalue("postgres").database(f"dedup_{abs(hash(request.node.name)):x}")
+
+    def database() -> PostgresStore:
+        store = PostgresStore(url, "public", NAME)
+        request.addfinalizer(store.close)
+        return store
+
+    return database
+
+
+def row(user: str | None, seconds: int, page: str = "p") -> dict[str, Any]:
+    return {"user": user, "page": page, "ts": seconds * S}
+
+
+def run(make: Make, *items: Any, step: sw.Dedup = LAST, **more: Any) -> Any:
+    return run_local(step, items, SCHEMA, store=make, flush=False, **more)
+
+
+def rows_of(result: Any) -> list[tuple[Any, ...]]:
+    return sorted((r["_event_ts"] // S, r["user"], r["page"]) for r in result.rows)
+
+
+def stored(make: Make) -> dict[Any, int]:
+    """Return the number of rows of state that are not due, by user."""
+    counts: dict[Any, int] = {}
+    with make().peek() as snapshot:
+        step = restore_operator(snapshot.commit)
+        assert isinstance(step, KeyedOperator)
+        for shard in range(snapshot.commit.shards):
+            rows = step.drop_expired(snapshot.reader(shard, step).scan(), snapshot.commit.watermark_us)
+            for user, n in rows["user"].value_counts().iter_rows():
+                counts[user] = counts.get(user, 0) + n
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_agrees_with_a_loop_in_both_stores(seed: int, make: Make) -> None:
+    dedup.check_seed(seed, make)
+
+
+def test_a_row_is_emitted_once_when_the_watermark_has_passed_it(make: Make) -> None:
+    epochs = [RowsInput({"a": [row("x", 0), row("x", 5, "last")]}), RowsInput({"a": [row("y", 14)]})]
+    assert rows_of(run(make, *epochs)) == [], "the watermark is 14, and the row of x is due at 15"
+    after = run(make, Crash("commit.after"), RowsInput({"a": [row("y", 20)]}), Restart(shards=3))
+    assert rows_of(after) == [(5, "x", "last")]
+    assert stored(make) == {"y": 1}
+    assert rows_of(run(make, RowsInput({"a": [row("z", 31)]}))) == [(20, "y", "p")]
+    assert stored(make) == {"z": 1}
+    assert verify_state(make()).problems == []
+
+
+def test_the_state_is_read_checked_and_compacted(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0), row("y", 1), row(None, 2)]}), RowsInput({"a": [row("x", 13)]}), step=FIRST)
+    assert stored(make) == {"x": 1}, "results are forgotten `within` after them"
+    report = verify_state(make())
+    assert (report.problems, report.rows > 0) == ([], True)
+    store = make()
+    with store.peek() as snapshot:
+        assert [k.key["user"] for k in find_hot_keys(store, snapshot, 9)] == ["x"]
+        assert (snapshot.commit.stages[0].groups, sum(snapshot.commit.stages[0].windows)) in (((0, 1), 1), ((1, 0), 1))
+    compact_state(make())
+    assert stored(make) == {"x": 1}
+    assert verify_state(make()).problems == []
+
+
+def test_damaged_counts_are_noticed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = DedupOperator.counts_after_ingest
+    monkeypatch.setattr(
+        DedupOperator,
+        "counts_after_ingest",
+        lambda self, before, reports: whole(self, whole(self, before, reports), reports),
+    )
+    run(make, RowsInput({"a": [row("x", 0)]}))
+    assert [p for p in verify_state(make()).problems if "1 key in 1 row, but the commit says 2 in 2" in str(p)]
+
+
+def test_what_a_changed_config_means(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0)]}))
+
+    def changed(step: sw.Dedup, columns: dict[str, str] = SCHEMA) -> list[tuple[str, str]]:
+        pipeline = build_pipeline(step, ["a"], name=NAME)
+        fields = {name: Field(name, type_) for name, type_ in columns.items()}
+        operators = [compile_step(pipeline, {"a": fields})]
+        with make().peek() as snapshot:
+            return [(c.key, c.verdict) for c in compare_config(pipeline, snapshot.commit, steps=operators).changes]
+
+    assert changed(LAST) == []
+    assert changed(LAST.model_copy(update={"within_ms": 20_000})) == [("within_ms", COMPATIBLE)]
+    assert changed(FIRST) == [("keep", REBUILD)]
+    assert changed(sw.Dedup(keys=["page"], keep="last", within="10s")) == [("keys", REBUILD)]
+    assert changed(LAST, SCHEMA | {"new": "bigint"}) == [("state", MIGRATED)]
+    assert changed(LAST, {"user": "string"}) == [("state", REBUILD)], "a column that is stored is gone"
+    assert changed(LAST, SCHEMA | {"page": "bigint"}) == [("state", REBUILD)]
+    with pytest.raises(StateError, match=r"written for another dedup \(keep: state has last, config has first"):
+        run(make, RowsInput({"a": [row("x", 1)]}), step=FIRST)
+
+
+def test_a_new_column_is_null_in_rows_that_wait(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0), row("y", 3)]}))
+    wider = SCHEMA | {"new": "bigint"}
+    more = [{**row("x", 4), "new": 7}, {**row("z", 40), "new": 8}]
+    result = run_local(LAST, [RowsInput({"a": more})], wider, store=make, flush=False)
+    assert sorted((r["_event_ts"] // S, r["user"], r["new"]) for r in result.rows) == [(3, "y", None), (4, "x", 7)]
+    assert verify_state(make()).problems == []
+
+
+def test_a_longer_time_applies_to_rows_read_after_the_change(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0)]}), step=FIRST)
+    longer = FIRST.model_copy(update={"within_ms": 30_000})
+    result = run(make, RowsInput({"a": [row("x", 9), row("x", 10), row("x", 39)]}), step=longer)
+    assert rows_of(result) == [(10, "x", "p")], "9 is within 10 of 0, and 39 within 30 of 10"
+
+
+def test_why_lists_the_next_timers(make: Make) -> None:
+    run(make, RowsInput({"a": [row("x", 0), row("x", 4), row("y", 9)]}))
+    pipeline = build_pipeline(LAST, ["a"], name=NAME)
+    report = build_why_report(pipeline, make(), 1)
+    assert (report.kind, report.open_keys, [o.closes_us for o in report.next]) == ("dedup", 2, [14 * S, 19 * S])
+    lines = list(format_report(report, "x.toml"))
+    assert "2 keys kept; the next timers:" in lines
+    assert any(line.split()[:4] == ["x", "1970-01-01T00:00:04Z", "1970-01-01T00:00:14Z", "an"] for line in lines), lines
+    lines = list(format_report(build_why_report(pipeline, make(), 1, ["user=x"]), "x.toml"))
+    assert "key user=x: 1 timer" in lines
+    assert "  due at watermark 1970-01-01T00:00:14Z, last event 1970-01-01T00:00:04Z" in lines
+    assert "  rows before 1970-01-01T00:00:09Z are late" in lines
+    with make().peek() as snapshot:
+        assert pipeline_from_state.rebuild_pipeline(snapshot.commit).transform.step == LAST
+
+
+@pytest.mark.semantics("stages")
+def test_the_stage_behind_it_gets_no_late_row() -> None:
+    """The output watermark of dedup stays `within` behind the watermark with keep = "last", since a row waits that long."""
+    count = sw.Window(
+        kind="tumbling", duration="5s", group_by=["user"], aggregations=[sw.Aggregation(agg="count", as_="n")]
+    )  # fmt: skip
+    for step, delay in ((LAST, 10), (FIRST, 0)):
+        result = run_local(
+            step,
+            [RowsInput({"a": [row("x", t)]}) for t in (0, 11, 12, 30, 60)],
+            SCHEMA,
+            downstream=count,
+            flush=False,
+        )
+        status = result.statuses[-1]
+        assert status.counters.late_between_stages == 0
+        first, second = status.stages
+        assert first.watermark_us - second.watermark_us == delay * S
+
+
+def test_late_rows_become_dead_letters(make: Make) -> None:
+    step = LAST.model_copy(update={"late_data": "dlq"})
+    result = run(make, RowsInput({"a": [row("x", 20)]}), RowsInput({"a": [row("y", 19), row("x", 21)]}), step=step)
+    assert [(letter["reason"], letter["group_key"]) for letter in result.letters] == [("late", '{"user":"y"}')]
+    counters = result.statuses[-1].counters
+    assert (counters.rows_late, counters.rows_duplicate, counters.letters) == (1, 1, {"late": 1})
+
+
+def test_silence_makes_timers_due_with_idle_close(make: Make) -> None:
+    step = sw.Dedup(keys=["user"], keep="last", within="2s", source_idleness="1s", idle_close="1s")
+    result = run(make, RowsInput({"a": [row("x", 0)]}), *[Quiet(1000)] * 4, step=step)
+    assert rows_of(result) == [(0, "x", "p")]

@@ -1,0 +1,157 @@
+"""Seeded runs of dedup against plain loops: deaths at named steps, other shards, both stores, and batches cut elsewhere.
+
+within 10, lateness 4     0    5    10   15   20   25   30
+rows of one key           ●    ●    ●         ●              times 0, 5, 10, 20
+keep = "first"            ▲         ▲         ▲              5 is a duplicate of 0; 10 is 10 after 0; 20 is 10 after 10
+keep = "last"                       ▲         ▲              0 and 5 are followed by 5 and 10; 10 and 20 by nothing in
+                                    └──── 20  └──── 30       less than 10: each is emitted `within` after its time
+watermark                      1                             after the row at 5: from then on, a row at 0 is late
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.support.script import KILL_POINTS, Crash, LocalResult, Quiet, Restart, RowsInput, run_local
+
+import slackwater as sw
+from slackwater.state.protocol import StateStore
+
+SCHEMA = {"user": "string", "f": "double", "id": "bigint", "tags": "array<string>"}
+MS = 1000
+Row = Mapping[str, Any]
+
+
+@dataclass
+class Expected:
+    """What a loop gets: the results, and the numbers of late rows and of duplicates."""
+
+    results: Counter[str]
+    late: int = 0
+    duplicates: int = 0
+
+
+def plan_run(seed: int) -> tuple[sw.Dedup, list[Any], int]:
+    rng = random.Random(seed)
+    keys = rng.choice([["user"], ["f"], ["user", "f"], ["id"]])
+    lateness = rng.choice([0, 3, 8, 40])
+    step = sw.Dedup(
+        keys=keys,
+        keep=rng.choice(["first", "last"]),
+        within_ms=rng.choice([1, 4, 10, 25]),
+        lateness_ms=lateness,
+        source_idleness_ms=10_000,
+    )
+    script: list[Any] = []
+    now = 0
+    for _ in range(rng.randint(1, 14)):
+        if rng.random() < 0.4:
+            script.append(Crash(rng.choice(KILL_POINTS), rng.choice([None, None, 1, 2, 5])))
+        if rng.random() < 0.2:
+            script.append(Restart(shards=rng.choice([1, 2, 3, 4])))
+        script.append(RowsInput({"a": [make_row(rng, now, lateness) for _ in range(rng.randint(1, 10))]}))
+        now += rng.choice([0, 2, 5, 20, 60])
+        if rng.random() < 0.2:
+            script.append(Quiet(400))
+    return step, script, rng.choice([1, 2, 3])
+
+
+def make_row(rng: random.Random, now: int, spread: int) -> dict[str, Any]:
+    """Times around `now`, many of them equal, some of them late."""
+    f = rng.choice([0.0, -0.0, float("nan"), 1.5, None])
+    ts = MS * (now + rng.randrange(-spread - 3, 12))
+    user, tags = rng.choice(["x", "y", None]), rng.choice([None, [], ["t"]])
+    return {"ts": ts, "user": user, "f": f, "id": rng.randrange(3), "tags": tags}
+
+
+def expect(step: sw.Dedup, batches: Iterable[Sequence[Row]]) -> Expected:
+    """Loop over the rows of each batch, in order of time and values, and forget nothing."""
+    watermark, expected = None, Expected(Counter())
+    results: dict[Any, list[int]] = {}
+    by_key: dict[Any, list[Row]] = {}
+    for batch in batches:
+        for row in sorted(batch, key=order):
+            if watermark is not None and row["ts"] < watermark:
+                expected.late += 1
+            elif step.keep == "first":
+                times = results.setdefault(key_of(step, row), [])
+                if any(abs(row["ts"] - t) < MS * step.within_ms for t in times):
+                    expected.duplicates += 1
+                else:
+                    times.append(row["ts"])
+                    expected.results[line(row)] += 1
+            else:
+                by_key.setdefault(key_of(step, row), []).append(row)
+        newest = max(row["ts"] for row in batch) - MS * step.lateness_ms
+        watermark = newest if watermark is None else max(watermark, newest)
+    for rows in by_key.values():
+        ordered = sorted(rows, key=order)
+        for number, row in enumerate(ordered):
+            follows = ordered[number + 1 : number + 2]
+            if follows and follows[0]["ts"] - row["ts"] < MS * step.within_ms:
+                expected.duplicates += 1
+            else:
+                expected.results[line(row)] += 1
+    return expected
+
+
+def key_of(step: sw.Dedup, row: Row) -> Any:
+    return tuple(same(row[name]) for name in step.keys)
+
+
+def order(row: Row) -> Any:
+    values = (row["user"], same(row["f"]), row["id"])
+    return row["ts"], *((v is not None, v == "NaN", 0 if v in (None, "NaN") else v) for v in values)
+
+
+def same(value: Any) -> Any:
+    if isinstance(value, float):
+        return "NaN" if value != value else value + 0.0
+    return value
+
+
+def line(row: Row) -> str:
+    """Two rows that differ only in a list are equal here: lists have no order, so either of them may stay."""
+    return str([row.get("ts", row.get("_event_ts")), *(same(row[c]) for c in ("user", "f", "id"))])
+
+
+def batches_of(script: Sequence[Any]) -> list[Sequence[Row]]:
+    return [item.rows["a"] for item in script if isinstance(item, RowsInput)]
+
+
+def check_run(
+    step: sw.Dedup, script: Sequence[Any], shards: int, store: Callable[[], StateStore] | None = None, name: str = ""
+) -> LocalResult:
+    """Run a script and compare every row with the loop: in a result, late, or counted as a duplicate."""
+    result = run_local(step, script, SCHEMA, shards=shards, store=store)
+    expected = expect(step, batches_of(script))
+    assert Counter(map(line, result.rows)) == expected.results, name
+    counters = result.statuses[-1].counters
+    assert (counters.rows_late, counters.rows_duplicate) == (expected.late, expected.duplicates), name
+    assert counters.rows_used == counters.rows_duplicate + len(result.rows), name
+    assert counters.rows_sql == counters.rows_used + counters.rows_late, name
+    return result
+
+
+def check_seed(seed: int, store: Callable[[], StateStore] | None = None) -> LocalResult:
+    step, script, shards = plan_run(seed)
+    return check_run(step, script, shards, store, f"seed {seed}")
+
+
+def cut_elsewhere(rng: random.Random, rows: Sequence[Row]) -> list[Any]:
+    """Put the same rows, in the same order, into other batches, with deaths and restarts between them."""
+    script: list[Any] = []
+    rest = list(rows)
+    while rest:
+        size = rng.randint(1, len(rest))
+        if rng.random() < 0.3:
+            script.append(Crash(rng.choice(KILL_POINTS)))
+        script.append(RowsInput({"a": rest[:size]}))
+        rest = rest[size:]
+        if rng.random() < 0.3:
+            script.append(Restart(shards=rng.choice([1, 2, 3])))
+    return script

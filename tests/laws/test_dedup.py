@@ -1,0 +1,48 @@
+"""Dedup: a part of the seeded runs of `generators/dedup.py`, and the same rows in other batches."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from tests.laws.generators import dedup
+from tests.support.case_selection import exhaustive, select_cases
+
+import slackwater as sw
+from slackwater.testing import in_process_engine
+
+
+@pytest.mark.semantics("dedup", "conservation")
+@pytest.mark.parametrize("first", select_cases(range(0, 240, 40)))
+def test_every_row_is_a_result_late_or_a_counted_duplicate(first: int) -> None:
+    """Each row that dedup reads is a result, late, or counted as a duplicate, as in a plain loop, whatever crashes."""
+    results = [dedup.check_seed(seed) for seed in range(first, first + 40)]
+    assert sum(len(r.rows) for r in results) > 100
+    assert sum(r.statuses[-1].counters.rows_duplicate for r in results) > 100
+
+
+@pytest.mark.semantics("dedup")
+@pytest.mark.parametrize("keep", ["first", "last"])
+@pytest.mark.parametrize("first", select_cases(range(0, 60, 15)))
+def test_the_same_rows_in_other_batches_give_the_same_results(keep: str, first: int) -> None:
+    """The results of dedup depend on the rows alone if no row is late, and for keep = "first" if rows come in order of time."""
+    for seed in range(first, first + 15):
+        rng = random.Random(seed)
+        spread = 0 if keep == "first" else 9
+        step = sw.Dedup(keys=["user"], keep=keep, within_ms=rng.choice([3, 10]), lateness_ms=40)
+        rows = [dedup.make_row(rng, now, spread) for now in range(0, rng.randint(5, 90), 3)]
+        if keep == "first":
+            rows.sort(key=dedup.order)
+        whole = dedup.check_run(step, [dedup.RowsInput({"a": rows})], 2)
+        for _ in range(3):
+            again = dedup.check_run(step, dedup.cut_elsewhere(rng, rows), rng.choice([1, 3]), name=f"seed {seed}")
+            assert Counter(map(dedup.line, again.rows)) == Counter(map(dedup.line, whole.rows)), f"seed {seed}"
+
+
+@exhaustive(beside="test_hash_collisions.py::test_one_hash_for_all_keys_changes_nothing")
+def test_keys_of_one_hash_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    original_hash = in_process_engine.key_hash
+    monkeypatch.setattr(in_process_engine, "key_hash", lambda frame, keys: original_hash(frame, keys) * 0)
+    for seed in range(40):
+        dedup.check_seed(seed)

@@ -1,0 +1,100 @@
+"""Dedup on Spark: the process is killed with SIGKILL on the way, and each row is a result, late or a counted duplicate."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from tests.laws.generators import dedup
+from tests.support.case_selection import select_cases
+
+import slackwater as sw
+from slackwater.maintenance.verify import verify_state
+from slackwater.state.files.store import FilesStore
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """
+name = "once"
+
+[connections.lake]
+kind = "files"
+
+[[sources]]
+name = "a"
+connection = "lake"
+query = "HOME/in/*.jsonl"
+format = "json"
+schema = "user STRING, f DOUBLE, id BIGINT, tags ARRAY<STRING>, ts BIGINT"
+max_files_per_trigger = 1
+
+[transform.dedup]
+keys = ["user", "f"]
+keep = "KEEP"
+within = "10ms"
+lateness = "8ms"
+event_time_column = "ts"
+event_time_unit = "us"
+
+[target]
+connection = "lake"
+path = "HOME/out"
+format = "parquet"
+
+[state_store]
+kind = "files"
+path = "HOME/state"
+shards = 2
+"""
+EPOCHS = 5
+
+
+def write_batches(home: Path) -> list[list[dict[str, Any]]]:
+    rng = random.Random(7)
+    batches = [[dedup.make_row(rng, now, 8) for _ in range(12)] for now in range(0, 10 * EPOCHS, 10)]
+    (home / "in").mkdir()
+    for number, rows in enumerate(batches):
+        path = home / "in" / f"{number}.jsonl"
+        spelled = [{**r, "f": "NaN" if r["f"] is not None and r["f"] != r["f"] else r["f"]} for r in rows]
+        path.write_text("".join(json.dumps(r) + "\n" for r in spelled))
+        os.utime(path, (1_600_000_000 + number, 1_600_000_000 + number))
+    return batches
+
+
+@pytest.mark.parametrize("keep", select_cases(["last", "first"]))
+def test_kill_9_changes_no_result(keep: str, tmp_path: Path) -> None:
+    batches = write_batches(tmp_path)
+    file = tmp_path / "once.toml"
+    file.write_text(CONFIG.replace("HOME", str(tmp_path)).replace("KEEP", keep))
+
+    def run(*options: str, crash_at: str | None = None) -> int:
+        crash = {} if crash_at is None else {"SLACKWATER_CRASH_AT": crash_at}
+        environment = {**os.environ, "SPARK_MASTER": "local[2]", **crash}
+        command = [sys.executable, "-m", "slackwater.cli.main", "run", str(file), "--available-now", *options]
+        with (tmp_path / "log").open("ab") as log:
+            return subprocess.run(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True, timeout=170, check=False
+            ).returncode
+
+    for step in ("stage.after@1", "write.before@3"):
+        assert run(crash_at=step) == -signal.SIGKILL, (tmp_path / "log").read_text()[-3000:]
+    assert run("--flush") == 0, (tmp_path / "log").read_text()[-3000:]
+
+    expected = dedup.expect(sw.load(file).transform.dedup, batches)
+    results = pl.concat([pl.read_parquet(p) for p in (tmp_path / "out").glob("*.parquet")])
+    rows = results.with_columns(pl.col("_event_ts").dt.timestamp("us")).to_dicts()
+    assert sorted(map(dedup.line, rows)) == sorted(expected.results.elements())
+    store = FilesStore(tmp_path / "state", "once")
+    assert verify_state(store).problems == []
+    with store.peek() as snapshot:
+        counters = snapshot.commit.stages[0].counters
+    assert (sum(counters["late"].values()), counters["rows_duplicate"]) == (expected.late, expected.duplicates)
+    assert counters["rows_used"] == counters["rows_duplicate"] + len(rows)
